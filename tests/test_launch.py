@@ -1,0 +1,447 @@
+"""Ranks for real: every way a call can end, and what is left behind."""
+
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import textwrap
+import threading
+import time
+
+import psutil
+import pytest
+import torch
+import torch.distributed as dist
+
+from course_lib.launch import RankError, RankTimeout, run_ranks
+
+
+class Pair:
+    def __init__(self, rank):
+        self.rank = rank
+
+
+def test_ranks_share_a_group_and_return_in_order():
+    def total(rank, weight):
+        x = torch.tensor([float(weight * rank)])
+        dist.all_reduce(x)
+        return x.item(), dist.get_rank(), dist.get_world_size(), dist.get_backend()
+
+    results = run_ranks(total, 3, args=(10,), backend="gloo")
+    assert [r.value for r in results] == [(30.0, rank, 3, "gloo") for rank in range(3)]
+    assert [r.rank for r in results] == [0, 1, 2]
+    assert all(r.seconds > 0 for r in results)
+
+
+def test_local_functions_and_classes_travel_both_ways():
+    class Local(Pair):
+        pass
+
+    def make(rank):
+        return Local(rank)
+
+    values = [r.value for r in run_ranks(make)]
+    assert [type(v) is Local for v in values] == [True, True]
+    assert [v.rank for v in values] == [0, 1]
+
+
+def test_output_of_python_and_of_native_code_is_kept():
+    def talk(rank):
+        print("python", rank)
+        os.write(1, b"native\n")
+        os.write(2, b"error\n")
+
+    results = run_ranks(talk)
+    assert [r.stdout for r in results] == ["python 0\nnative\n", "python 1\nnative\n"]
+    assert [r.stderr for r in results] == ["error\n"] * 2
+
+
+def test_ranks_see_the_callers_environment_folder_and_path(monkeypatch, tmp_path):
+    def look(rank):
+        import helper_module
+
+        return os.environ["MARK"], os.getcwd(), helper_module.NAME, os.environ["WORLD_SIZE"], os.environ["RANK"]
+
+    (tmp_path / "helper_module.py").write_text("NAME = 'found'")
+    monkeypatch.setenv("MARK", "set after the server started")
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+    values = [r.value for r in run_ranks(look)]
+    assert values == [("set after the server started", str(tmp_path), "found", "2", str(rank)) for rank in range(2)]
+
+
+def test_works_after_the_caller_used_openmp():
+    x = torch.randn(600, 600)
+    (x @ x).sum().item()
+    assert [r.value for r in run_ranks(lambda rank: (torch.ones(600, 600) @ torch.ones(600, 600)).sum().item())] == [
+        600.0**3
+    ] * 2
+
+
+def test_large_arguments_and_values_pass():
+    big = torch.arange(2_000_000)
+    results = run_ranks(lambda rank, x: x + rank, args=(big,))
+    assert all(torch.equal(r.value, big + r.rank) for r in results)
+
+
+def test_one_rank_is_a_group_too():
+    assert run_ranks(lambda rank: dist.get_world_size(), 1)[0].value == 1
+
+
+def test_a_rank_may_use_dataloader_workers_and_leaves_none():
+    def load(rank):
+        loader = torch.utils.data.DataLoader(range(8), 4, num_workers=2, persistent_workers=True)
+        iterator = iter(loader)
+        first = next(iterator).tolist()
+        globals()["kept"] = iterator
+        return first, [child.pid for child in psutil.Process().children(recursive=True)]
+
+    for result in run_ranks(load):
+        first, workers = result.value
+        assert first == [0, 1, 2, 3]
+        assert len(workers) == 2
+        assert not any(psutil.pid_exists(pid) and is_running(pid) for pid in workers)
+
+
+def test_lightning_and_fabric_join_the_group():
+    def fit(rank):
+        import lightning
+
+        from tests.trainer_oracle import count_real_fit
+
+        fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        fabric.launch()
+        total = fabric.all_reduce(torch.tensor(float(rank)), reduce_op="sum").item()
+        return total, fabric.global_rank, count_real_fit(33, 8, max_epochs=1, devices=2, strategy="ddp").totals
+
+    assert [r.value for r in run_ranks(fit)] == [(1.0, 0, (3, 1, 3)), (1.0, 1, (3, 1, 3))]
+
+
+def test_an_exception_is_reported_first_with_where_the_others_were():
+    def step(rank):
+        if rank == 1:
+            raise KeyError("bad batch")
+        dist.barrier()
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(step, 3)
+    error = caught.value
+    assert not isinstance(error, RankTimeout)
+    assert error.summary == "rank 1 of 3 failed; first: rank 1 raised: KeyError: 'bad batch'"
+    assert [r.rank for r in error.reports] == [1, 0, 2]
+    assert [r.state for r in error.reports] == ["raised", "was running", "was running"]
+    assert 'raise KeyError("bad batch")' in error.reports[0].details
+    assert error.reports[0].functions == ("step",)
+    assert error.reports[1].functions[0] == "step" and "barrier" in error.reports[1].functions
+    assert isinstance(error.__cause__, KeyError)
+    assert "run_ranks" not in str(error) and "_rank_main" not in str(error)
+
+
+def test_all_failures_of_one_moment_are_reported():
+    def fail(rank):
+        dist.barrier()
+        raise ValueError(f"rank {rank} fails")
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(fail)
+    assert sorted(r.error for r in caught.value.reports) == ["ValueError: rank 0 fails", "ValueError: rank 1 fails"]
+
+
+def test_the_first_cause_stands_first_though_another_rank_complains():
+    def fail(rank):
+        if rank == 1:
+            raise ValueError("the cause")
+        try:
+            dist.barrier()
+        finally:
+            raise RuntimeError("a consequence")
+
+    def fail_later(rank):
+        if rank == 0:
+            time.sleep(0.2)
+            raise RuntimeError("later")
+        raise ValueError("the cause")
+
+    for fn in (fail, fail_later):
+        with pytest.raises(RankError) as caught:
+            run_ranks(fn)
+        assert caught.value.reports[0].error == "ValueError: the cause"
+
+
+def test_an_exception_that_cannot_travel_still_reports():
+    class Odd(Exception):
+        def __init__(self, a, b):
+            super().__init__("odd")
+            self.lock = threading.Lock()
+
+    def fail(rank):
+        raise Odd(1, 2)
+
+    with pytest.raises(RankError, match="Odd: odd") as caught:
+        run_ranks(fail, 1)
+    assert caught.value.__cause__ is None
+
+
+def test_chained_exceptions_are_shown_whole():
+    def fail(rank):
+        try:
+            1 / 0  # noqa: B018
+        except ZeroDivisionError as error:
+            raise RuntimeError("outer") from error
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(fail, 1)
+    assert "ZeroDivisionError" in str(caught.value) and "direct cause" in str(caught.value)
+
+
+@pytest.mark.parametrize("exit_call", ["sys.exit(3)", "sys.exit(0)"])
+def test_sys_exit_is_a_failure(exit_call):
+    with pytest.raises(RankError, match="SystemExit"):
+        run_ranks(lambda rank: exec(f"import sys; {exit_call}"), 1)
+
+
+def test_a_silent_exit_is_a_failure():
+    def leave(rank):
+        if rank == 1:
+            os._exit(0)
+        dist.barrier()
+
+    with pytest.raises(RankError, match="rank 1 exited with code 0"):
+        run_ranks(leave)
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSEGV, signal.SIGTERM])
+def test_a_killed_rank_is_named_with_its_signal_and_last_words(number):
+    def die(rank):
+        print("alive", file=sys.stderr)
+        if rank == 1:
+            os.kill(os.getpid(), number)
+        dist.barrier()
+
+    with pytest.raises(RankError) as caught:
+        run_ranks(die)
+    first = caught.value.reports[0]
+    assert (first.rank, first.state) == (1, f"was killed by {signal.Signals(number).name}")
+    assert "alive" in first.stderr and "alive" in str(caught.value)
+
+
+def test_a_deadlock_is_a_report_with_both_stacks():
+    def step(rank):
+        if rank == 0:
+            dist.barrier()
+        else:
+            wait_for_ever()
+
+    def wait_for_ever():
+        threading.Event().wait()
+
+    with pytest.raises(RankTimeout) as caught:
+        run_ranks(step, timeout=0.5)
+    zero, one = caught.value.reports
+    assert caught.value.summary == "ranks 0, 1 of 2 did not return within 0.5 s"
+    assert zero.functions[0] == "step" and "barrier" in zero.functions
+    assert one.functions[:2] == ("step", "wait_for_ever")
+    assert "threading.Event().wait()" in one.details
+    assert isinstance(caught.value, TimeoutError)
+
+
+def test_a_timeout_names_the_late_ranks_alone():
+    with pytest.raises(RankTimeout) as caught:
+        run_ranks(lambda rank: time.sleep(60 * rank), timeout=0.5)
+    assert caught.value.summary.startswith("rank 1 of 2")
+    assert [r.state for r in caught.value.reports] == ["had returned", "was running"]
+
+
+def test_a_busy_loop_is_reported_as_well():
+    def spin(rank):
+        while True:
+            pass
+
+    with pytest.raises(RankTimeout, match="while True"):
+        run_ranks(spin, 1, timeout=0.5)
+
+
+def test_a_stopped_rank_is_killed_and_said_to_be_silent():
+    with pytest.raises(RankTimeout, match="did not say where"):
+        run_ranks(lambda rank: os.kill(os.getpid(), signal.SIGSTOP), 1, timeout=0.5)
+
+
+def test_what_cannot_be_sent_is_named():
+    lock = threading.Lock()
+
+    def helper():
+        return lock
+
+    def uses(rank):
+        return [helper for _ in range(1)]
+
+    with pytest.raises(ValueError, match=r"uses → helper → lock \(lock: cannot pickle"):
+        run_ranks(uses)
+    pair = Pair(0)
+    pair.items = [1, {"log": lock}]
+    with pytest.raises(ValueError, match=r"args\[1\]\.items\[1\]\['log'\] \(lock"):
+        run_ranks(lambda rank, a, b: None, args=(1, pair))
+    with pytest.raises(ValueError, match=r"__self__\.items\[1\]\['log'\]"):
+        run_ranks(pair.__init__)
+
+
+def test_what_cannot_be_returned_is_named():
+    with pytest.raises(RankError, match=r"cannot be sent back: value\['a'\]\[1\] \(generator"):
+        run_ranks(lambda rank: {"a": [1, (i for i in range(3))]}, 1)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"fn": 3}, "fn must be a function of the rank, got 3"),
+        ({"world_size": 0}, "world_size must be a positive int, got 0"),
+        ({"world_size": 2.0}, "world_size must be a positive int, got 2.0"),
+        ({"args": 5}, "args must be a tuple"),
+        ({"timeout": 0}, "timeout must be a positive number of seconds, got 0"),
+        ({"timeout": None}, "timeout must be a positive number of seconds, got None"),
+        ({"backend": "mpi"}, 'backend must be "auto", "gloo" or "nccl", got \'mpi\''),
+        ({"start_method": "fork"}, 'start_method must be "forkserver" or "spawn", got \'fork\''),
+        ({"backend": "nccl", "world_size": 10_000}, "needs a GPU for each rank: 10000 ranks"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        run_ranks(**{"fn": print} | arguments)
+
+
+def test_spawn_gives_the_same():
+    def total(rank):
+        x = torch.tensor([rank])
+        dist.all_reduce(x)
+        return x.item(), multiprocessing.get_start_method()
+
+    assert [r.value for r in run_ranks(total, start_method="spawn")] == [
+        (1, multiprocessing.get_start_method())
+    ] * 2
+
+
+def is_running(pid):
+    with_status = psutil.Process(pid)
+    return with_status.status() != psutil.STATUS_ZOMBIE
+
+
+def test_a_hundred_calls_leave_nothing(monkeypatch, tmp_path):
+    def total(rank):
+        x = torch.tensor([rank])
+        dist.all_reduce(x)
+        return x.item()
+
+    def left_behind():
+        me = psutil.Process()
+        server_and_tracker = {child.pid for child in me.children(recursive=True)}
+        sockets = [c for p in (me, *me.children(recursive=True)) for c in p.net_connections() if c.status == "LISTEN"]
+        return server_and_tracker, me.num_fds(), len(sockets), sorted(os.listdir(tmp_path)), threading.active_count()
+
+    run_ranks(total)
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    before = left_behind()
+    for call in range(100):
+        if call % 10 == 9:
+            with pytest.raises(RankError):
+                run_ranks(lambda rank: os.abort() if rank else dist.barrier())
+        else:
+            assert [r.value for r in run_ranks(total)] == [1, 1]
+    assert left_behind() == before
+
+
+SCRIPT = """
+    # No `if __name__ == "__main__"`: a script may call run_ranks as a notebook does.
+    import os, time, torch
+    from course_lib.launch import run_ranks
+
+    class Batch:
+        def __init__(self, x): self.x = x
+
+    def work(rank, folder):
+        torch.utils.data.DataLoader(range(4), num_workers=1, persistent_workers=True)
+        gathered = [None, None]
+        torch.distributed.all_gather_object(gathered, Batch(rank))
+        open(f"{folder}/{rank}-{os.getpid()}", "w").close()
+        if folder_mode == "hang":
+            time.sleep(600)
+        return [b.x for b in gathered]
+
+    folder_mode = "MODE"
+    print([r.value for r in run_ranks(work, args=("FOLDER",), timeout=600, start_method=METHOD)])
+"""
+
+
+def start_script(folder, mode, method="None"):
+    script = textwrap.dedent(SCRIPT).replace("MODE", mode).replace("FOLDER", str(folder)).replace("METHOD", method)
+    path = folder / "script.py"
+    path.write_text(script)
+    (folder / "tmp").mkdir()
+    return subprocess.Popen(
+        [sys.executable, path],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"TMPDIR": str(folder / "tmp")},
+    )
+
+
+@pytest.mark.parametrize("method", ["None", "'spawn'"])
+def test_a_script_needs_no_main_guard_and_its_classes_pickle(tmp_path, method):
+    out, err = start_script(tmp_path, "return", method).communicate(timeout=120)
+    assert out == "[[0, 1], [0, 1]]\n", err
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+def test_no_rank_outlives_its_interrupted_or_killed_caller(tmp_path, number):
+    process = start_script(tmp_path, "hang")
+    while len(pids := [int(p.name.split("-")[1]) for p in tmp_path.glob("?-*")]) < 2:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.05)
+    descendants = psutil.Process(process.pid).children(recursive=True)
+    assert {p.pid for p in descendants} >= set(pids)
+    process.send_signal(number)
+    _, err = process.communicate(timeout=60)
+    _, alive = psutil.wait_procs(descendants, timeout=60)
+    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    assert list((tmp_path / "tmp").glob("run_ranks-*")) == []
+    if number == signal.SIGINT:
+        assert "KeyboardInterrupt" in err
+
+
+def test_cells_of_a_notebook_travel_and_tracebacks_show_their_lines():
+    nbformat = pytest.importorskip("nbformat")
+    from nbclient import NotebookClient
+
+    cells = [
+        "import torch\nfrom course_lib.launch import RankError, run_ranks\n(torch.ones(500, 500) @ torch.ones(500, 500)).sum()",
+        "class Batch:\n    def __init__(self, x):\n        self.x = x",
+        "def step(rank):\n    if rank == 1:\n        raise ValueError('in a cell')\n    return Batch(rank)",
+        "print([type(r.value) is Batch for r in run_ranks(step, 1)])",
+        "try:\n    run_ranks(step)\nexcept RankError as error:\n    print(error)",
+    ]
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    NotebookClient(notebook, timeout=120, kernel_name="python3").execute()
+    outputs = ["".join(o.get("text", "") for o in cell.outputs if o.output_type == "stream") for cell in notebook.cells]
+    assert outputs[3] == "[True]\n"
+    assert "Cell In[3], line 3, in step" in outputs[4]
+    assert "raise ValueError('in a cell')" in outputs[4]
+
+
+@pytest.mark.gpu
+def test_works_after_the_caller_used_cuda_and_takes_nccl_where_every_rank_has_a_gpu():
+    torch.ones(3, device="cuda").sum().item()
+
+    def total(rank):
+        device = torch.device("cuda", rank) if dist.get_backend() == "nccl" else torch.device("cpu")
+        x = torch.tensor([rank + 1.0], device=device)
+        dist.all_reduce(x)
+        return x.item(), dist.get_backend(), torch.cuda.is_available()
+
+    assert [r.value for r in run_ranks(total, 1)] == [(1.0, "nccl", True)]
+    gpus = torch.cuda.device_count()
+    more = run_ranks(total, gpus + 1)
+    assert {r.value for r in more} == {(sum(range(gpus + 2)) * 1.0, "gloo", False)}
+    shared = run_ranks(lambda rank: torch.ones(1, device="cuda").item(), 2, backend="gloo")
+    assert [r.value for r in shared] == [1.0, 1.0]
