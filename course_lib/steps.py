@@ -79,6 +79,14 @@ class StepPlan:
         """The window behind each optimizer step: a lazy sequence of ``total_steps`` elements."""
         return Windows(self.stages, range(self.total_steps))
 
+    def batches_in_epoch(self, epoch: int) -> int:
+        """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
+        per_epoch = self.batches_per_epoch
+        if epoch < self.epochs_completed:
+            return per_epoch if isinstance(per_epoch, int) else _at(per_epoch, epoch)
+        stopped_inside = epoch == self.epochs_completed and self.total_steps and self.windows[-1].epoch == epoch
+        return self.windows[-1].stop if stopped_inside else 0
+
     def explain(self) -> str:
         """Say the plan in words, with every number's unit."""
         return "\n".join(_sentences(self))

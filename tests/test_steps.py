@@ -26,8 +26,7 @@ class Simulated:
     """The loop itself, batch by batch, with torch's own samplers and loader."""
 
     windows: list = field(default_factory=list)
-    batches_per_epoch: list = field(default_factory=list)
-    drawn: list = field(default_factory=list)
+    batches_in_epoch: dict = field(default_factory=dict)
     epochs_completed: int = 0
     micro_batches: int = 0
     unused: int = 0
@@ -49,6 +48,7 @@ def simulate(num_samples, batch_size, k, world_size, drop_last, max_epochs, max_
         stopped = False
         for i, batch in enumerate(batches):
             run.micro_batches += 1
+            run.batches_in_epoch[epoch] = i + 1
             waiting.append((epoch, i, len(batch)))
             if (i + 1) % at(k, epoch) == 0 or (tail == "step" and i + 1 == len(batches)):
                 here = [i for e, i, _ in waiting if e == epoch]
@@ -106,6 +106,7 @@ def test_plan_equals_the_loop_batch_by_batch(case):
     assert plan.total_steps == len(run.windows)
     assert plan.epochs_completed == run.epochs_completed
     assert plan.micro_batches == run.micro_batches
+    assert [plan.batches_in_epoch(e) for e in range(8)] == [run.batches_in_epoch.get(e, 0) for e in range(8)]
     assert plan.micro_batches_unused == run.unused
     assert plan.explain() and plan.table()
 

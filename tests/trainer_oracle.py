@@ -25,16 +25,14 @@ class CountingModule(LightningModule):
     def __init__(self):
         super().__init__()
         self.weight = torch.nn.Parameter(torch.zeros(1))
-        self.batches_in_epoch = []
+        self.batches_in_epoch = {}
         self.samples_per_step = []
         self.waiting = 0
 
-    def on_train_epoch_start(self):
-        self.batches_in_epoch.append((0, self.trainer.num_training_batches))
-
     def training_step(self, batch):
-        ran, of = self.batches_in_epoch[-1]
-        self.batches_in_epoch[-1] = (ran + 1, of)
+        epoch = self.trainer.current_epoch
+        ran, _ = self.batches_in_epoch.get(epoch, (0, 0))
+        self.batches_in_epoch[epoch] = (ran + 1, self.trainer.num_training_batches)
         self.waiting += len(batch)
         return (self.weight * batch.float()).mean()
 
@@ -68,6 +66,7 @@ def count_real_fit(
     max_epochs=None,
     max_steps=-1,
     limit_train_batches=1.0,
+    callbacks=(),
     **flags,
 ) -> Counted:
     """Fit a CountingModule; further flags go to the Trainer.
@@ -80,7 +79,7 @@ def count_real_fit(
         size = sizes[max(epoch for epoch in sizes if epoch <= trainer.current_epoch)]
         return DataLoader(range(num_samples), size, shuffle=False, drop_last=drop_last)
 
-    callbacks = []
+    callbacks = list(callbacks)
     if isinstance(accumulate_grad_batches, dict):
         callbacks.append(GradientAccumulationScheduler(dict(accumulate_grad_batches)))
         accumulate_grad_batches = 1
@@ -96,7 +95,7 @@ def count_real_fit(
     )
     model.train_dataloader = make_loader
     trainer.fit(model)
-    ran = model.batches_in_epoch
+    ran = model.batches_in_epoch.values()
     return Counted(
         (len(model.samples_per_step), sum(n == of for n, of in ran), sum(n for n, _ in ran)), model.samples_per_step
     )

@@ -1,0 +1,169 @@
+"""The topics as Lightning callbacks: thin, the logic is in the topic modules.
+
+    >>> audit = StepAudit(strict=True)
+    >>> Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
+    >>> audit.updates, audit.attempts, audit.skipped
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sized
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader, DistributedSampler
+
+from course_lib.steps import StepPlan, plan_steps
+
+
+class StepCountError(RuntimeError):
+    """A run made other optimizer steps than planned."""
+
+
+class StepAudit(Callback):
+    """Plan the optimizer steps when training starts, count them while it runs, and say where the two differ.
+
+    ``trainer.global_step`` counts every call of an optimizer, also one that changed nothing (``training_step``
+    returned ``None``, or a gradient scaler held the step back). The audit keeps them apart:
+
+    - ``attempts``: optimizer steps that the Trainer tried, over all optimizers;
+    - ``updates``: those in which the optimizer ran with a gradient, so that parameters changed;
+    - ``skipped``: ``attempts - updates``;
+    - ``batches_per_epoch``: micro-batches of this rank, epoch by epoch.
+
+    Args:
+        plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.
+            It stays ``None`` where steps can't be planned (a loader without length, manual optimization), and
+            ``why_no_plan`` says why.
+        strict: Raise a :class:`StepCountError` at the end of training, instead of warning.
+
+    The counts go into checkpoints and continue after a resume.
+    """
+
+    def __init__(self, plan: StepPlan | None = None, *, strict: bool = False) -> None:
+        self.plan = plan
+        self.strict = strict
+        self.why_no_plan = ""
+        self._given_plan = plan
+        self._handles: list[Any] = []
+        self._reset()
+
+    def _reset(self) -> None:
+        self.attempts = 0
+        self.updates = 0
+        self.batches_per_epoch: dict[int, int] = {}
+        self.attempts_before_audit = 0
+        self.stopped_early = False
+
+    @property
+    def skipped(self) -> int:
+        return self.attempts - self.updates
+
+    @property
+    def agrees(self) -> bool:
+        """Whether every planned step was made and changed parameters; true as well where nothing could be planned."""
+        return self.plan is None or self.updates + self.attempts_before_audit == self.plan.total_steps
+
+    def explain(self) -> str:
+        """Say what was planned, what was counted, and where the two part."""
+        counted = (
+            f"{self.updates:,} updates counted ({self.attempts:,} attempts, {self.skipped:,} skipped: "
+            "global_step and the LR schedule count attempts)"
+        )
+        if self.plan is None:
+            return f"Nothing planned ({self.why_no_plan}); {counted}."
+        lines = [f"{self.plan.total_steps:,} optimizer steps planned, {counted}."]
+        if self.attempts_before_audit:
+            lines.append(f"The {self.attempts_before_audit:,} steps before this audit began are taken as updates.")
+        if self.stopped_early:
+            lines.append("Training was told to stop (trainer.should_stop) before the planned end.")
+        for epoch, run in self.batches_per_epoch.items():
+            planned = self.plan.batches_in_epoch(epoch)
+            if planned != run and not self.attempts_before_audit:
+                lines.append(f"Epoch {epoch} is the first to differ: {planned:,} batches planned, {run:,} run.")
+                break
+        return "\n".join(lines)
+
+    # ------------------------------------------------------------------------------------------------- hooks
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if trainer.global_step == 0:
+            self._reset()
+        self.attempts_before_audit = trainer.global_step - self.attempts
+        self.plan = self._given_plan
+        if self.plan is None:
+            self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
+        self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        epoch = trainer.current_epoch
+        self.batches_per_epoch[epoch] = self.batches_per_epoch.get(epoch, 0) + 1
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        self.attempts += 1
+
+    def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        # torch's optimizers pass over a parameter without gradient: no gradient at all, no update.
+        self.updates += any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove_hooks()
+        planned_end = self.plan is None or self.attempts + self.attempts_before_audit >= self.plan.total_steps
+        self.stopped_early = trainer.should_stop and not planned_end
+        if self.agrees:
+            rank_zero_info(f"StepAudit: {self.explain()}")
+        elif self.strict:
+            raise StepCountError(self.explain())
+        else:
+            rank_zero_warn(f"StepAudit: {self.explain()}")
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"attempts": self.attempts, "updates": self.updates, "batches_per_epoch": dict(self.batches_per_epoch)}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self.attempts = state_dict["attempts"]
+        self.updates = state_dict["updates"]
+        self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
+
+
+def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
+    """The plan of a Trainer that is about to train, or why there is none."""
+    if not pl_module.automatic_optimization:
+        return None, "with manual optimization, the module's own code decides when to step"
+    if trainer.strategy.handles_gradient_accumulation:
+        return None, f"{type(trainer.strategy).__name__} accumulates by its own count"
+    if trainer.num_training_batches == float("inf"):
+        return None, "the loader has no length"
+    schedules = [c.scheduling for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)]  # type: ignore[attr-defined]
+    stops_and_windows: dict[str, Any] = {
+        "max_epochs": trainer.max_epochs,
+        "max_steps": trainer.max_steps,
+        "accumulate_grad_batches": schedules[0] if schedules else trainer.accumulate_grad_batches,
+    }
+    loader = trainer.train_dataloader
+    sampler = getattr(loader, "sampler", None)
+    plain = type(loader) is DataLoader and loader.batch_size is not None and isinstance(sampler, Sized)
+    if plain and not trainer.overfit_batches:
+        shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last
+        plan = plan_steps(
+            len(sampler.dataset) if shared else len(sampler),
+            loader.batch_size,
+            world_size=sampler.num_replicas if shared else 1,
+            drop_last=loader.drop_last,
+            limit_train_batches=trainer.limit_train_batches,
+            **stops_and_windows,
+        )
+        return plan, ""
+    # Of any other loader only the number of batches is known: each counts as one sample.
+    return plan_steps(int(trainer.num_training_batches), 1, **stops_and_windows), ""

@@ -1,0 +1,190 @@
+"""The callbacks in real fits."""
+
+import random
+
+import pytest
+import torch
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from torch.utils.data import DataLoader, IterableDataset
+
+from course_lib.callbacks import StepAudit, StepCountError
+from course_lib.launch import run_ranks
+from course_lib.steps import plan_steps
+
+from .trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
+
+
+class SkippingModule(CountingModule):
+    """Returns None for the batches of the run that are listed."""
+
+    def __init__(self, bad):
+        super().__init__()
+        self.bad = bad
+        self.seen = 0
+
+    def training_step(self, batch):
+        self.seen += 1
+        loss = super().training_step(batch)
+        return None if self.seen - 1 in self.bad else loss
+
+
+def test_audit_agrees_with_every_plain_run():
+    rng = random.Random("audit")
+    for _ in range(60):
+        case = random_case(rng)
+        if isinstance(case["batch_size"], dict):  # a reload that nobody can foresee: see the next test
+            continue
+        audit = StepAudit(strict=True)
+        counted = count_real_fit(**case, callbacks=[audit])
+        if counted.totals[2]:
+            assert audit.plan.total_steps == audit.updates == audit.attempts == counted.totals[0]
+            assert sum(audit.batches_per_epoch.values()) == counted.totals[2]
+            assert audit.skipped == 0
+
+
+def test_audit_names_the_epoch_in_which_a_reloaded_loader_parted_from_the_plan():
+    case = dict(num_samples=24, batch_size={0: 2, 2: 4}, max_epochs=4)
+    audit = StepAudit(strict=True)
+    with pytest.raises(StepCountError) as caught:
+        count_real_fit(**case, callbacks=[audit])
+    assert str(caught.value) == (
+        "48 optimizer steps planned, 36 updates counted (36 attempts, 0 skipped: global_step and the LR schedule "
+        "count attempts).\nEpoch 2 is the first to differ: 12 batches planned, 6 run."
+    )
+    count_real_fit(**case, callbacks=[StepAudit(plan_steps(**case), strict=True)])
+
+
+def fit(model, *callbacks, loader=None, **flags):
+    trainer = quiet_trainer(callbacks=list(callbacks), **flags)
+    trainer.fit(model, DataLoader(range(20), 2) if loader is None else loader)
+    return trainer
+
+
+def test_audit_separates_updates_from_skipped_steps():
+    audit = StepAudit()
+    with pytest.warns(UserWarning, match="5 optimizer steps planned, 3 updates counted"):
+        trainer = fit(SkippingModule({1, 3}), audit, max_steps=5)
+    assert trainer.global_step == 5
+    assert (audit.attempts, audit.updates, audit.skipped) == (5, 3, 2)
+    with pytest.raises(StepCountError):
+        fit(SkippingModule({1}), StepAudit(strict=True), max_steps=5)
+
+
+def test_a_window_with_one_skipped_micro_batch_still_updates():
+    audit = StepAudit(strict=True)
+    fit(SkippingModule({1}), audit, max_steps=5, accumulate_grad_batches=2)
+    assert (audit.attempts, audit.updates) == (5, 5)
+
+
+def test_audit_plans_nothing_for_a_stream():
+    class Stream(IterableDataset):
+        def __iter__(self):
+            return iter(torch.arange(10))
+
+    audit = StepAudit(strict=True)
+    fit(CountingModule(), audit, loader=DataLoader(Stream(), 2), max_epochs=2)
+    assert audit.plan is None and audit.updates == 10
+    assert "the loader has no length" in audit.explain()
+
+
+def test_audit_plans_nothing_for_manual_optimization():
+    class Manual(CountingModule):
+        def __init__(self):
+            super().__init__()
+            self.automatic_optimization = False
+
+        def training_step(self, batch, batch_idx):
+            if batch_idx % 2:
+                self.manual_backward(super().training_step(batch))
+                self.optimizers().step()
+
+    audit = StepAudit(strict=True)
+    fit(Manual(), audit, max_epochs=1)
+    assert (audit.plan, audit.attempts, audit.updates) == (None, 5, 5)
+    assert "manual optimization" in audit.explain()
+
+
+def test_audit_plans_loaders_of_another_kind_by_their_batches():
+    class Batches:
+        def __iter__(self):
+            return iter([[0, 1], [2], [3, 4, 5]])
+
+        def __len__(self):
+            return 3
+
+    audit = StepAudit(strict=True)
+    fit(CountingModule(), audit, loader=DataLoader(range(6), batch_sampler=Batches()), max_epochs=2)
+    assert (audit.plan.batches_per_epoch, audit.updates) == (3, 6)
+
+
+def test_audit_says_that_training_was_stopped():
+    class StopEarly(CountingModule):
+        def training_step(self, batch):
+            self.log("loss", 1.0)
+            return super().training_step(batch)
+
+    audit = StepAudit()
+    stop = EarlyStopping("loss", patience=1, check_on_train_epoch_end=True)
+    with pytest.warns(UserWarning, match="told to stop"):
+        fit(StopEarly(), audit, stop, max_epochs=10)
+
+
+@pytest.mark.parametrize("stop", [3, 5, 7, 10])
+def test_counts_continue_after_a_resume_in_and_between_epochs(tmp_path, stop):
+    checkpoint = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1, filename="{step}")
+    trainer = quiet_trainer_with_checkpoints(tmp_path, [StepAudit(), checkpoint], max_steps=stop)
+    trainer.fit(CountingModule(), DataLoader(range(20), 2))
+    path = tmp_path / f"step={stop}.ckpt"
+
+    for audit, before in ((StepAudit(strict=True), 0), (UnsavedAudit(strict=True), stop)):
+        trainer = quiet_trainer_with_checkpoints(tmp_path, [audit], max_epochs=3, accumulate_grad_batches=1)
+        trainer.fit(CountingModule(), DataLoader(range(20), 2), ckpt_path=path)
+        assert audit.plan.total_steps == 30 == audit.attempts + before
+        assert audit.attempts_before_audit == before
+
+
+class UnsavedAudit(StepAudit):
+    """Joins a run whose checkpoints know nothing of it."""
+
+
+def quiet_trainer_with_checkpoints(folder, callbacks, **flags):
+    from lightning.pytorch import Trainer
+
+    return Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, default_root_dir=folder,
+        callbacks=callbacks, **flags,
+    )  # fmt: skip
+
+
+def test_a_second_fit_starts_from_zero():
+    audit = StepAudit(strict=True)
+    for _ in range(2):
+        fit(CountingModule(), audit, max_epochs=1)
+        assert audit.updates == 10
+
+
+def test_two_ranks_plan_their_padded_share():
+    def fit_rank(rank):
+        audit = StepAudit(strict=True)
+        count_real_fit(33, 8, max_epochs=2, callbacks=[audit], devices=2, strategy="ddp")
+        return audit.plan.samples_repeated, audit.updates
+
+    assert [r.value for r in run_ranks(fit_rank)] == [(1, 6), (1, 6)]
+
+
+@pytest.mark.gpu
+def test_a_step_that_the_gradient_scaler_holds_back_is_skipped():
+    class Overflow(CountingModule):
+        def training_step(self, batch, batch_idx):
+            factor = float("inf") if batch_idx == 2 else 1.0
+            return super().training_step(batch) * factor
+
+    from lightning.pytorch import Trainer
+
+    audit = StepAudit()
+    trainer = Trainer(
+        accelerator="gpu", devices=1, precision="16-mixed", max_epochs=1, callbacks=[audit], logger=False,
+        enable_checkpointing=False, enable_progress_bar=False,
+    )  # fmt: skip
+    trainer.fit(Overflow(), DataLoader(range(20), 2))
+    assert (audit.attempts, audit.updates, audit.skipped) == (10, 9, 1)
