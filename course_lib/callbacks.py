@@ -69,13 +69,12 @@ class StepAudit(Callback):
 
     def explain(self) -> str:
         """Say what was planned, what was counted, and where the two part."""
-        counted = (
-            f"{self.updates:,} updates counted ({self.attempts:,} attempts, {self.skipped:,} skipped: "
-            "global_step and the LR schedule count attempts)"
-        )
+        planned = f"{self.plan.total_steps:,} optimizer steps planned" if self.plan else f"Nothing planned: {self.why_no_plan}"
+        lines = [f"{planned}; {self.updates:,} updates counted, in {self.attempts:,} attempts."]
+        if self.skipped:
+            lines.append(f"{self.skipped:,} attempts changed nothing; global_step and the LR schedule count them all the same.")
         if self.plan is None:
-            return f"Nothing planned ({self.why_no_plan}); {counted}."
-        lines = [f"{self.plan.total_steps:,} optimizer steps planned, {counted}."]
+            return "\n".join(lines)
         if self.attempts_before_audit:
             lines.append(f"The {self.attempts_before_audit:,} steps before this audit began are taken as updates.")
         if self.stopped_early:

@@ -441,9 +441,9 @@ def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
         k = stage.accumulate_grad_batches
         yield (
             f"{since}{_count(plan.num_samples, 'sample')} in batches of {stage.per_rank_batch_size:,}{dropping} make "
-            f"{_count(stage.batches, 'batch', 'batches')} per epoch{ranks}; windows of "
-            f"{_count(k, 'micro-batch', 'micro-batches')} make {_count(stage.steps, 'optimizer step')} per epoch."
+            f"{_count(stage.batches, 'batch', 'batches')} per epoch{ranks}."
         )
+        yield f"Windows of {_count(k, 'micro-batch', 'micro-batches')} make {_count(stage.steps, 'optimizer step')} per epoch."
         short = stage.batches % k
         if short:
             fate = {
@@ -453,9 +453,9 @@ def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
             }[plan.tail]
             yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
         if dropped:
-            yield f"{_count(dropped, 'sample')} of the dataset reach no step in an epoch."
+            yield f"An epoch leaves out {_count(dropped, 'sample')} of the dataset."
         if repeated:
-            yield f"{_count(repeated, 'sample')} per epoch train twice: padding makes the ranks' shares equal."
+            yield f"Padding to equal shares repeats {_count(repeated, 'sample')} per epoch."
 
 
 def _per_stage(plan: StepPlan, value: PerEpoch) -> list[int]:

@@ -1,0 +1,1 @@
+"""What only a notebook needs: figures, widgets, predictions, exercises, and the refresh of stored outputs."""

@@ -1,0 +1,62 @@
+"""The ledger of circulating advice: each claim is settled by a cell of the chapter that owns it.
+
+    >>> claims = Claims("05_counting_steps")
+    >>> claims.settle("C5", steps_counted > steps_expected)
+"""
+
+from __future__ import annotations
+
+import json
+import textwrap
+from typing import Any
+
+from course_lib.datasets import data_path
+from course_lib.notebook.display import show_table
+
+VERDICTS = {"T": "true", "I": "imprecise", "F": "false", "V": "depends on the version"}
+
+
+def load_claims() -> list[dict[str, Any]]:
+    """All rows of ``data/claims.json``: id, chapter, claim, verdict, reason, and the cell that shows it."""
+    return json.loads(data_path("claims.json").read_text(encoding="utf-8"))  # type: ignore[no-any-return]
+
+
+class Claims:
+    """The claims of one chapter, settled one by one while its notebook runs."""
+
+    def __init__(self, chapter: str) -> None:
+        self.rows = {row["id"]: row for row in load_claims() if row["chapter"] == chapter}
+        if not self.rows:
+            raise ValueError(f"no claim in data/claims.json belongs to chapter {chapter!r}")
+        self.settled: set[str] = set()
+
+    def settle(self, claim: str, evidence: bool) -> None:
+        """Print the verdict on a claim, if the experiment above bears it out.
+
+        Args:
+            claim: Its id in the ledger.
+            evidence: What the cell measured, as a condition that holds if the ledger's verdict does.
+
+        Raises:
+            AssertionError: The experiment came out otherwise than the ledger says.
+        """
+        row = self.rows[claim]
+        if not evidence:
+            raise AssertionError(f"{claim}: this run does not bear out the ledger's verdict: {self._line(row)}")
+        self.settled.add(claim)
+        print(self._line(row))
+
+    def show(self) -> None:
+        """Show the chapter's claims as a table; claims that no cell has settled in this run are said to be open."""
+        show_table(
+            ["", "claim", "verdict", "because"],
+            [
+                [row["id"], row["claim"], VERDICTS[row["verdict"]] if row["id"] in self.settled else "open", row["reason"]]
+                for row in self.rows.values()
+            ],
+        )
+
+    @staticmethod
+    def _line(row: dict[str, Any]) -> str:
+        reason = f"{VERDICTS[row['verdict']]}: {row['reason']}"
+        return f"{row['id']} \u201c{row['claim']}\u201d\n" + textwrap.fill(reason, 96, initial_indent="   ", subsequent_indent="   ")

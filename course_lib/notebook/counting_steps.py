@@ -1,0 +1,312 @@
+"""What chapter 05 shows and asks: the drawing of a plan, its widget, and the exercises."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, NamedTuple
+
+import ipywidgets
+import torch
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
+
+from course_lib.notebook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
+from course_lib.notebook.exercises import Exercise, Misconception
+from course_lib.notebook.widgets import Explorer
+from course_lib.steps import Stage, StepPlan, plan_steps
+
+Fate = Literal["steps", "steps, short", "leaks into the next epoch", "gradient thrown away", "dropped", "not run"]
+
+
+class Box(NamedTuple):
+    """Neighbouring samples of one rank and epoch that share a fate."""
+
+    epoch: int
+    samples: tuple[int, int]
+    """First, and one past the last, in the order in which the rank draws them."""
+    batch_edges: tuple[int, ...]
+    """Where its micro-batches begin and end, in samples."""
+    fate: Fate
+    label: str = ""
+    """The number of the optimizer step, from 1, and the micro-batches that leak into it from earlier epochs."""
+
+
+def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
+    """The numbers behind :func:`draw_steps`: for each of the first epochs, boxes that cover one rank's samples."""
+    boxes = []
+    for epoch in range(epochs):
+        stage = [stage for stage in plan.stages if stage.first_epoch <= epoch][-1]
+
+        def box(
+            start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, stage: Stage = stage
+        ) -> Box:
+            edges = tuple(stage.samples_up_to(batch) for batch in range(start, stop + 1))
+            return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
+
+        done = 0
+        first = stage.steps_before + (epoch - stage.first_epoch) * stage.steps
+        for window in plan.windows[first : first + stage.steps]:
+            short = window.stop - window.start < stage.accumulate_grad_batches
+            label = str(window.optimizer_step + 1) + (f" (+{window.carried})" if window.carried else "")
+            boxes.append(box(window.start, window.stop, "steps, short" if short else "steps", label))
+            done = window.stop
+        ran = plan.batches_in_epoch(epoch)
+        if ran > done:
+            boxes.append(box(done, ran, "leaks into the next epoch" if plan.tail == "carry" else "gradient thrown away"))
+        if stage.batches > ran:
+            boxes.append(box(ran, stage.batches, "not run"))
+        trained = stage.samples_up_to(stage.batches)
+        if trained < stage.per_rank_samples:
+            rest = (trained, stage.per_rank_samples)
+            boxes.append(Box(epoch, rest, rest, "dropped"))
+    return boxes
+
+
+LOOKS: dict[Fate, tuple[str, str]] = {
+    "steps": (SKY, ""),
+    "steps, short": (ORANGE, "//"),
+    "leaks into the next epoch": (YELLOW, "\\\\"),
+    "gradient thrown away": ("#DDDDDD", ".."),
+    "dropped": ("white", "xxx"),
+    "not run": ("white", ""),
+}
+
+
+def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> list[Patch]:
+    """Draw one row an epoch: a rank's samples from left to right, cut into micro-batches, coloured by window.
+
+    The number in a window is its optimizer step (with the micro-batches that leaked into it), and the bar at its
+    right end the moment of that step. Returns the legend's handles.
+    """
+    boxes = step_boxes(plan, epochs)
+    for box in boxes:
+        (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
+        outline = ":" if box.fate == "not run" else "-"
+        axes.add_patch(
+            Rectangle((start, box.epoch - 0.36), stop - start, 0.72, facecolor=colour, hatch=hatch, edgecolor=GREY, linestyle=outline)
+        )
+        axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
+        if box.label:
+            axes.vlines(stop, box.epoch - 0.45, box.epoch + 0.45, color=VERMILION, linewidth=2.5)
+            axes.text(
+                (start + stop) / 2, box.epoch, box.label, ha="center", va="center", fontsize=9,
+                bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
+            )  # fmt: skip
+    axes.set_title(title, fontsize=11)
+    axes.set(
+        xlabel="samples of one rank, in the order drawn",
+        ylabel="epoch",
+        yticks=range(epochs),
+        xlim=(0, 1.01 * max((box.samples[1] for box in boxes), default=1)),
+        ylim=(epochs - 0.4, -0.6),
+    )
+    axes.spines[["top", "right"]].set_visible(False)
+    fates = dict.fromkeys(box.fate for box in boxes)
+    handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
+    return [*handles, Patch(facecolor=VERMILION, label="optimizer step")]
+
+
+def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
+    """:func:`draw_steps` as a figure of its own, the legend below."""
+    figure, axes = new_figure(9.0, 1.6 + 0.5 * epochs)
+    handles = draw_steps(axes, plan, epochs=epochs, title=title)
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    return figure
+
+
+def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: int) -> Figure:
+    """The same three epochs under the three fates of a short window, side by side."""
+    figure, panels = new_figure(12.0, 2.9, columns=3)
+    titles = {
+        "step": "A Trainer: the short window steps",
+        "carry": "The modulo loop: it leaks",
+        "drop": "Zeroed each epoch: it is lost",
+    }
+    handles: dict[str, Patch] = {}
+    for axes, tail in zip(panels, ("step", "carry", "drop"), strict=True):
+        plan = plan_steps(
+            num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, max_epochs=3, tail=tail
+        )
+        drawn = draw_steps(axes, plan, title=f"{titles[tail]}: {plan.total_steps} steps")
+        handles |= {str(handle.get_label()): handle for handle in drawn}
+    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles), frameon=False)
+    return figure
+
+
+def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, list[float]]) -> Figure:
+    """Learning rates after each optimizer step, and accuracies after each epoch, of the same named runs."""
+    figure, (left, right) = new_figure(11.0, 3.2, columns=2)
+    draw_curves(
+        left,
+        {name: (range(1, len(curve) + 1), curve) for name, curve in rates.items()},
+        title="A horizon that is too short turns back up",
+        x="optimizer steps",
+        y="learning rate",
+    )
+    draw_curves(
+        right,
+        {name: (range(1, len(curve) + 1), curve) for name, curve in accuracies.items()},
+        title="What it does to the accuracy",
+        x="epochs",
+        y="accuracy on the test digits",
+    )
+    return figure
+
+
+def steps_explorer() -> Explorer:
+    """Samples, batch size, accumulation, ranks, drop_last → the drawing and the plan of three epochs."""
+
+    def slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:
+        return ipywidgets.IntSlider(value=value, min=1, max=highest, description=name, continuous_update=False)
+
+    def render(**arguments: int) -> tuple[Figure, str]:
+        plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
+        steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
+        return figure_of_steps(plan, title=f"{steps}, {plan.total_steps} in three"), f"{plan.explain()}\n\n{plan.table()}"
+
+    controls = {
+        "num_samples": slider(100, 240, "samples"),
+        "batch_size": slider(8, 32, "per-rank batch size"),
+        "accumulate_grad_batches": slider(4, 16, "micro-batches per window"),
+        "world_size": slider(1, 8, "ranks"),
+        "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
+    }
+    return Explorer(controls, render, title="samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs")
+
+
+def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[float]:
+    """The learning rates of a cosine schedule that is stepped once per optimizer step: before each, and after the last.
+
+    They are torch's own ``CosineAnnealingLR``, which turns back up where it is stepped beyond its horizon.
+    """
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=peak)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=horizon)
+    rates = [peak]
+    for _ in range(optimizer_steps):
+        optimizer.step()
+        schedule.step()
+        rates.append(float(optimizer.param_groups[0]["lr"]))
+    return rates
+
+
+# --------------------------------------------------------------------------------------------------- exercises
+
+
+def _steps_per_epoch(
+    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
+) -> int:
+    plan = plan_steps(
+        num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, world_size=world_size,
+        drop_last=drop_last, max_epochs=1,
+    )  # fmt: skip
+    assert isinstance(plan.steps_per_epoch, int)
+    return plan.steps_per_epoch
+
+
+count_by_hand = Exercise(
+    "count by hand",
+    solution=plan_steps(100, 8, accumulate_grad_batches=4, max_epochs=3).total_steps,
+    misconceptions=[
+        Misconception(9, "{got} is what floor division gives: the short last window of each epoch steps too."),
+        Misconception(10, "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one."),
+        Misconception(39, "{got} counts micro-batches: four of them make one optimizer step."),
+        Misconception(4, "{got} is one epoch; the run has three."),
+    ],
+)
+
+steps_per_epoch = Exercise(
+    "optimizer_steps_per_epoch",
+    solution=_steps_per_epoch,
+    cases=[
+        dict(num_samples=64, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
+        dict(num_samples=72, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
+        dict(num_samples=70, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
+        dict(num_samples=70, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=True),
+        dict(num_samples=33, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
+        dict(num_samples=70, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
+        dict(num_samples=65, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
+        dict(num_samples=15, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=True),
+        dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: (
+                num_samples // (batch_size * accumulate_grad_batches * world_size)
+            ),
+            "{got} is what floor division gives: the short last window steps too.",
+        ),
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
+                num_samples / (batch_size * accumulate_grad_batches * world_size)
+            ),
+            "{got} is ceil(N / (b·k·G)), the formula of many articles: with drop_last the last batch may not exist, "
+            "so count batches before windows.",
+        ),
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
+                math.ceil(num_samples / world_size) / batch_size
+            ),
+            "{got} counts micro-batches: divide by accumulate_grad_batches.",
+        ),
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
+                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
+                / accumulate_grad_batches
+            ),
+            "{got} forgets the ranks: each has its share of the samples.",
+        ),
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
+                (num_samples // world_size // batch_size if drop_last else math.ceil(num_samples // world_size / batch_size))
+                / accumulate_grad_batches
+            ),
+            "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.",
+        ),
+    ],
+)
+
+schedule_horizon = Exercise(
+    "horizon",
+    solution=lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches / accumulate_grad_batches) * epochs,
+    cases=[
+        dict(num_batches=8, accumulate_grad_batches=1, epochs=3),
+        dict(num_batches=10, accumulate_grad_batches=4, epochs=1),
+        dict(num_batches=10, accumulate_grad_batches=4, epochs=2),
+        dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: num_batches * epochs,
+            "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.",
+        ),
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: (
+                math.ceil(num_batches / accumulate_grad_batches) * epochs * accumulate_grad_batches
+            ),
+            "{got} turns updates back into micro-batches: the schedule would get only a part of its way.",
+        ),
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: num_batches // accumulate_grad_batches * epochs,
+            "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.",
+        ),
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches * epochs / accumulate_grad_batches),
+            "{got} lets windows reach across epochs: round up in each epoch, then multiply.",
+        ),
+    ],
+)
+
+max_steps_on_two_ranks = Exercise(
+    "max_steps on two ranks",
+    solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=2, max_epochs=10).total_steps,
+    misconceptions=[
+        Misconception(50, "{got} is right for one rank: each of two draws half of the samples."),
+        Misconception(25, "{got} halves the steps: halve the samples, then count batches and windows anew."),
+        Misconception(20, "{got} is what floor division gives: the short last window steps too."),
+        Misconception(60, "{got} adds the ranks' steps up: they step together, and it counts once."),
+        Misconception(200, "{got} counts micro-batches: a window of eight makes one step."),
+    ],
+)
+
+EXERCISES = (count_by_hand, steps_per_epoch, schedule_horizon, max_steps_on_two_ranks)

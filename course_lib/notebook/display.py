@@ -1,0 +1,75 @@
+"""What a notebook shows besides numbers: figures with their sentence, the source of a piece, the claims.
+
+Outputs are stored and compared, so each has a part that is the same on every machine: a figure's picture is not
+compared, its sentence is.
+"""
+
+from __future__ import annotations
+
+import inspect
+import io
+import logging
+import textwrap
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from IPython.display import Markdown, display
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY = (
+    "#0072B2", "#E69F00", "#009E73", "#D55E00", "#CC79A7", "#56B4E9", "#F0E442", "#999999",
+)  # fmt: skip
+"""Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
+
+
+def new_figure(width: float = 9.0, height: float = 3.0, columns: int = 1) -> tuple[Figure, Any]:
+    """A white figure with one Axes, or an array of ``columns`` of them. Sizes in inches."""
+    figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
+    return figure, figure.subplots(1, columns)
+
+
+def png_bytes(figure: Figure) -> bytes:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="png", dpi=110)
+    return buffer.getvalue()
+
+
+def show_figure(figure: Figure, sentence: str) -> None:
+    """Show the picture, and under it the sentence that says what to see: it stands in for whoever cannot see it."""
+    display({"image/png": png_bytes(figure), "text/plain": f"[figure: {sentence}]"}, raw=True)
+    display(Markdown(f"*{sentence}*"))
+
+
+def draw_curves(
+    axes: Axes, curves: dict[str, tuple[Sequence[float], Sequence[float]]], *, title: str, x: str, y: str
+) -> None:
+    """Draw named curves, told apart by colour, line and marker."""
+    looks = zip((BLUE, VERMILION, GREEN, PURPLE), ("-", "--", "-.", ":"), "osD^", strict=True)
+    for (name, (xs, ys)), (colour, line, marker) in zip(curves.items(), looks, strict=False):
+        axes.plot(xs, ys, color=colour, linestyle=line, marker=marker, markevery=max(1, len(xs) // 10), label=name)
+    axes.set(title=title, xlabel=x, ylabel=y)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False)
+
+
+def show_source(*objects: Callable[..., Any] | property | type) -> None:
+    """Show the source of functions, classes or properties as the library has it."""
+    sources = [inspect.getsource(o.fget if isinstance(o, property) and o.fget else o) for o in objects]  # type: ignore[arg-type]
+    code = "\n".join(textwrap.dedent(source) for source in sources)
+    display(Markdown(f"```python\n{code}```"))
+
+
+def show_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Show rows as a Markdown table; numbers stand right."""
+    numeric = [all(isinstance(row[i], (int, float)) for row in rows) for i in range(len(columns))]
+    lines = [columns, ["---:" if n else "---" for n in numeric], *rows]
+    display(Markdown("\n".join("| " + " | ".join(str(cell) for cell in line) + " |" for line in lines)))
+
+
+def quiet_lightning() -> None:
+    """Silence what Lightning says about the machine and about toy runs; errors still come through."""
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    logging.getLogger("lightning.fabric").setLevel(logging.ERROR)
+    warnings.filterwarnings("ignore", module=r"lightning\.")
