@@ -1,1 +1,9 @@
-"""x"""
+"""How batches of data reach an optimizer: the pieces of *Every Batch Counts*, to be imported one topic at a time.
+
+- ``course_lib.steps``: count a run's optimizer steps before it starts (``plan_steps``, ``max_steps_for``).
+- ``course_lib.launch``: run a function on several ranks from a notebook, a script or a test (``run_ranks``).
+- ``course_lib.datasets``: small real data, offline (``load_digits``).
+- ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``); needs the extra ``lightning``.
+
+``import course_lib`` itself loads nothing.
+"""

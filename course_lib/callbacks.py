@@ -1,8 +1,8 @@
 """The topics as Lightning callbacks: thin, the logic is in the topic modules.
 
-    >>> audit = StepAudit(strict=True)
-    >>> Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
-    >>> audit.updates, audit.attempts, audit.skipped
+>>> audit = StepAudit(strict=True)
+>>> Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
+>>> audit.updates, audit.attempts, audit.skipped
 """
 
 from __future__ import annotations
@@ -69,10 +69,16 @@ class StepAudit(Callback):
 
     def explain(self) -> str:
         """Say what was planned, what was counted, and where the two part."""
-        planned = f"{self.plan.total_steps:,} optimizer steps planned" if self.plan else f"Nothing planned: {self.why_no_plan}"
+        planned = (
+            f"{self.plan.total_steps:,} optimizer steps planned"
+            if self.plan
+            else f"Nothing planned: {self.why_no_plan}"
+        )
         lines = [f"{planned}; {self.updates:,} updates counted, in {self.attempts:,} attempts."]
         if self.skipped:
-            lines.append(f"{self.skipped:,} attempts changed nothing; global_step and the LR schedule count them all the same.")
+            lines.append(
+                f"{self.skipped:,} attempts changed nothing; global_step and the LR schedule count them all the same."
+            )
         if self.plan is None:
             return "\n".join(lines)
         if self.attempts_before_audit:
@@ -80,9 +86,9 @@ class StepAudit(Callback):
         if self.stopped_early:
             lines.append("Training was told to stop (trainer.should_stop) before the planned end.")
         for epoch, run in self.batches_per_epoch.items():
-            planned = self.plan.batches_in_epoch(epoch)
-            if planned != run and not self.attempts_before_audit:
-                lines.append(f"Epoch {epoch} is the first to differ: {planned:,} batches planned, {run:,} run.")
+            due = self.plan.batches_in_epoch(epoch)
+            if due != run and not self.attempts_before_audit:
+                lines.append(f"Epoch {epoch} is the first to differ: {due:,} batches planned, {run:,} run.")
                 break
         return "\n".join(lines)
 
@@ -128,7 +134,11 @@ class StepAudit(Callback):
         self._handles = []
 
     def state_dict(self) -> dict[str, Any]:
-        return {"attempts": self.attempts, "updates": self.updates, "batches_per_epoch": dict(self.batches_per_epoch)}
+        return {
+            "attempts": self.attempts,
+            "updates": self.updates,
+            "batches_per_epoch": dict(self.batches_per_epoch),
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self.attempts = state_dict["attempts"]
@@ -150,10 +160,10 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         "max_steps": trainer.max_steps,
         "accumulate_grad_batches": schedules[0] if schedules else trainer.accumulate_grad_batches,
     }
-    loader = trainer.train_dataloader
-    sampler = getattr(loader, "sampler", None)
-    plain = type(loader) is DataLoader and loader.batch_size is not None and isinstance(sampler, Sized)
-    if plain and not trainer.overfit_batches:
+    loader: Any = trainer.train_dataloader
+    plain = type(loader) is DataLoader and loader.batch_size is not None and isinstance(loader.sampler, Sized)
+    if plain and not trainer.overfit_batches:  # type: ignore[attr-defined]
+        sampler: Any = loader.sampler
         shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last
         plan = plan_steps(
             len(sampler.dataset) if shared else len(sampler),

@@ -95,7 +95,11 @@ class RankReport:
     def __str__(self) -> str:
         # A rank that raised tells its story in the traceback; of one that died, the last words may be all there is.
         last_words = "" if self.state in ("raised", "had returned") else "\n".join(self.stderr.splitlines()[-10:])
-        parts = [f"--- {self.headline}", self.details.rstrip(), last_words and f"its last lines on stderr:\n{last_words}"]
+        parts = [
+            f"--- {self.headline}",
+            self.details.rstrip(),
+            last_words and f"its last lines on stderr:\n{last_words}",
+        ]
         return "\n".join(part for part in parts if part)
 
 
@@ -165,8 +169,8 @@ def run_ranks(
     try:
         context = _context(start_method)
         port = _free_port()
-        for rank in range(world_size):
-            ranks.append(_Rank(rank, folder))
+        for number in range(world_size):
+            ranks.append(_Rank(number, folder))
             ranks[-1].start(context, world_size, payload, backend, port)
         _wait_for_all(ranks, timeout)
         results = [rank.result() for rank in ranks]
@@ -322,7 +326,9 @@ def _raise_rank_error(ranks: list[_Rank]) -> NoReturn:
     reports = [rank.report() for rank in [*failed, *(rank for rank in ranks if not rank.failure)]]
     assert failed[0].failure is not None
     cause = failed[0].failure.load_exception()
-    raise RankError(f"{_named([r.rank for r in failed])} of {len(ranks)} failed; first: {reports[0].headline}", reports) from cause
+    raise RankError(
+        f"{_named([r.rank for r in failed])} of {len(ranks)} failed; first: {reports[0].headline}", reports
+    ) from cause
 
 
 def _collect_stacks(ranks: list[_Rank]) -> None:
@@ -543,9 +549,7 @@ class _Speaker:
             self._connection.send((kind, content))
 
 
-def _obey(
-    connection: Connection, say: _Speaker, main_thread: int, let_end: threading.Event, folder: str
-) -> None:
+def _obey(connection: Connection, say: _Speaker, main_thread: int, let_end: threading.Event, folder: str) -> None:
     """Answer the caller while the function runs; if the caller is gone, clean up for it and end."""
     while True:
         try:
@@ -638,5 +642,7 @@ def _describe(error: BaseException) -> _Failure:
 
 def _own_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
     """Leave out what stands above the function: the launcher and multiprocessing."""
-    start = [index + 1 for index, frame in enumerate(frames) if frame.filename == __file__ and frame.name == "_rank_main"]
+    start = [
+        index + 1 for index, frame in enumerate(frames) if frame.filename == __file__ and frame.name == "_rank_main"
+    ]
     return frames[start[-1] :] if start else list(frames)

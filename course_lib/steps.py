@@ -194,7 +194,8 @@ def plan_steps(
         tail: What becomes of the micro-batches behind the last full window of an epoch. ``"step"``: they step as a
             short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they don't
             step, and their gradient stays for the first window of the next epoch (the loop
-            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"drop"``: their gradient is thrown away.
+            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"drop"``: their gradient is
+            thrown away.
 
     An epoch without a batch ends the run, as it ends a Trainer's.
 
@@ -212,7 +213,9 @@ def plan_steps(
     if tail not in ("step", "carry", "drop"):
         raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
     if max_epochs == -1 and max_steps == -1:
-        raise ValueError("nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)")
+        raise ValueError(
+            "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
+        )
 
     per_rank_samples = -(-num_samples // world_size)
     first_epochs = sorted({0} | {epoch for epoch in (*batch_sizes, *ks) if max_epochs == -1 or epoch < max_epochs})
@@ -435,7 +438,10 @@ def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
     ranks = f" on each of {plan.world_size} ranks" if plan.world_size > 1 else ""
     dropping = " (a short last batch is dropped)" if plan.drop_last else ""
     for stage, dropped, repeated in zip(
-        plan.stages, _per_stage(plan, plan.samples_dropped), _per_stage(plan, plan.samples_repeated), strict=True
+        plan.stages,
+        _per_stage(plan, plan.samples_dropped),
+        _per_stage(plan, plan.samples_repeated),
+        strict=True,
     ):
         since = f"From epoch {stage.first_epoch:,} on: " if len(plan.stages) > 1 else ""
         k = stage.accumulate_grad_batches
@@ -443,7 +449,8 @@ def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
             f"{since}{_count(plan.num_samples, 'sample')} in batches of {stage.per_rank_batch_size:,}{dropping} make "
             f"{_count(stage.batches, 'batch', 'batches')} per epoch{ranks}."
         )
-        yield f"Windows of {_count(k, 'micro-batch', 'micro-batches')} make {_count(stage.steps, 'optimizer step')} per epoch."
+        windows = f"Windows of {_count(k, 'micro-batch', 'micro-batches')}"
+        yield f"{windows} make {_count(stage.steps, 'optimizer step')} per epoch."
         short = stage.batches % k
         if short:
             fate = {

@@ -62,7 +62,13 @@ def test_ranks_see_the_callers_environment_folder_and_path(monkeypatch, tmp_path
     def look(rank):
         import helper_module
 
-        return os.environ["MARK"], os.getcwd(), helper_module.NAME, os.environ["WORLD_SIZE"], os.environ["RANK"]
+        return (
+            os.environ["MARK"],
+            os.getcwd(),
+            helper_module.NAME,
+            os.environ["WORLD_SIZE"],
+            os.environ["RANK"],
+        )
 
     (tmp_path / "helper_module.py").write_text("NAME = 'found'")
     monkeypatch.setenv("MARK", "set after the server started")
@@ -114,7 +120,11 @@ def test_lightning_and_fabric_join_the_group():
         fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
         fabric.launch()
         total = fabric.all_reduce(torch.tensor(float(rank)), reduce_op="sum").item()
-        return total, fabric.global_rank, count_real_fit(33, 8, max_epochs=1, devices=2, strategy="ddp").totals
+        return (
+            total,
+            fabric.global_rank,
+            count_real_fit(33, 8, max_epochs=1, devices=2, strategy="ddp").totals,
+        )
 
     assert [r.value for r in run_ranks(fit)] == [(1.0, 0, (3, 1, 3)), (1.0, 1, (3, 1, 3))]
 
@@ -146,7 +156,10 @@ def test_all_failures_of_one_moment_are_reported():
 
     with pytest.raises(RankError) as caught:
         run_ranks(fail)
-    assert sorted(r.error for r in caught.value.reports) == ["ValueError: rank 0 fails", "ValueError: rank 1 fails"]
+    assert sorted(r.error for r in caught.value.reports) == [
+        "ValueError: rank 0 fails",
+        "ValueError: rank 1 fails",
+    ]
 
 
 def test_the_first_cause_stands_first_though_another_rank_complains():
@@ -317,9 +330,7 @@ def test_spawn_gives_the_same():
         dist.all_reduce(x)
         return x.item(), multiprocessing.get_start_method()
 
-    assert [r.value for r in run_ranks(total, start_method="spawn")] == [
-        (1, multiprocessing.get_start_method())
-    ] * 2
+    assert [r.value for r in run_ranks(total, start_method="spawn")] == [(1, multiprocessing.get_start_method())] * 2
 
 
 def is_running(pid):
@@ -337,7 +348,13 @@ def test_a_hundred_calls_leave_nothing(monkeypatch, tmp_path):
         me = psutil.Process()
         server_and_tracker = {child.pid for child in me.children(recursive=True)}
         sockets = [c for p in (me, *me.children(recursive=True)) for c in p.net_connections() if c.status == "LISTEN"]
-        return server_and_tracker, me.num_fds(), len(sockets), sorted(os.listdir(tmp_path)), threading.active_count()
+        return (
+            server_and_tracker,
+            me.num_fds(),
+            len(sockets),
+            sorted(os.listdir(tmp_path)),
+            threading.active_count(),
+        )
 
     run_ranks(total)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
@@ -415,7 +432,7 @@ def test_cells_of_a_notebook_travel_and_tracebacks_show_their_lines():
     from nbclient import NotebookClient
 
     cells = [
-        "import torch\nfrom course_lib.launch import RankError, run_ranks\n(torch.ones(500, 500) @ torch.ones(500, 500)).sum()",
+        "import torch\nfrom course_lib.launch import RankError, run_ranks\nx = torch.ones(500, 500)\n(x @ x).sum()",
         "class Batch:\n    def __init__(self, x):\n        self.x = x",
         "def step(rank):\n    if rank == 1:\n        raise ValueError('in a cell')\n    return Batch(rank)",
         "print([type(r.value) is Batch for r in run_ranks(step, 1)])",

@@ -113,17 +113,24 @@ def test_plan_equals_the_loop_batch_by_batch(case):
 
 @given(cases)
 def test_dropped_and_repeated_samples_equal_what_the_ranks_draw(case):
-    case = case | {"max_epochs": 1, "max_steps": -1, "batch_size": at(case["batch_size"], 0), "k": at(case["k"], 0)}
+    case = case | {
+        "max_epochs": 1,
+        "max_steps": -1,
+        "batch_size": at(case["batch_size"], 0),
+        "k": at(case["k"], 0),
+    }
     plan = planned(case)
     dataset = range(case["num_samples"])
     drawn = []
     for rank in range(case["world_size"]):
         sampler = DistributedSampler(dataset, case["world_size"], rank, shuffle=False)
-        batches = [b.tolist() for b in DataLoader(dataset, case["batch_size"], sampler=sampler, drop_last=case["drop_last"])]
+        batches = [
+            b.tolist() for b in DataLoader(dataset, case["batch_size"], sampler=sampler, drop_last=case["drop_last"])
+        ]
         batches = batches[: plan.batches_per_epoch]
         if case["tail"] == "drop":
             batches = batches[: len(batches) // case["k"] * case["k"]]
-        drawn += sum(batches, [])
+        drawn += [index for batch in batches for index in batch]
     assert plan.samples_dropped == len(set(dataset) - set(drawn))
     assert plan.samples_repeated == len(drawn) - len(set(drawn))
 
@@ -210,7 +217,10 @@ def test_more_ranks_than_samples():
         ({"batch_size": {0: -4}}, "batch_size[0] must be a positive int, got -4"),
         ({"batch_size": True}, "batch_size must be a positive int, got True"),
         ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be a positive int, got 0"),
-        ({"accumulate_grad_batches": {-1: 2}}, "an epoch of accumulate_grad_batches must be an int of at least 0"),
+        (
+            {"accumulate_grad_batches": {-1: 2}},
+            "an epoch of accumulate_grad_batches must be an int of at least 0",
+        ),
         ({"world_size": 0}, "world_size must be a positive int, got 0"),
         ({"max_epochs": None}, "give max_epochs, max_steps or both"),
         ({"max_epochs": -2}, "max_epochs must be an int of at least -1, got -2"),
@@ -258,9 +268,8 @@ def test_command_prints_words_and_table():
 
 
 def test_command_takes_schedules_and_limits():
-    done = run_command(
-        *"--num-samples 20 --batch-size 0:2,1:4 --accumulate-grad-batches 2 --max-epochs 2 --limit-train-batches 0.5".split()
-    )
+    loader = "--num-samples 20 --batch-size 0:2,1:4 --limit-train-batches 0.5"
+    done = run_command(*loader.split(), *"--accumulate-grad-batches 2 --max-epochs 2".split())
     assert "batches_per_epoch     5 from epoch 0, 2 from epoch 1\n" in done.stdout, done.stderr
 
 

@@ -97,7 +97,8 @@ def count_real_fit(
     trainer.fit(model)
     ran = model.batches_in_epoch.values()
     return Counted(
-        (len(model.samples_per_step), sum(n == of for n, of in ran), sum(n for n, _ in ran)), model.samples_per_step
+        (len(model.samples_per_step), sum(n == of for n, of in ran), sum(n for n, _ in ran)),
+        model.samples_per_step,
     )
 
 

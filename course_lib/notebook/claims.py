@@ -1,7 +1,7 @@
 """The ledger of circulating advice: each claim is settled by a cell of the chapter that owns it.
 
-    >>> claims = Claims("05_counting_steps")
-    >>> claims.settle("C5", steps_counted > steps_expected)
+>>> claims = Claims("05_counting_steps")
+>>> claims.settle("C5", steps_counted > steps_expected)
 """
 
 from __future__ import annotations
@@ -51,7 +51,12 @@ class Claims:
         show_table(
             ["", "claim", "verdict", "because"],
             [
-                [row["id"], row["claim"], VERDICTS[row["verdict"]] if row["id"] in self.settled else "open", row["reason"]]
+                [
+                    row["id"],
+                    row["claim"],
+                    VERDICTS[row["verdict"]] if row["id"] in self.settled else "open",
+                    row["reason"],
+                ]
                 for row in self.rows.values()
             ],
         )
@@ -59,4 +64,6 @@ class Claims:
     @staticmethod
     def _line(row: dict[str, Any]) -> str:
         reason = f"{VERDICTS[row['verdict']]}: {row['reason']}"
-        return f"{row['id']} \u201c{row['claim']}\u201d\n" + textwrap.fill(reason, 96, initial_indent="   ", subsequent_indent="   ")
+        return f"{row['id']} \u201c{row['claim']}\u201d\n" + textwrap.fill(
+            reason, 96, initial_indent="   ", subsequent_indent="   "
+        )

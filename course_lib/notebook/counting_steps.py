@@ -14,7 +14,7 @@ from matplotlib.patches import Patch, Rectangle
 from course_lib.notebook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
 from course_lib.notebook.exercises import Exercise, Misconception
 from course_lib.notebook.widgets import Explorer
-from course_lib.steps import Stage, StepPlan, plan_steps
+from course_lib.steps import Stage, StepPlan, Tail, plan_steps
 
 Fate = Literal["steps", "steps, short", "leaks into the next epoch", "gradient thrown away", "dropped", "not run"]
 
@@ -38,9 +38,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
     for epoch in range(epochs):
         stage = [stage for stage in plan.stages if stage.first_epoch <= epoch][-1]
 
-        def box(
-            start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, stage: Stage = stage
-        ) -> Box:
+        def box(start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, stage: Stage = stage) -> Box:
             edges = tuple(stage.samples_up_to(batch) for batch in range(start, stop + 1))
             return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
 
@@ -53,7 +51,9 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
             done = window.stop
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
-            boxes.append(box(done, ran, "leaks into the next epoch" if plan.tail == "carry" else "gradient thrown away"))
+            boxes.append(
+                box(done, ran, "leaks into the next epoch" if plan.tail == "carry" else "gradient thrown away")
+            )
         if stage.batches > ran:
             boxes.append(box(ran, stage.batches, "not run"))
         trained = stage.samples_up_to(stage.batches)
@@ -84,7 +84,15 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
         outline = ":" if box.fate == "not run" else "-"
         axes.add_patch(
-            Rectangle((start, box.epoch - 0.36), stop - start, 0.72, facecolor=colour, hatch=hatch, edgecolor=GREY, linestyle=outline)
+            Rectangle(
+                (start, box.epoch - 0.36),
+                stop - start,
+                0.72,
+                facecolor=colour,
+                hatch=hatch,
+                edgecolor=GREY,
+                linestyle=outline,
+            )
         )
         axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
@@ -118,17 +126,17 @@ def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
 def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: int) -> Figure:
     """The same three epochs under the three fates of a short window, side by side."""
     figure, panels = new_figure(12.0, 2.9, columns=3)
-    titles = {
+    titles: dict[Tail, str] = {
         "step": "A Trainer: the short window steps",
         "carry": "The modulo loop: it leaks",
         "drop": "Zeroed each epoch: it is lost",
     }
     handles: dict[str, Patch] = {}
-    for axes, tail in zip(panels, ("step", "carry", "drop"), strict=True):
+    for axes, (tail, title) in zip(panels, titles.items(), strict=True):
         plan = plan_steps(
             num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, max_epochs=3, tail=tail
         )
-        drawn = draw_steps(axes, plan, title=f"{titles[tail]}: {plan.total_steps} steps")
+        drawn = draw_steps(axes, plan, title=f"{title}: {plan.total_steps} steps")
         handles |= {str(handle.get_label()): handle for handle in drawn}
     figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
@@ -163,7 +171,9 @@ def steps_explorer() -> Explorer:
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
         steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
-        return figure_of_steps(plan, title=f"{steps}, {plan.total_steps} in three"), f"{plan.explain()}\n\n{plan.table()}"
+        return figure_of_steps(
+            plan, title=f"{steps}, {plan.total_steps} in three"
+        ), f"{plan.explain()}\n\n{plan.table()}"
 
     controls = {
         "num_samples": slider(100, 240, "samples"),
@@ -172,7 +182,9 @@ def steps_explorer() -> Explorer:
         "world_size": slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
     }
-    return Explorer(controls, render, title="samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs")
+    return Explorer(
+        controls, render, title="samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
+    )
 
 
 def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[float]:
@@ -258,7 +270,11 @@ steps_per_epoch = Exercise(
         ),
         Misconception(
             lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (num_samples // world_size // batch_size if drop_last else math.ceil(num_samples // world_size / batch_size))
+                (
+                    num_samples // world_size // batch_size
+                    if drop_last
+                    else math.ceil(num_samples // world_size / batch_size)
+                )
                 / accumulate_grad_batches
             ),
             "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.",
@@ -268,7 +284,9 @@ steps_per_epoch = Exercise(
 
 schedule_horizon = Exercise(
     "horizon",
-    solution=lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches / accumulate_grad_batches) * epochs,
+    solution=lambda num_batches, accumulate_grad_batches, epochs: (
+        math.ceil(num_batches / accumulate_grad_batches) * epochs
+    ),
     cases=[
         dict(num_batches=8, accumulate_grad_batches=1, epochs=3),
         dict(num_batches=10, accumulate_grad_batches=4, epochs=1),
@@ -291,7 +309,9 @@ schedule_horizon = Exercise(
             "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.",
         ),
         Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches * epochs / accumulate_grad_batches),
+            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(
+                num_batches * epochs / accumulate_grad_batches
+            ),
             "{got} lets windows reach across epochs: round up in each epoch, then multiply.",
         ),
     ],

@@ -6,7 +6,7 @@ the answers so far are those of a catalogued misconception, its name.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -16,7 +16,7 @@ class NotSolved(AssertionError):
 
     def _render_traceback_(self) -> list[str]:
         # IPython's hook: the frames of the check would bury its message.
-        return [f"NotSolved: {self}"]
+        return f"NotSolved: {self}".splitlines()
 
 
 @dataclass(frozen=True)
@@ -59,9 +59,7 @@ class Exercise:
         try:
             got = _call(answer, case)
         except Exception as error:
-            raise NotSolved(
-                f"{self._shown(case)} raised {type(error).__name__}: {error}"
-            ) from error
+            raise NotSolved(f"{self._shown(case)} raised {type(error).__name__}: {error}") from error
         if got is None or got is ...:
             raise NotSolved(f"{self._shown(case)} returned nothing. Does it end with `return`?")
         return got
@@ -70,10 +68,12 @@ class Exercise:
         seen = self.cases[:number]
         failing = self.cases[number - 1]
         # Where the number is the whole answer, it stays the reader's to find.
-        told = f"{self._shown(failing)} should be {expected}, got {got}." if failing else f"{self.name}: {got} is not it."
+        told = (
+            f"{self._shown(failing)} should be {expected}, got {got}." if failing else f"{self.name}: {got} is not it."
+        )
         for misconception in self.misconceptions:
             if all(_same(_call(answer, case), _call(misconception.answer, case)) for case in seen):
-                raise NotSolved(f"{told} {misconception.message.format(got=got)}")
+                raise NotSolved(f"{told}\n{misconception.message.format(got=got)}")
         raise NotSolved(told)
 
     def _shown(self, case: dict[str, Any]) -> str:

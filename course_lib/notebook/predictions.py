@@ -1,9 +1,9 @@
 """Predict, then see: the reader commits to a number before the cell that shows it.
 
-    >>> predictions = Predictions()
-    >>> predictions.commit("epochs until it stops", 10)
-    >>> predictions.reveal("epochs until it stops", trainer.current_epoch)
-    epochs until it stops: you said 10, it is 8.
+>>> predictions = Predictions()
+>>> predictions.commit("epochs until it stops", 10)
+>>> predictions.reveal("epochs until it stops", trainer.current_epoch)
+epochs until it stops: you said 10, it is 8.
 """
 
 from __future__ import annotations
@@ -21,7 +21,9 @@ class Predictions:
     def commit(self, question: str, answer: float | bool) -> None:
         """Keep an answer. It can be changed until the question is revealed."""
         if answer is None or answer is ...:
-            raise ValueError(f"{question!r}: put a number in the place of {answer!r}; a wrong one teaches more than none")
+            raise ValueError(
+                f"{question!r}: put a number in the place of {answer!r}; a wrong one teaches more than none"
+            )
         if question in self._found:
             print(f"{question}: it has been revealed, so your {self._said[question]} stays.")
             return
@@ -34,12 +36,21 @@ class Predictions:
             raise ValueError(f"{question!r} has no prediction; committed are: {', '.join(self._said) or 'none'}")
         self._found[question] = found
         said = self._said[question]
-        print(f"{question}: it is {found}, as you said." if said == found else f"{question}: you said {said}, it is {found}.")
+        print(
+            f"{question}: it is {found}, as you said."
+            if said == found
+            else f"{question}: you said {said}, it is {found}."
+        )
 
     def summary(self) -> None:
         """Show all predictions of the chapter as a table."""
         rows = [
-            [question, said, self._found.get(question, "not yet seen"), "yes" if said == self._found.get(question) else "no"]
+            [
+                question,
+                said,
+                self._found.get(question, "not yet seen"),
+                "yes" if said == self._found.get(question) else "no",
+            ]
             for question, said in self._said.items()
         ]
         show_table(["question", "you said", "it is", "right"], rows)

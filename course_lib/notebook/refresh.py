@@ -8,6 +8,7 @@ output is stored as it came, less what differs between two runs or two machines:
     python -m course_lib.notebook.refresh my.ipynb
 """
 
+import base64
 import re
 import subprocess
 import sys
@@ -42,6 +43,7 @@ def refresh(path: Path, timeout: int = 600) -> bool:
     notebook = nbformat.reads(old, as_version=4)
     _execute(notebook, path, timeout)
     _settle(notebook)
+    _write_pictures(notebook, path.parent)
     new = nbformat.writes(notebook).rstrip("\n") + "\n"
     if new != old:
         path.write_text(new, encoding="utf-8", newline="\n")
@@ -117,6 +119,14 @@ def _settle(notebook: nbformat.NotebookNode) -> None:
                 output.traceback = [_without_paths(line) for line in output.traceback]
             if output.get("name") == "stderr":
                 output.text = _without_paths(output.text)
+
+
+def _write_pictures(notebook: nbformat.NotebookNode, folder: Path) -> None:
+    """Write the figure of a cell that has `"picture": "name.png"` in its metadata to a file, for the README."""
+    for cell in notebook.cells:
+        if name := cell.metadata.get("picture"):
+            (png,) = (output.data["image/png"] for output in cell.outputs if "image/png" in output.get("data", {}))
+            (folder / name).write_bytes(base64.b64decode(png))
 
 
 def _join_streams(outputs: list[Any]) -> Iterator[Any]:

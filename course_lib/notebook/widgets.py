@@ -27,9 +27,7 @@ class Explorer:
         title: What the reader sees where no kernel runs.
     """
 
-    def __init__(
-        self, controls: dict[str, Any], render: Callable[..., tuple[Figure, str]], *, title: str
-    ) -> None:
+    def __init__(self, controls: dict[str, Any], render: Callable[..., tuple[Figure, str]], *, title: str) -> None:
         self.controls = controls
         self.title = title
         self.text = ""
@@ -38,6 +36,7 @@ class Explorer:
         self._html = ipywidgets.HTML()
         for control in controls.values():
             control.style.description_width = "initial"
+            control.layout.width = "22em"
             control.observe(self._update, names="value")
         self._update()
 
@@ -58,7 +57,11 @@ class Explorer:
     def show(self) -> None:
         """Display the widget; where no kernel runs, a line says what would be there."""
         box = ipywidgets.VBox(
-            [ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"}), self._image, self._html]
+            [
+                ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"}),
+                self._image,
+                self._html,
+            ]
         )
         bundle = dict(box._repr_mimebundle_())
         bundle["text/plain"] = f"[interactive: {self.title}. Run this cell in JupyterLab to move the controls.]"

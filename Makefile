@@ -1,0 +1,76 @@
+# Needs Python >= 3.11 with pip, and make. See `make help`.
+PYTHON ?= python3
+VENV_ARGS ?=
+WHEELHOUSE ?= wheelhouse
+WHEELHOUSE_PYTHON ?= 3.12
+WHEELHOUSE_PLATFORM ?= manylinux_2_28_x86_64
+
+# Tools run as modules: where a venv sees the system's packages, their scripts are in the system's bin folder.
+PY := .venv/bin/python
+PYTEST := $(PY) -m pytest
+
+.DEFAULT_GOAL := help
+.PHONY: help lab test lint bench refresh lock wheelhouse clean
+
+help:  ## show this list
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
+
+lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
+	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
+
+test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
+	$(PYTEST) -n 2 --dist loadfile $(PYTEST_ARGS)
+
+lint: .venv/installed  ## ruff, and mypy over course_lib
+	$(PY) -m ruff check .
+	$(PY) -m mypy
+
+bench: .venv/installed  ## the benchmarks, for an idle machine
+	$(PYTEST) tests/bench -o 'python_files=bench_*.py' -s $(PYTEST_ARGS)
+
+refresh: .venv/installed  ## run the notebooks and store their outputs (N=05 for one of them)
+	$(PY) -m course_lib.notebook.refresh $(N)
+
+lock: .venv/pyvenv.cfg  ## lock versions within requirements.txt (LOCK_ARGS=--upgrade for the newest)
+	$(PY) -m pip install --quiet uv
+	printf 'torch==2.13.0\nhatchling\neditables\n' | $(PY) -m uv pip compile requirements.txt - --universal \
+	  --python-version 3.11 --no-header --no-annotate --no-emit-package every-batch-counts \
+	  --quiet --output-file requirements.lock $(LOCK_ARGS)
+
+# pip compares manylinux tags by name, so every older one that the platform accepts is listed.
+GLIBC := $(word 3,$(subst _, ,$(WHEELHOUSE_PLATFORM)))
+ARCH := $(WHEELHOUSE_PLATFORM:manylinux_2_$(GLIBC)_%=%)
+PLATFORMS := $(foreach minor,$(shell seq $(GLIBC) -1 5),manylinux_2_$(minor)_$(ARCH)) \
+  $(foreach year,2014 2010 1,manylinux$(year)_$(ARCH))
+
+wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has torch and no network
+	$(PY) -m pip install --quiet uv
+	mkdir -p $(WHEELHOUSE)
+	$(PY) -m uv pip compile requirements.lock --no-deps --no-header --no-annotate --quiet \
+	  --python-version $(WHEELHOUSE_PYTHON) --python-platform $(ARCH)-manylinux_2_$(GLIBC) \
+	  | grep -Ev '^(torch|triton|cuda-.*|nvidia-.*)==' > $(WHEELHOUSE)/requirements.txt
+	$(PY) -m pip download --no-deps --only-binary=:all: --dest $(WHEELHOUSE) -r $(WHEELHOUSE)/requirements.txt \
+	  --python-version $(WHEELHOUSE_PYTHON) $(PLATFORMS:%=--platform %)
+	@echo "$(WHEELHOUSE)/ is for Python $(WHEELHOUSE_PYTHON), $(WHEELHOUSE_PLATFORM); torch and its CUDA packages are" \
+	  "left out. Copy it there and run: make test VENV_ARGS=--system-site-packages"
+
+clean:  ## remove .venv and the caches
+	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+
+# A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
+.venv/pyvenv.cfg:
+	$(PYTHON) -m venv $(VENV_ARGS) .venv
+ifneq ($(findstring --system-site-packages,$(VENV_ARGS)),)
+	$(PYTHON) -c 'import site, sys; print(*[f"import site; site.addsitedir({p!r})" for p in site.getsitepackages() \
+	  if sys.prefix != sys.base_prefix], sep="\n")' \
+	  > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maker.pth"
+endif
+
+# A venv that sees the system's packages keeps what requirements.txt admits, so the exact lock is not for it.
+OFFLINE = $(if $(wildcard $(WHEELHOUSE)/*.whl),--no-index --find-links $(WHEELHOUSE))
+.venv/installed: .venv/pyvenv.cfg requirements.txt requirements.lock pyproject.toml
+	if grep -q 'system-site-packages = true' .venv/pyvenv.cfg; then \
+	  $(PY) -m pip install -r requirements.txt $(OFFLINE); \
+	else $(PY) -m pip install -r requirements.txt -c requirements.lock; fi
+	$(PY) -m ipykernel install --sys-prefix
+	touch $@

@@ -1,0 +1,57 @@
+"""Small real data, offline and instant.
+
+A chapter that downloads its data fails on a train, in CI and in five years; a chapter on random numbers shows
+no accuracy that means anything. So the data lie beside the code.
+The rule: *what a number rests on is checked before it is used.* Each file has a checksum, and
+`data/README.md` says where it comes from and under which licence.
+
+    images, labels = load_digits()
+    images.shape, images.dtype          # (1797, 1, 8, 8), float32 in [0, 1]
+    labels.shape, labels.dtype          # (1797,), int64 in 0…9
+    train = TensorDataset(images[:1500], labels[:1500])
+"""
+
+import hashlib
+import io
+from pathlib import Path
+
+import numpy as np
+import torch
+from torch import Tensor
+
+PACKAGE = Path(__file__).parent
+SHA256 = {"digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"}
+
+
+def load_digits() -> tuple[Tensor, Tensor]:
+    """The 1,797 handwritten digits of 13 writers, in the order of their source.
+
+    Returns `images`, float32 of shape (1797, 1, 8, 8) in [0, 1], and `labels`, int64 of shape (1797,).
+    Raises FileNotFoundError where the file is missing, ValueError where its checksum is another.
+    """
+    with np.load(io.BytesIO(_read_checked("digits.npz"))) as arrays:
+        images, labels = arrays["images"], arrays["labels"]
+    return torch.from_numpy(images[:, None] / np.float32(16)), torch.from_numpy(labels.astype(np.int64))
+
+
+def data_path(name: str) -> Path:
+    """The file `name` of the data: packaged beside the code in a wheel, in `data/` in a clone."""
+    for folder in (PACKAGE / "_data", PACKAGE.parent / "data"):
+        if (folder / name).is_file():
+            return folder / name
+    raise FileNotFoundError(
+        f"no data file {name!r} in {PACKAGE / '_data'} or {PACKAGE.parent / 'data'}: "
+        "install course_lib from its wheel, or run from a full clone"
+    )
+
+
+def _read_checked(name: str) -> bytes:
+    path = data_path(name)
+    content = path.read_bytes()
+    found = hashlib.sha256(content).hexdigest()
+    if found != SHA256[name]:
+        raise ValueError(
+            f"{path} is not the file that the workbook was run with: its SHA-256 is {found}, "
+            f"expected {SHA256[name]}; restore it with `git checkout -- data/{name}` or reinstall course_lib"
+        )
+    return content

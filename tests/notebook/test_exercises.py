@@ -1,0 +1,115 @@
+"""Every exercise of every notebook, three ways: the stub fails, the solution passes, each wrong answer is named."""
+
+import importlib
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+
+from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+MODULES = {"00_start_here": "start_here", "05_counting_steps": "counting_steps"}
+
+
+def cell_sources(notebook):
+    cells = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
+    return {cell["id"]: "".join(cell["source"]) for cell in cells}
+
+
+def exercises():
+    for notebook, module in MODULES.items():
+        sources = cell_sources(notebook)
+        catalogue = importlib.import_module(f"course_lib.notebook.{module}")
+        for cell, source in sources.items():
+            if cell.startswith("check-"):
+                name, answer = re.search(r"\w+\.(\w+)\.check\((\w+)\)", source).groups()
+                yield pytest.param(getattr(catalogue, name), sources, cell.removeprefix("check-"), answer, id=cell)
+
+
+EXERCISES = list(exercises())
+
+
+def run(code, answer):
+    namespace = {"math": math}
+    exec(code, namespace)
+    return namespace[answer]
+
+
+@pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
+def test_stub_fails_and_solution_passes(exercise, sources, name, answer, capsys):
+    with pytest.raises(NotSolved):
+        exercise.check(run(sources[f"stub-{name}"], answer))
+    solution = re.search(r"```python\n(.*?)```", sources[f"solution-{name}"], re.DOTALL).group(1)
+    exercise.check(run(solution, answer))
+    assert "solved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
+def test_each_catalogued_wrong_answer_gets_its_own_message(exercise, sources, name, answer):
+    told = []
+    for misconception in exercise.misconceptions:
+        with pytest.raises(NotSolved) as caught:
+            exercise.check(misconception.answer)
+        before, _, after = misconception.message.partition("{got}")
+        assert str(caught.value).endswith(after) and before in str(caught.value)
+        told.append(after)
+    assert 2 <= len(set(told)) == len(told)
+
+
+@pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
+def test_each_exercise_has_two_hints_and_a_card(exercise, sources, name, answer):
+    card = next(
+        s for c, s in sources.items() if c.startswith("exercise-") and sources_follow(sources, c, f"stub-{name}")
+    )
+    assert card.count("<details><summary>Hint") == 2
+    assert "Solution</summary>" in sources[f"solution-{name}"]
+
+
+def sources_follow(sources, first, second):
+    cells = list(sources)
+    return cells.index(second) == cells.index(first) + 1
+
+
+def test_every_catalogued_exercise_is_in_its_notebook():
+    for notebook, module in MODULES.items():
+        checked = {id(p.values[0]) for p in EXERCISES if p.values[1] == cell_sources(notebook)}
+        catalogued = {id(e) for e in importlib.import_module(f"course_lib.notebook.{module}").EXERCISES}
+        assert checked == catalogued
+
+
+double = Exercise(
+    "double",
+    solution=lambda x: 2 * x,
+    cases=[dict(x=0), dict(x=2), dict(x=3)],
+    misconceptions=[Misconception(lambda x: x * x, "{got} is the square.")],
+)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (None, "double: no answer yet"),
+        (6, "double: a function is asked for, got 6"),
+        (lambda x: None, "double(x=0) returned nothing"),
+        (lambda x: 1 / x, "double(x=0) raised ZeroDivisionError"),
+        (lambda x: 3 * x, "double(x=2) should be 4, got 6."),
+        (lambda x: x**2, "double(x=3) should be 6, got 9.\n9 is the square."),
+        (lambda y: y, "double(x=0) raised TypeError"),
+    ],
+)
+def test_the_first_failing_case_is_the_diagnosis(answer, message):
+    with pytest.raises(NotSolved, match="^" + re.escape(message)):
+        double.check(answer)
+
+
+def test_a_wrong_number_does_not_give_the_answer_away():
+    with pytest.raises(NotSolved) as caught:
+        Exercise("n", solution=12, misconceptions=[]).check(11)
+    assert "12" not in str(caught.value)
+
+
+def test_in_a_notebook_the_message_stands_alone():
+    assert NotSolved("told\nwhy")._render_traceback_() == ["NotSolved: told", "why"]

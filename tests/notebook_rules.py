@@ -1,0 +1,220 @@
+"""What every notebook of the workbook keeps to: a rule takes a notebook and yields what breaks it."""
+
+import ast
+import re
+import socket
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from IPython.core.inputtransformer2 import TransformerManager
+
+ROOT = Path(__file__).parents[1]
+ANATOMY = [
+    "Symptom", "Predict", "Mechanism", "Fix", "Proof", "Claims", "Exercises", "In your project", "Recap",
+]  # fmt: skip
+WITHOUT_ANATOMY = ("00", "09")
+IGNORING = {"nbval-ignore-output", "nbval-skip"}
+VERDICTS = {"T", "I", "F", "V"}
+
+Notebook = dict[str, Any]
+Cell = dict[str, Any]
+Rule = Callable[[str, Notebook], Iterator[str]]
+
+
+def broken_rules(name: str, notebook: Notebook) -> list[str]:
+    """Every problem of the notebook `name` (its stem), each naming the notebook and the cell."""
+    return [f"{name}: {problem}" for rule in RULES for problem in rule(name, notebook)]
+
+
+def executed_in_order(name: str, notebook: Notebook) -> Iterator[str]:
+    # nbval never compares a cell without a count.
+    for position, cell in enumerate(code_cells(notebook), start=1):
+        if cell["execution_count"] != position:
+            yield f"{label(cell)} has execution count {cell['execution_count']}, expected {position}"
+
+
+def ignored_for_a_reason(name: str, notebook: Notebook) -> Iterator[str]:
+    cells = code_cells(notebook)
+    ignored = [cell for cell in cells if is_ignored(cell)]
+    for cell in ignored:
+        reason = cell["metadata"].get("reason")
+        if not (isinstance(reason, str) and reason.strip()):
+            yield f"{label(cell)} is not compared, and its metadata has no `reason`"
+    for cell in cells:
+        if re.search(r"^\s*#\s*(NBVAL|PYTEST_VALIDATE)_", source(cell), re.MULTILINE):
+            yield f"{label(cell)} speaks to nbval by a comment: use a tag, and a reason"
+    if len(ignored) * 7 > len(cells):
+        which = ", ".join(label(cell) for cell in ignored)
+        yield f"{len(ignored)} of {len(cells)} code cells are not compared, at most one in seven: {which}"
+
+
+def free_of_the_machine(name: str, notebook: Notebook) -> Iterator[str]:
+    host = socket.gethostname()
+    patterns = {
+        "an absolute path": r"(?<![\w.])(?:/(?:home|tmp|root|Users|private|opt|usr|var)/|[A-Z]:\\)\S*",
+        "the path of a package": r"[^\s\"']*[/\\]site-packages\b",
+        "the repository's own path": re.escape(str(ROOT)),
+        "an address in memory": r"\b0x[0-9a-fA-F]{6,}",
+    }
+    for cell in notebook["cells"]:
+        for where, text in {"source": source(cell), "output": "\n".join(output_texts(cell))}.items():
+            for what, pattern in patterns.items():
+                if found := re.search(pattern, text):
+                    yield f"{label(cell)} has {what} in its {where}: {found[0]}"
+            if where == "output" and host != "localhost" and re.search(rf"\b{re.escape(host)}\b", text):
+                yield f"{label(cell)} has the name of this machine in its output: {host}"
+
+
+def code_as_readers_may_copy_it(name: str, notebook: Notebook) -> Iterator[str]:
+    unwanted = {
+        # A semicolon hides no output from nbval, and readers of plain Python wonder.
+        "a line that ends with a semicolon": r";[ \t]*$",
+        "an installation": r"^\s*[!%]\s*(pip|conda|uv)\b",
+        "sys.path": r"\bsys\.path\b",
+        "a fixed device": r"\bcuda:0\b",
+    }
+    for cell in code_cells(notebook):
+        for what, pattern in unwanted.items():
+            if re.search(pattern, source(cell), re.MULTILINE):
+                yield f"{label(cell)} has {what}"
+
+
+def no_history(name: str, notebook: Notebook) -> Iterator[str]:
+    for cell in code_cells(notebook):
+        try:
+            tree = ast.parse(TransformerManager().transform_cell(source(cell)))
+        except SyntaxError as error:
+            if "raises-exception" not in tags(cell):
+                yield f"{label(cell)} is no Python: {error}"
+            continue
+        read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
+        for used in sorted(n for n in read if re.fullmatch(r"_|__|___|_i*\d+|_i+|In|Out", n)):
+            yield f"{label(cell)} reads IPython's history: {used}"
+
+
+def errors_are_announced(name: str, notebook: Notebook) -> Iterator[str]:
+    for cell in code_cells(notebook):
+        failed = any(output["output_type"] == "error" for output in cell["outputs"])
+        announced = "raises-exception" in tags(cell)
+        if failed and not announced:
+            yield f"{label(cell)} shows an error without the tag raises-exception"
+        if announced and not failed:
+            yield f"{label(cell)} has the tag raises-exception and shows no error"
+
+
+def no_trace_of_the_run(name: str, notebook: Notebook) -> Iterator[str]:
+    if "widgets" in notebook["metadata"]:
+        yield "metadata.widgets holds the state of widgets: run `make refresh`"
+    for cell in code_cells(notebook):
+        if "execution" in cell["metadata"]:
+            yield f"{label(cell)} holds the times of its run: run `make refresh`"
+
+
+def figures_have_their_sentence(name: str, notebook: Notebook) -> Iterator[str]:
+    # JupyterLab shows no alternative text of an image: whoever cannot see it reads the sentence under it.
+    for cell in code_cells(notebook):
+        for output, following in pairwise([*cell["outputs"], {}]):
+            if any(mime.startswith("image/") for mime in output.get("data", {})):
+                sentence = joined(following.get("data", {}).get("text/markdown", ""))
+                if len(sentence.strip()) < 30:
+                    yield f"{label(cell)} has a figure without its sentence (text/markdown of 30 characters)"
+
+
+def headings_follow_the_anatomy(name: str, notebook: Notebook) -> Iterator[str]:
+    if name.startswith(WITHOUT_ANATOMY):
+        return
+    prose = "\n".join(source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+    prose = re.sub(r"^```.*?^```", "", prose, flags=re.MULTILINE | re.DOTALL)
+    titles = re.findall(r"^# +(.+?) *$", prose, re.MULTILINE)
+    if len(titles) != 1 or not titles[0].endswith("?"):
+        yield f"the title is one level-1 heading, a question: found {titles}"
+    elif not source(notebook["cells"][0]).startswith("# "):
+        yield f"{label(notebook['cells'][0])} does not begin with the title"
+    headings = re.findall(r"^## +(.+?) *$", prose, re.MULTILINE)
+    if headings != ANATOMY:
+        yield f"the level-2 headings are {headings}, expected {ANATOMY}"
+
+
+def cells_have_ids(name: str, notebook: Notebook) -> Iterator[str]:
+    # Claims name them, and reviews follow them.
+    ids = [cell.get("id") for cell in notebook["cells"]]
+    for cell in notebook["cells"]:
+        if not cell.get("id") or ids.count(cell["id"]) > 1:
+            yield f"{label(cell)} has no id of its own"
+
+
+RULES: list[Rule] = [
+    executed_in_order,
+    ignored_for_a_reason,
+    free_of_the_machine,
+    code_as_readers_may_copy_it,
+    no_history,
+    errors_are_announced,
+    no_trace_of_the_run,
+    figures_have_their_sentence,
+    headings_follow_the_anatomy,
+    cells_have_ids,
+]
+
+
+def broken_claims(claims: list[dict[str, str]], notebooks: dict[str, Notebook]) -> Iterator[str]:
+    """Every problem of the rows of claims.json, beside the notebooks that exist."""
+    fields = {"id", "chapter", "claim", "verdict", "reason", "cell"}
+    ids = [row.get("id") for row in claims]
+    for row in claims:
+        row_name = f"claim {row.get('id')}"
+        if set(row) != fields or not all(isinstance(row[f], str) and row[f].strip() for f in fields):
+            yield f"{row_name} must have {sorted(fields)}, each with a text: got {row}"
+            continue
+        if ids.count(row["id"]) > 1:
+            yield f"{row_name} is there {ids.count(row['id'])} times"
+        if row["verdict"] not in VERDICTS:
+            yield f"{row_name} has the verdict {row['verdict']!r}, allowed are {sorted(VERDICTS)}"
+        if row["chapter"] in notebooks:
+            cells = {cell.get("id"): cell for cell in code_cells(notebooks[row["chapter"]])}
+            where = f"{row_name} is proved by cell {row['cell']} of {row['chapter']}, which"
+            if row["cell"] not in cells:
+                yield f"{where} is no code cell there"
+            elif cells[row["cell"]]["execution_count"] is None:
+                yield f"{where} was not executed"
+            elif is_ignored(cells[row["cell"]]):
+                yield f"{where} is not compared"
+            elif f'settle("{row["id"]}"' not in source(cells[row["cell"]]):
+                yield f"{where} does not settle it"
+    for chapter in notebooks:
+        if not chapter.startswith(WITHOUT_ANATOMY) and chapter not in {row.get("chapter") for row in claims}:
+            yield f"{chapter} proves no claim"
+
+
+def code_cells(notebook: Notebook) -> list[Cell]:
+    return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
+
+
+def is_ignored(cell: Cell) -> bool:
+    return bool(tags(cell) & IGNORING)
+
+
+def tags(cell: Cell) -> set[str]:
+    return set(cell["metadata"].get("tags", []))
+
+
+def label(cell: Cell) -> str:
+    first_line = source(cell).strip().partition("\n")[0]
+    return f"cell {cell.get('id')} ({first_line[:40] or 'empty'})"
+
+
+def source(cell: Cell) -> str:
+    return joined(cell["source"])
+
+
+def output_texts(cell: Cell) -> Iterator[str]:
+    for output in cell.get("outputs", []):
+        yield joined(output.get("text", ""))
+        yield from (output.get("ename", ""), output.get("evalue", ""), "\n".join(output.get("traceback", [])))
+        yield from (joined(text) for mime, text in output.get("data", {}).items() if mime.startswith("text/"))
+
+
+def joined(text: str | list[str]) -> str:
+    return text if isinstance(text, str) else "".join(text)

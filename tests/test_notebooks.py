@@ -1,0 +1,265 @@
+"""The notebooks keep the rules of notebook_rules.py, and each rule is shown to fail where it should."""
+
+import base64
+import copy
+import json
+import re
+import socket
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.notebook_rules import ANATOMY, ROOT, Notebook, broken_claims, broken_rules
+
+PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
+
+
+def test_there_are_notebooks():
+    assert PATHS
+
+
+@pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
+def test_notebook_keeps_the_rules(path: Path):
+    assert broken_rules(path.stem, read(path)) == []
+    assert path.stat().st_size < 1_000_000
+
+
+def test_every_claim_has_its_cell():
+    claims = json.loads((ROOT / "data" / "claims.json").read_text(encoding="utf-8"))
+    assert list(broken_claims(claims, {path.stem: read(path) for path in PATHS})) == []
+
+
+def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
+    shown = re.findall(r"!\[[^\]]+\]\(([^)]+\.png)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    drawn = {}
+    for path in PATHS:
+        for cell in read(path)["cells"]:
+            if name := cell["metadata"].get("picture"):
+                pngs = [o["data"]["image/png"] for o in cell["outputs"] if "image/png" in o.get("data", {})]
+                drawn[f"notebooks/{name}"] = [base64.b64decode(png) for png in pngs]
+    assert shown and set(shown) == set(drawn)
+    for name, pictures in drawn.items():
+        assert pictures == [(ROOT / name).read_bytes()], f"{name}: run `make refresh`"
+
+
+def read(path: Path) -> Notebook:
+    return json.loads(path.read_text(encoding="utf-8"))
+
+
+def code(cell_id: str, source: str = "x = 1", count: int = 1, outputs: Any = (), **metadata: Any) -> dict:
+    return {
+        "cell_type": "code", "id": cell_id, "source": source, "execution_count": count,
+        "outputs": list(outputs), "metadata": metadata,
+    }  # fmt: skip
+
+
+def prose(cell_id: str, source: str) -> dict:
+    return {"cell_type": "markdown", "id": cell_id, "source": source, "metadata": {}}
+
+
+def stream(text: str) -> dict:
+    return {"output_type": "stream", "name": "stdout", "text": text}
+
+
+def display(**data: str) -> dict:
+    return {"output_type": "display_data", "data": {k.replace("_", "/"): text for k, text in data.items()}}
+
+
+ERROR = {"output_type": "error", "ename": "ValueError", "evalue": "no", "traceback": []}
+FIGURE = display(image_png="iVBO", text_plain="<Figure>")
+SENTENCE = display(text_markdown="Four short windows of 39 micro-batches each end in a step.")
+CHAPTER = {
+    "metadata": {},
+    "nbformat": 4,
+    "nbformat_minor": 5,
+    "cells": [
+        prose("title", "# Why did it stop?"),
+        *(prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY)),
+        *(code(f"c{i}", count=i) for i in range(1, 5)),
+        code("c5", 'claims.settle("C1", True)', 5),
+        code("c6", "1 / 0", 6, [ERROR], tags=["raises-exception"]),
+        code("c7", "_ = draw()\nfor _ in range(3):\n    print()", 7, [FIGURE, SENTENCE]),
+        code("c8", "import time", 8, [stream("0.3 s")], tags=["nbval-ignore-output"], reason="a time"),
+    ],
+}
+
+
+def cell(notebook: Notebook, cell_id: str) -> dict:
+    return next(cell for cell in notebook["cells"] if cell["id"] == cell_id)
+
+
+def put(cell_id: str, **fields: Any) -> Callable[[Notebook], None]:
+    return lambda notebook: cell(notebook, cell_id).update(fields)
+
+
+def drop(cell_id: str) -> Callable[[Notebook], None]:
+    return lambda notebook: notebook["cells"].remove(cell(notebook, cell_id))
+
+
+BROKEN = {
+    "not executed": (
+        put("c2", execution_count=None),
+        "05_x: cell c2 (x = 1) has execution count None, expected 2",
+    ),
+    "out of order": (put("c2", execution_count=9), "cell c2 (x = 1) has execution count 9, expected 2"),
+    "ignored, no reason": (
+        put("c8", metadata={"tags": ["nbval-skip"]}),
+        "cell c8 (import time) is not compared",
+    ),
+    "ignored, blank reason": (
+        put("c8", metadata={"tags": ["nbval-skip"], "reason": " "}),
+        "cell c8 (import time) is not compared, and its metadata has no `reason`",
+    ),
+    "ignored by a comment": (put("c1", source="x\n# NBVAL_SKIP"), "cell c1 (x) speaks to nbval by a comment"),
+    "too many ignored": (
+        put("c1", metadata={"tags": ["nbval-skip"], "reason": "why"}),
+        "2 of 8 code cells are not compared, at most one in seven: cell c1 (x = 1), cell c8",
+    ),
+    "home in source": (put("c1", source="p = '/" + "home/me'"), "has an absolute path in its source"),
+    "tmp in prose": (
+        put("h2", source="## Mechanism\nsee /" + "tmp/x"),
+        "cell h2 (## Mechanism) has an absolute path",
+    ),
+    "root in output": (
+        put("c1", outputs=[stream("/" + "root/x")]),
+        "cell c1 (x = 1) has an absolute path in its output",
+    ),
+    "Windows path": (
+        put("c1", outputs=[stream("C:" + r"\Users\x")]),
+        r"an absolute path in its output: C:\Users\x",
+    ),
+    "path in an error": (
+        put("c6", outputs=[ERROR | {"traceback": ["File ~/x/site-" + "packages/torch/a.py:3"]}]),
+        "cell c6 (1 / 0) has the path of a package in its output: ~/x/site-packages",
+    ),
+    "own path": (
+        put("c1", outputs=[display(text_html=f"<b>{ROOT}</b>")]),
+        "the repository's own path in its output",
+    ),
+    "address": (
+        put("c1", outputs=[stream("<object at 0x7f00deadbeef>")]),
+        "an address in memory in its output",
+    ),
+    "host": (
+        put("c1", outputs=[stream(f"on {socket.gethostname()}!")]),
+        "cell c1 (x = 1) has the name of this",
+    ),
+    "semicolon": (
+        put("c1", source="x = 1;\ny = 2"),
+        "cell c1 (x = 1;) has a line that ends with a semicolon",
+    ),
+    "pip": (put("c1", source="!pip install torch"), "cell c1 (!pip install torch) has an installation"),
+    "sys.path": (put("c1", source="import sys\nsys.path.append('..')"), "cell c1 (import sys) has sys.path"),
+    "cuda:0": (put("c1", source="x.to('cuda:0')"), "cell c1 (x.to('cuda:0')) has a fixed device"),
+    "underscore": (put("c1", source="print(_ + 1)"), "cell c1 (print(_ + 1)) reads IPython's history: _"),
+    "Out": (put("c1", source="y = Out[3]"), "cell c1 (y = Out[3]) reads IPython's history: Out"),
+    "In": (put("c1", source="exec(In[1])"), "cell c1 (exec(In[1])) reads IPython's history: In"),
+    "no Python": (put("c1", source="x = = 1"), "cell c1 (x = = 1) is no Python"),
+    "stray error": (
+        put("c1", outputs=[ERROR]),
+        "cell c1 (x = 1) shows an error without the tag raises-exception",
+    ),
+    "no error": (put("c6", outputs=[]), "cell c6 (1 / 0) has the tag raises-exception and shows no error"),
+    "widget state": (lambda n: n["metadata"].update(widgets={}), "05_x: metadata.widgets holds the state"),
+    "timing": (put("c1", metadata={"execution": {}}), "cell c1 (x = 1) holds the times of its run"),
+    "figure alone": (put("c7", outputs=[FIGURE]), "cell c7 (_ = draw()) has a figure without its sentence"),
+    "figure, late sentence": (
+        put("c7", outputs=[FIGURE, stream("x"), SENTENCE]),
+        "has a figure without its sentence",
+    ),
+    "figure, few words": (
+        put("c7", outputs=[FIGURE, display(text_markdown="A plot.")]),
+        "without its sentence",
+    ),
+    "title no question": (
+        put("title", source="# Steps"),
+        "the title is one level-1 heading, a question: found",
+    ),
+    "title late": (
+        lambda n: n["cells"].insert(0, prose("pre", "Hello")),
+        "cell pre (Hello) does not begin with",
+    ),
+    "two titles": (
+        put("h0", source="# Why?\n## Symptom"),
+        "the title is one level-1 heading, a question: found",
+    ),
+    "heading missing": (drop("h1"), "05_x: the level-2 headings are ['Symptom', 'Mechanism'"),
+    "headings swapped": (
+        put("h1", source="## Proof\n## Predict"),
+        "the level-2 headings are ['Symptom', 'Proof'",
+    ),
+    "no id": (put("c1", id=""), "cell  (x = 1) has no id of its own"),
+    "id twice": (put("c1", id="c2"), "cell c2 (x = 1) has no id of its own"),
+}
+
+
+def test_a_good_chapter_breaks_no_rule():
+    assert broken_rules("05_x", CHAPTER) == []
+
+
+def test_a_heading_in_a_code_block_is_none():
+    notebook = copy.deepcopy(CHAPTER)
+    put("h2", source="## Mechanism\n```bash\n## no heading\n# nor a title\n```")(notebook)
+    assert broken_rules("05_x", notebook) == []
+
+
+@pytest.mark.parametrize("name", ["00_start_here", "09_capstone"])
+def test_the_first_and_the_last_notebook_have_their_own_headings(name: str):
+    notebook = copy.deepcopy(CHAPTER)
+    drop("h1")(notebook)
+    assert broken_rules(name, notebook) == []
+
+
+@pytest.mark.parametrize(("break_it", "message"), BROKEN.values(), ids=BROKEN)
+def test_a_broken_rule_is_named(break_it: Callable[[Notebook], None], message: str):
+    notebook = copy.deepcopy(CHAPTER)
+    break_it(notebook)
+    problems = broken_rules("05_x", notebook)
+    assert any(message in problem for problem in problems), problems
+    assert all(problem.startswith("05_x: ") for problem in problems)
+
+
+CLAIM = {
+    "id": "C1",
+    "chapter": "05_x",
+    "claim": "k=8 halves it",
+    "verdict": "F",
+    "reason": "no",
+    "cell": "c5",
+}
+BROKEN_CLAIMS = {
+    "no such cell": (
+        [CLAIM | {"cell": "c99"}],
+        "claim C1 is proved by cell c99 of 05_x, which is no code cell there",
+    ),
+    "another cell": ([CLAIM | {"cell": "c1"}], "cell c1 of 05_x, which does not settle it"),
+    "a prose cell": ([CLAIM | {"cell": "title"}], "cell title of 05_x, which is no code cell there"),
+    "an ignored cell": ([CLAIM | {"cell": "c8"}], "cell c8 of 05_x, which is not compared"),
+    "id twice": ([CLAIM, CLAIM], "claim C1 is there 2 times"),
+    "verdict": (
+        [CLAIM | {"verdict": "maybe"}],
+        "claim C1 has the verdict 'maybe', allowed are ['F', 'I', 'T', 'V']",
+    ),
+    "field missing": ([{"id": "C1", "chapter": "05_x"}], "claim C1 must have"),
+    "field blank": ([CLAIM | {"reason": ""}], "claim C1 must have"),
+    "chapter without": ([CLAIM | {"chapter": "06_y"}], "05_x proves no claim"),
+}
+
+
+def test_good_claims_pass_also_those_of_chapters_to_come():
+    claims = [CLAIM, CLAIM | {"id": "C2", "chapter": "06_y"}]
+    assert list(broken_claims(claims, {"05_x": CHAPTER, "00_a": CHAPTER})) == []
+
+
+@pytest.mark.parametrize(("claims", "message"), BROKEN_CLAIMS.values(), ids=BROKEN_CLAIMS)
+def test_a_broken_claim_is_named(claims: list[dict[str, str]], message: str):
+    problems = list(broken_claims(claims, {"05_x": CHAPTER}))
+    assert any(message in problem for problem in problems), problems
+
+
+def test_a_claim_on_a_cell_that_was_not_executed_is_named():
+    notebook = copy.deepcopy(CHAPTER)
+    put("c5", execution_count=None)(notebook)
+    assert "05_x, which was not executed" in next(broken_claims([CLAIM], {"05_x": notebook}))
