@@ -183,6 +183,13 @@ def run_ranks(
         shutil.rmtree(folder, ignore_errors=True)
 
 
+def rank_device() -> torch.device:
+    """Where a rank's tensors belong in collectives: on its GPU under NCCL, else on the CPU."""
+    if dist.is_initialized() and dist.get_backend() == "nccl":
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
+
+
 # ---------------------------------------------------------------------------------------------- the calling process
 
 
@@ -641,7 +648,8 @@ def _describe(error: BaseException) -> _Failure:
 
 
 def _own_frames(frames: traceback.StackSummary) -> list[traceback.FrameSummary]:
-    """Leave out what stands above the function: the launcher and multiprocessing."""
+    """Leave out what stands above the function (the launcher, multiprocessing), and torch's logging wrapper."""
+    frames = traceback.StackSummary.from_list([f for f in frames if not f.filename.endswith("c10d_logger.py")])
     start = [
         index + 1 for index, frame in enumerate(frames) if frame.filename == __file__ and frame.name == "_rank_main"
     ]

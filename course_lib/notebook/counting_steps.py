@@ -16,7 +16,15 @@ from course_lib.notebook.exercises import Exercise, Misconception
 from course_lib.notebook.widgets import Explorer
 from course_lib.steps import Stage, StepPlan, Tail, plan_steps
 
-Fate = Literal["steps", "steps, short", "leaks into the next epoch", "gradient thrown away", "dropped", "not run"]
+Fate = Literal[
+    "full window",
+    "short window",
+    "leaks into the next epoch",
+    "never applied",
+    "gradient thrown away",
+    "dropped",
+    "not run",
+]
 
 
 class Box(NamedTuple):
@@ -47,13 +55,13 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         for window in plan.windows[first : first + stage.steps]:
             short = window.stop - window.start < stage.accumulate_grad_batches
             label = str(window.optimizer_step + 1) + (f" (+{window.carried})" if window.carried else "")
-            boxes.append(box(window.start, window.stop, "steps, short" if short else "steps", label))
+            boxes.append(box(window.start, window.stop, "short window" if short else "full window", label))
             done = window.stop
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
-            boxes.append(
-                box(done, ran, "leaks into the next epoch" if plan.tail == "carry" else "gradient thrown away")
-            )
+            steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
+            leaks: Fate = "leaks into the next epoch" if steps_later else "never applied"
+            boxes.append(box(done, ran, leaks if plan.tail == "carry" else "gradient thrown away"))
         if stage.batches > ran:
             boxes.append(box(ran, stage.batches, "not run"))
         trained = stage.samples_up_to(stage.batches)
@@ -64,9 +72,10 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
 
 
 LOOKS: dict[Fate, tuple[str, str]] = {
-    "steps": (SKY, ""),
-    "steps, short": (ORANGE, "//"),
+    "full window": (SKY, ""),
+    "short window": (ORANGE, "//"),
     "leaks into the next epoch": (YELLOW, "\\\\"),
+    "never applied": ("#DDDDDD", "oo"),
     "gradient thrown away": ("#DDDDDD", ".."),
     "dropped": ("white", "xxx"),
     "not run": ("white", ""),
@@ -80,6 +89,7 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
     right end the moment of that step. Returns the legend's handles.
     """
     boxes = step_boxes(plan, epochs)
+    width = max((box.samples[1] for box in boxes), default=1)
     for box in boxes:
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
         outline = ":" if box.fate == "not run" else "-"
@@ -94,9 +104,17 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
                 linestyle=outline,
             )
         )
-        axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
+        if width <= 60 * (stop - start) / max(1, len(box.batch_edges) - 1):  # else the edges hide the boxes
+            axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
-            axes.vlines(stop, box.epoch - 0.45, box.epoch + 0.45, color=VERMILION, linewidth=2.5)
+            axes.vlines(
+                stop,
+                box.epoch - 0.45,
+                box.epoch + 0.45,
+                color=VERMILION,
+                linewidth=min(2.5, 300 * (stop - start) / width),
+            )
+        if box.label and stop - start > width / 40 * len(box.label):
             axes.text(
                 (start + stop) / 2, box.epoch, box.label, ha="center", va="center", fontsize=9,
                 bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
@@ -106,13 +124,13 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
         xlabel="samples of one rank, in the order drawn",
         ylabel="epoch",
         yticks=range(epochs),
-        xlim=(0, 1.01 * max((box.samples[1] for box in boxes), default=1)),
+        xlim=(0, 1.01 * width),
         ylim=(epochs - 0.4, -0.6),
     )
     axes.spines[["top", "right"]].set_visible(False)
     fates = dict.fromkeys(box.fate for box in boxes)
     handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
-    return [*handles, Patch(facecolor=VERMILION, label="optimizer step")]
+    return [*handles, Patch(facecolor=VERMILION, label="moment of the optimizer step")]
 
 
 def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
@@ -125,18 +143,18 @@ def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
 
 def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: int) -> Figure:
     """The same three epochs under the three fates of a short window, side by side."""
-    figure, panels = new_figure(12.0, 2.9, columns=3)
+    figure, panels = new_figure(12.0, 3.1, columns=3)
     titles: dict[Tail, str] = {
-        "step": "A Trainer: the short window steps",
-        "carry": "The modulo loop: it leaks",
-        "drop": "Zeroed each epoch: it is lost",
+        "step": "A Trainer steps on the short window",
+        "carry": "The modulo loop leaks it",
+        "drop": "Zeroing at each epoch loses it",
     }
     handles: dict[str, Patch] = {}
     for axes, (tail, title) in zip(panels, titles.items(), strict=True):
         plan = plan_steps(
             num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, max_epochs=3, tail=tail
         )
-        drawn = draw_steps(axes, plan, title=f"{title}: {plan.total_steps} steps")
+        drawn = draw_steps(axes, plan, title=f"{title}:\n{plan.total_steps} optimizer steps")
         handles |= {str(handle.get_label()): handle for handle in drawn}
     figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles), frameon=False)
     return figure
@@ -155,7 +173,7 @@ def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, lis
     draw_curves(
         right,
         {name: (range(1, len(curve) + 1), curve) for name, curve in accuracies.items()},
-        title="What it does to the accuracy",
+        title="The accuracy hardly tells",
         x="epochs",
         y="accuracy on the test digits",
     )
@@ -224,6 +242,10 @@ count_by_hand = Exercise(
         Misconception(10, "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one."),
         Misconception(39, "{got} counts micro-batches: four of them make one optimizer step."),
         Misconception(4, "{got} is one epoch; the run has three."),
+        Misconception(13, "{got} counts the micro-batches of one epoch: four of them make one optimizer step."),
+        Misconception(
+            36, "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step."
+        ),
     ],
 )
 
@@ -239,6 +261,7 @@ steps_per_epoch = Exercise(
         dict(num_samples=70, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
         dict(num_samples=65, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
         dict(num_samples=15, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=True),
+        dict(num_samples=24, batch_size=8, accumulate_grad_batches=1, world_size=2, drop_last=True),
         dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
     ],
     misconceptions=[
@@ -252,8 +275,8 @@ steps_per_epoch = Exercise(
             lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
                 num_samples / (batch_size * accumulate_grad_batches * world_size)
             ),
-            "{got} is ceil(N / (b·k·G)), the formula of many articles: with drop_last the last batch may not exist, "
-            "so count batches before windows.",
+            "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
+            "(The line ceil(N / (b·k·G)) does that too.)",
         ),
         Misconception(
             lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
@@ -278,6 +301,18 @@ steps_per_epoch = Exercise(
                 / accumulate_grad_batches
             ),
             "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.",
+        ),
+        Misconception(
+            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
+                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
+                / accumulate_grad_batches
+                / world_size
+            ),
+            "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.",
+        ),
+        Misconception(
+            lambda world_size, **rest: world_size * _steps_per_epoch(world_size=world_size, **rest),
+            "{got} adds the ranks' steps up: they step together, and it counts once.",
         ),
     ],
 )
@@ -314,6 +349,14 @@ schedule_horizon = Exercise(
             ),
             "{got} lets windows reach across epochs: round up in each epoch, then multiply.",
         ),
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches / accumulate_grad_batches),
+            "{got} is one epoch: multiply by the epochs.",
+        ),
+        Misconception(
+            lambda num_batches, accumulate_grad_batches, epochs: num_batches / accumulate_grad_batches * epochs,
+            "{got} holds a part of a step: the short window is a whole one.",
+        ),
     ],
 )
 
@@ -325,7 +368,9 @@ max_steps_on_two_ranks = Exercise(
         Misconception(25, "{got} halves the steps: halve the samples, then count batches and windows anew."),
         Misconception(20, "{got} is what floor division gives: the short last window steps too."),
         Misconception(60, "{got} adds the ranks' steps up: they step together, and it counts once."),
-        Misconception(200, "{got} counts micro-batches: a window of eight makes one step."),
+        Misconception(190, "{got} counts micro-batches: a window of eight makes one step."),
+        Misconception(200, "{got} counts micro-batches, the dropped one included: a window of eight makes one step."),
+        Misconception(3, "{got} is one epoch; the run has ten."),
     ],
 )
 

@@ -48,6 +48,8 @@ class Exercise:
             raise NotSolved(f"{self.name}: no answer yet. Put yours in the place of `...`.")
         if callable(self.solution) and not callable(answer):
             raise NotSolved(f"{self.name}: a function is asked for, got {answer!r}.")
+        if not callable(self.solution) and not isinstance(answer, (int, float)):
+            raise NotSolved(f"{self.name}: a number is asked for, got {answer!r}.")
         for number, case in enumerate(self.cases, start=1):
             expected, got = _call(self.solution, case), self._attempt(answer, case)
             if not _same(got, expected):
@@ -59,7 +61,8 @@ class Exercise:
         try:
             got = _call(answer, case)
         except Exception as error:
-            raise NotSolved(f"{self._shown(case)} raised {type(error).__name__}: {error}") from error
+            hint = ". Keep the argument names of the stub" if isinstance(error, TypeError) else ""
+            raise NotSolved(f"{self._shown(case)} raised {type(error).__name__}: {error}{hint}") from error
         if got is None or got is ...:
             raise NotSolved(f"{self._shown(case)} returned nothing. Does it end with `return`?")
         return got

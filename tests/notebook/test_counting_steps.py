@@ -50,11 +50,12 @@ def test_the_fates_of_a_tail():
     def fates(**arguments):
         return [box.fate for box in step_boxes(plan_steps(22, 4, accumulate_grad_batches=4, **arguments), epochs=1)]
 
-    assert fates(max_epochs=1) == ["steps", "steps, short"]
-    assert fates(max_epochs=1, tail="carry") == ["steps", "leaks into the next epoch"]
-    assert fates(max_epochs=1, tail="drop") == ["steps", "gradient thrown away"]
-    assert fates(max_epochs=1, drop_last=True) == ["steps", "steps, short", "dropped"]
-    assert fates(max_steps=1) == ["steps", "not run"]
+    assert fates(max_epochs=1) == ["full window", "short window"]
+    assert fates(max_epochs=2, tail="carry") == ["full window", "leaks into the next epoch"]
+    assert fates(max_epochs=1, tail="carry") == ["full window", "never applied"]
+    assert fates(max_epochs=1, tail="drop") == ["full window", "gradient thrown away"]
+    assert fates(max_epochs=1, drop_last=True) == ["full window", "short window", "dropped"]
+    assert fates(max_steps=1) == ["full window", "not run"]
 
 
 @pytest.mark.parametrize(("horizon", "at_end"), [(60, 0.0), (50, 0.5 * (1 + math.cos(math.pi * 60 / 50)))])
@@ -80,6 +81,8 @@ def test_a_drawn_row_has_a_mark_for_every_step(tail):
     plan = plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, tail=tail)
     axes = figure_of_steps(plan, title="t").axes[0]
     assert sorted(int(text.get_text().split()[0]) for text in axes.texts) == list(range(1, plan.total_steps + 1))
+    crowded = figure_of_steps(plan_steps(240, 1, max_epochs=3), title="t").axes[0]
+    assert not crowded.texts
 
 
 def test_the_widget_follows_its_controls():

@@ -98,6 +98,7 @@ double = Exercise(
         (lambda x: 3 * x, "double(x=2) should be 4, got 6."),
         (lambda x: x**2, "double(x=3) should be 6, got 9.\n9 is the square."),
         (lambda y: y, "double(x=0) raised TypeError"),
+        (lambda x: "six", "double(x=0) should be 0, got six."),
     ],
 )
 def test_the_first_failing_case_is_the_diagnosis(answer, message):
