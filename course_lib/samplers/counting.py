@@ -1,0 +1,34 @@
+"""Ranks with different numbers of batches hang: one small collective before the epoch says so instead."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch.distributed as dist
+
+
+def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
+    """The number of batches of an epoch, after making sure that all ranks have as many.
+
+    Ranks with unequal counts hang, or die much later with a message about a connection. One small collective before
+    the epoch makes that an error at once.
+
+    Args:
+        loader: Anything with ``len()``: a loader or a batch sampler.
+        group: The process group; default: the whole world. Without a group there is one rank.
+
+    Raises:
+        ValueError: The ranks' counts differ; the message names each rank's.
+    """
+    count = len(loader)
+    if not (dist.is_available() and dist.is_initialized()):
+        return count
+    counts: list[Any] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(counts, count, group=group)
+    if len(set(counts)) > 1:
+        told = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(counts))
+        raise ValueError(
+            f"the ranks have different numbers of batches ({told}): the epoch would hang where the shortest ends. "
+            "Shard with ShardedBatchSampler or ShuffledBatchSampler, which give all ranks as many"
+        )
+    return count

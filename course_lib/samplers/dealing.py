@@ -1,0 +1,65 @@
+"""The arithmetic of dealing an order to the ranks: where each step begins, and who gets what of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from course_lib._arguments import int_of_at_least
+from course_lib.samplers.epoch import SamplerTail
+from course_lib.samplers.permutation import BLOCK, Ints
+
+
+class Steps:
+    """How the positions from ``position`` to ``size`` are dealt: step by step, in each step to the ranks in turn.
+
+    Steps are of equal size but for one position, the larger ones first. That makes what is left after any step
+    exactly what dealing the rest anew would give: a resume on as many ranks yields the same batches.
+    """
+
+    def __init__(self, size: int, batch_size: int, tail: SamplerTail, position: int, world_size: int) -> None:
+        self.position, self.world_size, self.tail = position, world_size, tail
+        self.left = size - position
+        self.size = size
+        full = batch_size * world_size
+        self.count = self.left // full if tail == "drop" else -(-self.left // full)
+        if tail == "spread":
+            self.smaller, self.larger_count = divmod(self.left, self.count) if self.count else (0, 0)
+        else:
+            self.smaller, self.larger_count = full, 0
+
+    def start(self, step: int) -> int:
+        """The position where a step begins; padded positions don't count beyond the end."""
+        return min(self.size, self.position + step * self.smaller + min(step, self.larger_count))
+
+    def sizes(self, step: int) -> list[int]:
+        """What each rank gets in a step."""
+        total = self.smaller + (step < self.larger_count)
+        return [total * (r + 1) // self.world_size - total * r // self.world_size for r in range(self.world_size)]
+
+    def of_rank(self, rank: int) -> Iterator[tuple[Ints, Ints]]:
+        """Blocks of one rank's positions, one after the other, with the sizes of the batches that they make."""
+        per_block = max(1, BLOCK * self.world_size // max(1, self.smaller))
+        for first in range(0, self.count, per_block):
+            steps = np.arange(first, min(first + per_block, self.count), dtype=np.int64)
+            starts = self.position + steps * self.smaller + np.minimum(steps, self.larger_count)
+            totals = self.smaller + (steps < self.larger_count).astype(np.int64)
+            begins = totals * rank // self.world_size
+            sizes = totals * (rank + 1) // self.world_size - begins
+            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+            positions = np.repeat(starts + begins, sizes) + within
+            yield positions if self.tail != "pad" else positions % self.size, sizes
+
+
+def loss_weight(steps: Steps, batch: int, world_size: int, rank: int) -> float:
+    batch = int_of_at_least(0, "batch", batch)
+    if batch >= steps.count:
+        raise ValueError(f"batch must be below the {steps.count} of this iteration, got {batch}")
+    sizes = steps.sizes(batch)
+    return sizes[rank] * world_size / sum(sizes)
+
+
+def check_position(position: int, size: int) -> None:
+    if position > size:
+        raise ValueError(f"the state stands at position {position} of an epoch of {size}: start one with set_epoch")

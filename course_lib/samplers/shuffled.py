@@ -1,0 +1,106 @@
+"""A shuffled dataset, dealt to the ranks: every index once, in O(1) memory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from course_lib._arguments import int_of_at_least
+from course_lib.samplers.dealing import Steps, check_position, loss_weight
+from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.permutation import IndexPermutation
+
+
+class ShuffledBatchSampler(EpochBatchSampler):
+    """Batches of a shuffled dataset, dealt to the ranks: what ``BatchSampler(DistributedSampler(...))`` should be.
+
+    Every index exactly once per epoch over all ranks, in O(1) memory, resumable anywhere in O(1).
+
+    Args:
+        num_samples: Samples in the dataset, up to 2**62.
+        batch_size: Largest number of indices in a batch of one rank.
+        shuffle: Whether each epoch has a random order; else that of the dataset.
+        seed: Of the order, together with the epoch.
+        tail: ``num_samples`` rarely divides. ``"spread"``: every index once, as many batches on every rank, their
+            sizes differ by at most one. ``"drop"``: full batches only, the last indices of the order are left out.
+            ``"pad"``: full batches only, the first indices of the order are repeated at its end.
+        num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
+        sampler: Ignored; under default flags, Lightning hands its own over.
+
+    Raises:
+        ValueError: An argument is out of its range; or ``tail="spread"`` would leave a rank without an index in some
+            step (5 samples, 2 ranks, batches of 1). Where the number of ranks is that of the process group, this
+            shows when the sampler is iterated.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        batch_size: int,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: SamplerTail = "spread",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        sampler: object = None,
+    ) -> None:
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        self.num_samples = int_of_at_least(1, "num_samples", num_samples)
+        self.batch_size = int_of_at_least(1, "batch_size", batch_size)
+        if self.num_replicas is not None:
+            self._check(0, self.num_replicas)
+        self._remember_arguments(
+            num_samples=num_samples, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail,
+            num_replicas=num_replicas, rank=rank,
+        )  # fmt: skip
+
+    @property
+    def max_index(self) -> int:
+        """The largest index that it can yield."""
+        return self.num_samples - 1
+
+    def loss_weight(self, batch: int) -> float:
+        """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
+
+        Under ``"spread"`` the ranks' batches may differ by one sample. DDP averages gradients over ranks; the loss
+        times ``samples here · ranks / samples of the step`` makes that average exact.
+
+        Args:
+            batch: Its number in the current iteration, from 0.
+        """
+        world_size, rank = self._world()
+        steps = Steps(self.num_samples, self.batch_size, self.tail, self._position, world_size)
+        return loss_weight(steps, batch, world_size, rank)
+
+    def _identity(self) -> dict[str, Any]:
+        return {name: getattr(self, name) for name in ("num_samples", "batch_size", "seed", "shuffle", "tail")}
+
+    def _steps_left(self, position: int, world_size: int) -> int:
+        return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).count
+
+    def _position_after(self, position: int, steps: int, world_size: int) -> int:
+        return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).start(steps)
+
+    def _check(self, position: int, world_size: int) -> None:
+        check_position(position, self.num_samples)
+        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
+        if self.tail == "spread" and steps.left < steps.count * world_size:
+            what = "samples are left of the epoch" if position else "samples"
+            raise ValueError(
+                f'tail="spread" cannot deal {steps.left} {what} to {world_size} ranks in batches of at most '
+                f'{self.batch_size} without an empty batch: use tail="drop" or tail="pad"'
+                + (", or fewer ranks until the epoch ends" if position else "")
+            )
+
+    def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
+        order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
+        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
+        for positions, sizes in steps.of_rank(rank):
+            indices = (order(positions) if order else positions).tolist()
+            begin = 0
+            for end in np.cumsum(sizes).tolist():
+                yield indices[begin:end]
+                begin = end

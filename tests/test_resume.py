@@ -1,0 +1,314 @@
+"""Stopped anywhere, resumed anyhow: what was delivered before and after is the epoch, once."""
+
+import os
+import pickle
+import random
+import signal
+from collections import Counter
+
+import numpy as np
+import pytest
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
+from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
+
+from course_lib.launch import RankError, run_ranks
+from course_lib.resume import ResumableDataLoader
+from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+
+pytestmark = pytest.mark.filterwarnings("ignore:the secondary has")
+
+
+def random_sampler(rng):
+    """A function of (num_replicas, rank) that makes one of our samplers, and the indices of its epoch."""
+    n, size, seed = rng.randint(10, 60), rng.randint(2, 6), rng.randint(0, 3)
+    kind = rng.choice(["shuffled", "two streams", "sharded"])
+
+    def make(num_replicas=None, rank=None):
+        at = dict(seed=seed, num_replicas=num_replicas, rank=rank)
+        if kind == "shuffled":
+            return ShuffledBatchSampler(n, size, **at)
+        if kind == "two streams":
+            return TwoStreamBatchSampler(range(n), range(100, 107), size, 3, **at)
+        return ShardedBatchSampler(BatchSampler(RandomSampler(range(n)), size, drop_last=False), **at)
+
+    return make, set(range(n))
+
+
+def loader_of(sampler, workers=0, **arguments):
+    return ResumableDataLoader(range(107), batch_sampler=sampler, num_workers=workers, **arguments)
+
+
+def taken(iterator, count):
+    return [batch.tolist() for _, batch in zip(range(count), iterator, strict=False)]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_random_stops_workers_and_ranks(seed):
+    # 50 cases each; every sixth really uses workers, which costs a tenth of a second a loader.
+    rng = random.Random(f"resume {seed}")
+    for case in range(50):
+        make, once = random_sampler(rng)
+        before, after = rng.randint(1, 4), rng.randint(1, 4)
+        workers = rng.sample([0, 1, 2], 2) if case % 6 == 0 else (0, 0)
+        epoch = rng.randint(0, 2)
+        try:
+            loaders = [loader_of(make(before, rank), workers[0]) for rank in range(before)]
+            [loader.set_epoch(epoch) for loader in loaders]
+            stop = rng.randint(0, len(loaders[0]) - 1)
+            seen = [taken(iter(loader), stop) for loader in loaders]
+            states = [pickle.loads(pickle.dumps(loader.state_dict())) for loader in loaders]
+            assert all(state == states[0] for state in states)
+            resumed = [loader_of(make(after, rank), workers[1]) for rank in range(after)]
+            for loader in resumed:
+                loader.load_state_dict(states[0])
+                loader.set_epoch(epoch)
+            rest = [taken(loader, 10**6) for loader in resumed]
+        except ValueError as error:
+            if "without an empty batch" not in str(error):
+                raise
+            continue
+        delivered = Counter(index for batches in seen + rest for batch in batches for index in batch if index < 100)
+        assert delivered == Counter(once), (case, before, after, stop)
+        if before == after:
+            for rank in range(before):
+                whole = loader_of(make(before, rank))
+                whole.set_epoch(epoch)
+                assert seen[rank] + rest[rank] == taken(whole, 10**6)
+
+
+def test_a_loop_without_set_epoch_gets_a_new_order_each_epoch_and_resumes_across_the_boundary():
+    loader = ResumableDataLoader(range(10), batch_size=3, shuffle=True)
+    epochs = [[i for batch in loader for i in batch.tolist()] for _ in range(3)]
+    assert all(sorted(order) == list(range(10)) for order in epochs)
+    assert len({tuple(order) for order in epochs}) == 3
+
+    at_end = ResumableDataLoader(range(10), batch_size=3, shuffle=True)
+    iterator = iter(at_end)
+    taken(iterator, 4)  # the last batch was delivered; the end of the iterator was not asked for
+    resumed = ResumableDataLoader(range(10), batch_size=3, shuffle=True)
+    resumed.load_state_dict(at_end.state_dict())
+    assert [i for batch in resumed for i in batch.tolist()] == epochs[1]
+    assert [i for batch in resumed for i in batch.tolist()] == epochs[2]
+
+
+def test_length_counts_the_batches_before_the_resume():
+    loader = ResumableDataLoader(range(20), batch_size=3)
+    taken(iter(loader), 2)
+    resumed = ResumableDataLoader(range(20), batch_size=3)
+    resumed.load_state_dict(loader.state_dict())
+    assert len(resumed) == len(loader) == 7
+    assert len(list(resumed)) == 5
+
+
+def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
+    sampler = ShuffledBatchSampler(12, 3)
+    loader = loader_of(sampler, workers=2)
+    iterator = iter(loader)
+    sampler.set_epoch(5)
+    expected = ShuffledBatchSampler(12, 3)
+    expected.set_epoch(5)
+    assert taken(iterator, 10) == list(expected)
+
+
+def test_persistent_workers_start_anew_after_an_abandoned_epoch():
+    loader = ResumableDataLoader(range(30), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True)
+    expected = [taken(ResumableDataLoader(range(30), batch_size=3, shuffle=True), 99)]
+    taken(iter(loader), 3)
+    assert loader.state_dict()["steps"] == 3
+    assert taken(iter(loader), 99) == expected[0]
+
+
+class DrawsInWorker(torch.utils.data.Dataset):
+    def __len__(self):
+        return 12
+
+    def __getitem__(self, index):
+        return torch.rand(())
+
+
+def test_what_workers_draw_is_a_function_of_the_epoch():
+    def draws(epoch):
+        loader = ResumableDataLoader(DrawsInWorker(), batch_size=3, num_workers=2, seed=4)
+        loader.set_epoch(epoch)
+        return torch.cat(list(loader)).tolist()
+
+    torch.manual_seed(1)
+    first = draws(0)
+    torch.manual_seed(2)
+    assert draws(0) == first != draws(1)
+
+
+class Recorder(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(()))
+        self.seen = []
+
+    def training_step(self, batch):
+        self.seen.append((self.trainer.current_epoch, batch.tolist()))
+        return self.weight * 1.0
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def fit(folder, loader, checkpoint=None, **flags):
+    model = Recorder()
+    saver = ModelCheckpoint(folder, filename="{step}", every_n_train_steps=1, save_top_k=-1)
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, callbacks=[saver],
+        default_root_dir=folder, **flags,
+    )  # fmt: skip
+    trainer.fit(model, loader, ckpt_path=checkpoint)
+    return model.seen
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_trainer_resumes_bit_identically(tmp_path, seed):
+    rng = random.Random(f"trainer {seed}")
+    for case in range(6):
+        make, _ = random_sampler(rng)
+        workers = rng.sample([0, 1, 2], 2)
+        persistent = [dict(persistent_workers=True) if w else {} for w in workers]
+        limit = rng.choice([1.0, 3, 0.5])
+        flags = dict(max_epochs=3, limit_train_batches=limit)
+        whole = fit(tmp_path / f"{case}a", loader_of(make()), **flags)
+        stop = rng.randint(1, len(whole) - 1)
+        stopped = fit(
+            tmp_path / f"{case}b", loader_of(make(), workers[0], **persistent[0]), **flags | {"max_steps": stop}
+        )
+        assert stopped == whole[:stop]
+        checkpoint = tmp_path / f"{case}b" / f"step={stop}.ckpt"
+        resumed = fit(tmp_path / f"{case}c", loader_of(make(), workers[1], **persistent[1]), checkpoint, **flags)
+        assert stopped + resumed == whole, (case, stop, limit)
+
+
+def primary(seen):
+    return [(epoch, index) for epoch, batch in seen for index in batch if index < 100]
+
+
+@pytest.mark.parametrize(("before", "after", "longer"), [(2, 1, False), (1, 2, True), (2, 3, False)])
+def test_a_trainer_resumes_on_another_number_of_ranks(tmp_path, before, after, longer):
+    def run(rank, world_size, folder, checkpoint, ahead, flags):
+        loader = loader_of(TwoStreamBatchSampler(range(37), range(100, 107), 3, 2))
+        if ahead:
+            loader.load_checkpoint(checkpoint)
+        return fit(folder, loader, checkpoint, devices=world_size, strategy="ddp", **flags)
+
+    def on_ranks(world_size, folder, checkpoint, ahead=False, **flags):
+        results = run_ranks(run, world_size, args=(world_size, tmp_path / folder, checkpoint, ahead, flags))
+        return [entry for result in results for entry in result.value]
+
+    stop = 9 if before == 2 else 17  # within the second epoch
+    first = on_ranks(before, "a", None, max_epochs=2, max_steps=stop)
+    checkpoint = tmp_path / "a" / f"step={stop}.ckpt"
+    if longer:
+        with pytest.raises(RankError, match=r"load_checkpoint\(path\) ahead of trainer.fit"):
+            on_ranks(after, "b", checkpoint, max_epochs=2)
+    second = on_ranks(after, "b", checkpoint, ahead=longer, max_epochs=2)
+    assert Counter(primary(first + second)) == Counter((epoch, index) for epoch in range(2) for index in range(37))
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize(
+    "how", ["default flags", "own sharding", "plain loader", "fabric", "fabric, own sharding", "plain DDP"]
+)
+def test_every_way_gives_the_same_batches(how, workers):
+    def run(rank):
+        sampler = TwoStreamBatchSampler(range(13), range(100, 107), 2, 3)
+        kind = DataLoader if how == "plain loader" else ResumableDataLoader
+        loader = kind(range(107), batch_sampler=sampler, num_workers=workers)
+        flags = {"use_distributed_sampler": False} if "own" in how else {}
+        if how == "plain DDP":
+            return [(epoch, batch.tolist()) for epoch in range(3) for batch in loader]
+        if "fabric" in how:
+            import lightning
+
+            fabric = lightning.Fabric(accelerator="cpu", devices=2, strategy="ddp")
+            fabric.launch()
+            loader = fabric.setup_dataloaders(loader, **flags)
+            return [(epoch, batch.tolist()) for epoch in range(3) for batch in loader]
+        model = Recorder()
+        trainer = Trainer(
+            accelerator="cpu", devices=2, strategy="ddp", max_epochs=3, logger=False, enable_checkpointing=False,
+            enable_progress_bar=False, enable_model_summary=False, **flags,
+        )  # fmt: skip
+        trainer.fit(model, loader)
+        return model.seen
+
+    seen = [result.value for result in run_ranks(run)]
+    for rank in range(2):
+        expected = []
+        for epoch in range(3):
+            sampler = TwoStreamBatchSampler(range(13), range(100, 107), 2, 3, num_replicas=2, rank=rank)
+            sampler.set_epoch(epoch)
+            expected += [(epoch, batch) for batch in sampler]
+        assert seen[rank] == expected
+    assert Counter(primary(seen[0] + seen[1])) == Counter((epoch, index) for epoch in range(3) for index in range(13))
+
+
+def train_and_die(rank, world_size, path, die_at, workers):
+    """Every step is committed by rank 0 (what all ranks saw, and the loader's state); at a step, one rank is killed."""
+    import torch.distributed as dist
+
+    sampler = TwoStreamBatchSampler(range(41), range(100, 107), 3, 2, seed=1)
+    loader = ResumableDataLoader(range(107), batch_sampler=sampler, num_workers=workers)
+    seen = []
+    if os.path.exists(path):
+        with open(path, "rb") as file:
+            state, seen = pickle.load(file)
+        loader.load_state_dict(state)
+    steps = 0
+    while loader.batch_sampler.epoch < 2:
+        epoch = loader.batch_sampler.epoch
+        for batch in loader:
+            if steps == die_at and rank == world_size - 1:
+                os.kill(os.getpid(), signal.SIGKILL)
+            everywhere = [None] * world_size
+            dist.all_gather_object(everywhere, (epoch, batch.tolist()))
+            seen += everywhere
+            if rank == 0:
+                with open(f"{path}.new", "wb") as file:
+                    pickle.dump((loader.state_dict(), seen), file)
+                os.replace(f"{path}.new", path)
+            steps += 1
+    return seen
+
+
+@pytest.mark.parametrize("case", range(20))
+def test_a_killed_run_goes_on_with_other_ranks_and_workers(tmp_path, case):
+    rng = random.Random(f"kill {case}")
+    path = str(tmp_path / "checkpoint")
+    before, after = rng.randint(1, 3), rng.randint(1, 3)
+    with pytest.raises(RankError, match="killed by SIGKILL"):
+        run_ranks(train_and_die, before, args=(before, path, rng.randint(0, 8), rng.choice([0, 0, 2])))
+    seen = run_ranks(train_and_die, after, args=(after, path, -1, rng.choice([0, 0, 2])))[0].value
+    assert Counter(primary(seen)) == Counter((epoch, index) for epoch in range(2) for index in range(41))
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(range(3))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dataset": Stream()}, "dataset must be map-style and have a length"),
+        ({"sampler": SequentialSampler(range(5))}, "sampler is not taken"),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "batch_size": 3}, "leave them out beside batch_sampler"),
+        ({"batch_sampler": BatchSampler(range(5), 2, False)}, "cannot say its position .*wrap it"),
+        ({"batch_sampler": ShuffledBatchSampler(6, 2)}, "yields indices up to 5, the dataset has 5 samples"),
+        ({"batch_size": 0}, "batch_size must be a positive int"),
+    ],
+)
+def test_bad_arguments_are_named(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        ResumableDataLoader(**{"dataset": range(5)} | arguments)
+
+
+def test_arrays_and_defaults_are_torchs():
+    loader = ResumableDataLoader(np.arange(10), batch_size=4, drop_last=True)
+    assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -1,0 +1,438 @@
+"""The samplers by brute force over random shapes: what every rank yields is written down and counted."""
+
+import pickle
+import random
+from collections import Counter
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+
+from course_lib.launch import run_ranks
+from course_lib.samplers import (
+    IndexPermutation,
+    ShardedBatchSampler,
+    ShuffledBatchSampler,
+    TwoStreamBatchSampler,
+    count_batches_everywhere,
+)
+
+pytestmark = pytest.mark.filterwarnings("ignore:the secondary has", "ignore:.*indices are in both streams")
+
+
+class UnevenBatches:
+    """A batch sampler of somebody else: batches of 1 to 5, drawn from torch's global generator."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        order = torch.randperm(self.n).tolist()
+        while order:
+            size = int(torch.randint(1, 6, ()))
+            yield order[:size]
+            order = order[size:]
+
+
+class Case:
+    """A random shape of one of the samplers."""
+
+    def __init__(self, rng):
+        self.kind = rng.choice(["shuffled", "two streams", "sharded", "split", "uneven"])
+        self.n, self.size, self.world_size = rng.randint(1, 200), rng.randint(1, 12), rng.randint(1, 9)
+        self.tail = rng.choice(["spread", "spread", "drop", "pad"])
+        self.seed, self.shuffle = rng.randint(0, 5), rng.random() < 0.9
+        self.secondary, self.secondary_size = rng.choice([1, 2, 5, 30, 200]), rng.randint(1, 12)
+
+    def __repr__(self):
+        return f"Case({vars(self)})"
+
+    def make(self, rank, world_size=None):
+        at = dict(seed=self.seed, tail=self.tail, num_replicas=world_size or self.world_size, rank=rank)
+        if self.kind == "shuffled":
+            return ShuffledBatchSampler(self.n, self.size, shuffle=self.shuffle, **at)
+        if self.kind == "two streams":
+            streams = range(self.n), range(1000, 1000 + self.secondary)
+            return TwoStreamBatchSampler(*streams, self.size, self.secondary_size, shuffle=self.shuffle, **at)
+        if self.kind == "uneven":
+            return ShardedBatchSampler(UnevenBatches(self.n), **at)
+        wrapped = BatchSampler(RandomSampler(range(self.n)), self.size, drop_last=False)
+        return ShardedBatchSampler(wrapped, split=self.kind == "split", **at)
+
+    def ranks(self, world_size=None, epoch=0, state=None):
+        """Every rank's batches of an epoch, or None where the sampler says that it cannot deal them."""
+        batches = []
+        try:
+            for rank in range(world_size or self.world_size):
+                sampler = self.make(rank, world_size)
+                if state is None:
+                    sampler.set_epoch(epoch)
+                else:
+                    sampler.load_state_dict(state)
+                yielded = list(sampler)
+                assert len(sampler) == len(yielded), self
+                batches.append(yielded)
+        except ValueError as error:
+            if self.tail != "spread" or 'tail="drop"' not in str(error):
+                raise
+            return None
+        return batches
+
+
+def cases(seed, count):
+    rng = random.Random(seed)
+    for _ in range(count):
+        yield rng, Case(rng)
+
+
+def primary(batches):
+    return [index for batch in batches for index in batch if index < 1000]
+
+
+@pytest.mark.parametrize("seed", range(10))
+def test_every_index_once_as_many_batches_on_every_rank_none_too_large_none_empty(seed):
+    dealt = 0
+    for _, case in cases(f"once {seed}", 250):
+        ranks = case.ranks()
+        if ranks is None:
+            continue
+        dealt += 1
+        assert len({len(batches) for batches in ranks}) == 1, case
+        seen = Counter(primary(chain.from_iterable(ranks)))
+        if case.tail == "spread":
+            assert seen == Counter(range(case.n)), case
+        elif case.tail == "drop":
+            assert max(seen.values(), default=1) == 1, case
+        elif case.kind != "split":
+            assert set(seen) == set(range(case.n)), case
+        largest = {"shuffled": case.size, "two streams": case.size + case.secondary_size, "uneven": 5}
+        for batches in ranks:
+            for batch in batches:
+                assert 0 < len(batch) <= largest.get(case.kind, case.size), case
+                assert all(type(index) is int for index in batch)
+                if case.n >= case.size and case.kind not in ("split", "uneven"):
+                    in_batch = [index for index in batch if index < 1000]
+                    assert len(set(in_batch)) == len(in_batch), case
+        if case.kind in ("shuffled", "two streams"):
+            sizes = {len(primary([batch])) for batches in ranks for batch in batches}
+            assert not sizes or max(sizes) - min(sizes) <= (case.tail == "spread"), case
+    assert dealt > 150
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_the_secondary_is_used_equally_often_and_never_twice_in_a_batch(seed):
+    for _, case in cases(f"secondary {seed}", 250):
+        case.kind = "two streams"
+        ranks = case.ranks()
+        uses = Counter()
+        # In the order in which the steps are made, so that every moment of the epoch is judged.
+        for step in zip(*ranks, strict=True):
+            for batch in step:
+                secondary = [index for index in batch if index >= 1000]
+                assert len(secondary) == case.secondary_size, case
+                if case.secondary >= case.secondary_size:
+                    assert len(set(secondary)) == len(secondary), case
+                uses.update(secondary)
+                counts = [uses[index] for index in range(1000, 1000 + case.secondary)]
+                if case.secondary >= case.secondary_size or case.secondary == 1:
+                    assert max(counts) - min(counts) <= 1, case
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_order_is_a_function_of_seed_and_epoch(seed):
+    for rng, case in cases(f"order {seed}", 100):
+        first = case.ranks(epoch=2)
+        torch.manual_seed(rng.random())
+        np.random.seed(rng.randint(0, 999))  # noqa: NPY002
+        random.seed(rng.random())
+        assert case.ranks(epoch=2) == first, case
+        if first is None:
+            continue
+        sampler = case.make(0)
+        for epoch in (0, 1, 2, 5, 2):
+            sampler.sampler.set_epoch(epoch)
+            a, b = iter(sampler), iter(sampler)
+            interleaved = list(zip(a, b, strict=True))
+            assert all(x == y for x, y in interleaved)
+        assert list(sampler) == first[0] == list(pickle.loads(pickle.dumps(sampler)))
+        if case.n > 20 and case.shuffle and primary(first[0]):
+            assert case.ranks(epoch=3) != first, case
+            case.seed += 1
+            assert case.ranks(epoch=1) != first, case
+
+
+def flat(ranks):
+    return [index for step in zip(*ranks, strict=True) for batch in step for index in batch if index < 1000]
+
+
+def test_the_order_of_the_epoch_does_not_depend_on_the_number_of_ranks():
+    for _, case in cases("world", 200):
+        if case.kind in ("shuffled", "two streams") and case.tail == "spread":
+            orders = [flat(ranks) for w in (1, 2, 5) if (ranks := case.ranks(world_size=w)) is not None]
+            assert all(order == orders[0] for order in orders), case
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(seed):
+    resumed = 0
+    for rng, case in cases(f"resume {seed}", 120):
+        epoch = rng.randint(0, 3)
+        whole = case.ranks(epoch=epoch)
+        if not whole or not whole[0]:
+            continue
+        stop = rng.randint(0, len(whole[0]))
+        states = []
+        for rank in range(case.world_size):
+            sampler = case.make(rank)
+            sampler.set_epoch(epoch)
+            iterator = iter(sampler)
+            ahead = [next(iterator) for _ in range(rng.randint(stop, len(whole[0])))]
+            assert sampler.state_dict(batches=stop) == sampler.state_dict(batches=stop)
+            assert ahead[:stop] == whole[rank][:stop]
+            states.append(pickle.loads(pickle.dumps(sampler.state_dict(batches=stop))))
+        assert all(state == states[0] for state in states), case
+
+        same = case.ranks(state=states[0])
+        if stop == len(whole[0]):
+            assert states[0]["epoch"] == epoch + 1
+            assert same == case.ranks(epoch=epoch + 1), case
+            continue
+        assert same == [batches[stop:] for batches in whole], (case, stop)
+        other = case.ranks(world_size=rng.randint(1, 9), state=states[0])
+        if other is None:
+            continue
+        resumed += 1
+        before = primary(batch for batches in whole for batch in batches[:stop])
+        seen = Counter(before + primary(chain.from_iterable(other)))
+        if case.tail == "spread":
+            assert seen == Counter(range(case.n)), (case, stop)
+        elif case.tail == "drop":
+            assert max(seen.values(), default=1) == 1, (case, stop)
+        elif case.kind != "split":
+            assert set(seen) == set(range(case.n)), (case, stop)
+    assert resumed > 30
+
+
+def test_a_second_resume_on_as_many_ranks_goes_on_with_the_first():
+    for rng, case in cases("twice", 300):
+        whole = case.ranks()
+        if not whole or len(whole[0]) < 3:
+            continue
+        first, then = sorted(rng.sample(range(1, len(whole[0])), 2))
+        state = case.make(0)
+        state = state.state_dict(batches=first)
+        middle = case.make(0)
+        middle.load_state_dict(state)
+        again = middle.state_dict(batches=then - first)
+        assert case.ranks(state=again) == [batches[then:] for batches in whole], case
+
+
+def test_set_epoch_keeps_a_restored_position_in_its_epoch_and_cancels_it_in_another():
+    sampler = ShuffledBatchSampler(20, 3, num_replicas=2, rank=1)
+    sampler.set_epoch(4)
+    whole = list(sampler)
+    state = sampler.state_dict(batches=2)
+    resumed = ShuffledBatchSampler(20, 3, num_replicas=2, rank=1)
+    resumed.load_state_dict(state)
+    resumed.set_epoch(4)
+    assert list(resumed) == whole[2:] and resumed.steps_before == 2 and len(resumed) == len(whole) - 2
+    resumed.set_epoch(5)
+    assert len(resumed) == len(whole) and resumed.steps_before == 0
+
+
+def test_state_follows_the_batches_that_were_yielded():
+    sampler = ShuffledBatchSampler(20, 3)
+    iterator = iter(sampler)
+    for count in range(1, 8):
+        next(iterator)
+        assert sampler.state_dict() == sampler.state_dict(batches=count)
+
+
+@pytest.mark.parametrize("tail", ["spread", "drop", "pad"])
+@given(n=st.integers(1, 60), size=st.integers(1, 7), world_size=st.integers(1, 5))
+def test_loss_weights_make_the_average_over_ranks_the_mean_over_samples(tail, n, size, world_size):
+    values = np.random.default_rng(n).normal(size=n)
+    for make in (
+        lambda rank: ShuffledBatchSampler(n, size, tail=tail, num_replicas=world_size, rank=rank),
+        lambda rank: TwoStreamBatchSampler(
+            range(n), [1000, 1001], size, 1, tail=tail, num_replicas=world_size, rank=rank
+        ),
+    ):
+        try:
+            samplers = [make(rank) for rank in range(world_size)]
+        except ValueError:
+            continue
+        for number, step in enumerate(zip(*samplers, strict=True)):
+            indices = [[i for i in batch if i < 1000] for batch in step]
+            means = [
+                values[part].mean() * s.loss_weight(number) if part else 0.0
+                for part, s in zip(indices, samplers, strict=True)
+            ]
+            assert np.mean(means) == pytest.approx(values[[*chain.from_iterable(indices)]].mean())
+
+
+@given(st.integers(1, 3000), st.integers(0, 10**6), st.booleans())
+def test_index_permutation_is_a_bijection(n, seed, by_rounds):
+    permutation = IndexPermutation(n, seed)
+    if by_rounds:
+        permutation._table = None
+    assert sorted(permutation) == list(range(n))
+    assert permutation[n - 1] == permutation[-1] == list(permutation)[-1]
+    with pytest.raises(IndexError):
+        permutation[n]
+
+
+@pytest.mark.parametrize("n", [2**16 + 1, 10**6, 2**32 + 5, 10**12, 2**62])
+def test_large_permutations_stay_in_range_and_do_not_collide(n):
+    permutation = IndexPermutation(n, 7)
+    positions = np.unique(
+        np.concatenate([np.arange(20_000), n - 1 - np.arange(20_000), np.linspace(0, n - 1, 20_000).astype(np.int64)])
+    )
+    positions = positions[(positions >= 0) & (positions < n)]
+    indices = permutation(positions)
+    assert indices.min() >= 0 and indices.max() < n
+    assert len(np.unique(indices)) == len(positions)
+
+
+def test_large_permutations_look_random():
+    # Against what independent uniform draws give: the bounds are five standard deviations.
+    n, count = 10**6, 40_000
+    orders = np.array([IndexPermutation(n, seed)(np.arange(count)) for seed in range(20)])
+    buckets = np.array([np.bincount(order * 100 // n, minlength=100) for order in orders])
+    chi = ((buckets - count / 100) ** 2 / (count / 100)).sum(axis=1)
+    assert abs(chi.mean() - 99) < 5 * np.sqrt(2 * 99 / 20)
+    for lag in (1, 2, 64, 1024):
+        correlations = [np.corrcoef(order[:-lag], order[lag:])[0, 1] for order in orders]
+        assert np.abs(correlations).max() < 5 / np.sqrt(count)
+    assert np.abs(np.corrcoef(orders)[np.triu_indices(20, 1)]).max() < 5 / np.sqrt(count)
+    steps = np.diff(orders, axis=1) > 0
+    assert abs(steps.mean() - 0.5) < 5 * np.sqrt(1 / 12 / (20 * count))
+
+
+def test_a_trillion_samples_are_a_matter_of_arithmetic():
+    sampler = ShuffledBatchSampler(10**12, 64, num_replicas=8, rank=3)
+    assert len(next(iter(sampler))) == 64
+    last = len(sampler) - 1
+    state = sampler.state_dict(batches=last)
+    end = ShuffledBatchSampler(10**12, 64, num_replicas=8, rank=3)
+    end.load_state_dict(state)
+    assert len(list(end)) == 1
+
+
+def indices_of(samplers):
+    return [index for sampler in samplers for batch in sampler for index in batch]
+
+
+def test_torchs_own_sharding_is_the_peer_where_nothing_has_to_be_padded():
+    ours = [ShuffledBatchSampler(24, 4, shuffle=False, num_replicas=2, rank=rank) for rank in range(2)]
+    theirs = [BatchSampler(DistributedSampler(range(24), 2, rank, shuffle=False), 4, False) for rank in range(2)]
+    assert sorted(indices_of(ours)) == sorted(indices_of(theirs)) == list(range(24))
+    assert [len(s) for s in ours] == [len(s) for s in theirs]
+
+
+def test_a_wrapped_sampler_with_generators_of_its_own_yields_the_same_on_all_ranks():
+    def make(rank):
+        generator = torch.Generator().manual_seed(rank)
+        wrapped = BatchSampler(RandomSampler(range(21), generator=generator), 4, drop_last=False)
+        return ShardedBatchSampler(wrapped, num_replicas=2, rank=rank)
+
+    samplers = [make(rank) for rank in range(2)]
+    for epoch in range(3):
+        for sampler in samplers:
+            sampler.set_epoch(epoch)
+        assert sorted(indices_of(samplers)) == list(range(21))
+
+
+def test_wrapping_leaves_the_global_generators_alone():
+    torch.manual_seed(3)
+    expected = torch.rand(2)
+    torch.manual_seed(3)
+    list(ShardedBatchSampler(UnevenBatches(20)))
+    assert torch.equal(torch.rand(2), expected)
+
+
+def test_two_real_ranks_read_their_number_from_the_group():
+    def batches(rank):
+        sampler = TwoStreamBatchSampler(range(13), range(100, 107), 2, 3)
+        alone = TwoStreamBatchSampler(range(13), range(100, 107), 2, 3, num_replicas=2, rank=rank)
+        return list(sampler), list(alone), sampler.state_dict(batches=2)
+
+    (a, a2, state_a), (b, b2, state_b) = (r.value for r in run_ranks(batches))
+    assert (a, b) == (a2, b2)
+    assert sorted(primary(a + b))[:13] == list(range(13))
+    assert state_a == state_b
+
+
+def test_unequal_counts_are_an_error_before_they_are_a_hang():
+    def count(rank, equal):
+        return count_batches_everywhere(range(3 if equal else 3 + rank))
+
+    assert [r.value for r in run_ranks(count, args=(True,))] == [3, 3]
+    from course_lib.launch import RankError
+
+    with pytest.raises(RankError, match="rank 0: 3, rank 1: 4"):
+        run_ranks(count, args=(False,))
+    assert count_batches_everywhere(range(5)) == 5
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: ShuffledBatchSampler(0, 2), "num_samples must be a positive int, got 0"),
+        (lambda: ShuffledBatchSampler(5, 0), "batch_size must be a positive int, got 0"),
+        (lambda: ShuffledBatchSampler(5, 2, tail="keep"), "tail must be"),
+        (lambda: ShuffledBatchSampler(5, 2, seed=-1), "seed must be an int of at least 0, got -1"),
+        (lambda: ShuffledBatchSampler(5, 2, num_replicas=2, rank=2), "rank must be from 0 to 1"),
+        (lambda: list(ShuffledBatchSampler(5, 2, rank=1)), "rank must be from 0 to 0"),
+        (lambda: ShuffledBatchSampler(5, 1, num_replicas=2), 'use tail="drop" or tail="pad"'),
+        (lambda: ShuffledBatchSampler(5, 2).set_epoch(-1), "epoch must be an int of at least 0, got -1"),
+        (lambda: TwoStreamBatchSampler([], [1], 1, 1), "primary_indices must be a sequence of at least one index"),
+        (lambda: TwoStreamBatchSampler([1], [], 1, 1), "secondary_indices must be a sequence of at least one index"),
+        (lambda: TwoStreamBatchSampler([-1], [2], 1, 1), "primary_indices must hold integers of at least 0"),
+        (lambda: TwoStreamBatchSampler([0.5], [2], 1, 1), "primary_indices must hold integers"),
+        (lambda: ShardedBatchSampler(3), "batch_sampler must be iterable"),
+        (
+            lambda: ShardedBatchSampler(BatchSampler(DistributedSampler(range(9), 2, 0), 2, False)),
+            "shards already",
+        ),
+        (lambda: list(ShardedBatchSampler([[1], []])), "yields an empty batch"),
+        (lambda: list(ShardedBatchSampler([[1], [2], [3]], num_replicas=2)), "without an empty batch"),
+        (lambda: ShuffledBatchSampler(5, 2).state_dict(batches=9), "batches must be at most the 3"),
+        (lambda: ShuffledBatchSampler(5, 2).loss_weight(3), "batch must be below the 3"),
+        (lambda: IndexPermutation(2**62 + 1), "n must be at most 2\\*\\*62"),
+    ],
+)
+def test_bad_arguments_are_named(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_a_state_of_another_dataset_or_seed_is_refused():
+    state = ShuffledBatchSampler(20, 3).state_dict()
+    for other, name in ((ShuffledBatchSampler(21, 3), "num_samples"), (ShuffledBatchSampler(20, 3, seed=1), "seed")):
+        with pytest.raises(ValueError, match=f"the state was taken with {name}="):
+            other.load_state_dict(state)
+    with pytest.raises(ValueError, match="this is no state of a TwoStreamBatchSampler"):
+        TwoStreamBatchSampler([0], [1], 1, 1).load_state_dict(state)
+    far = ShuffledBatchSampler(20, 3)
+    far.load_state_dict(state | {"position": 21})
+    with pytest.raises(ValueError, match="stands at position 21 of an epoch of 20"):
+        list(far)
+
+
+def test_odd_streams_are_said():
+    with pytest.warns(UserWarning, match="2 indices are in both streams"):
+        TwoStreamBatchSampler([0, 1, 2], [1, 2, 3], 1, 1)
+    with pytest.warns(UserWarning, match="every batch holds some of them more than once"):
+        TwoStreamBatchSampler([0, 1], [7], 1, 2)
+
+
+def test_sequential_batches_shard_in_their_order():
+    wrapped = BatchSampler(SequentialSampler(range(10)), 2, drop_last=False)
+    assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=0)) == [[0, 1], [4, 5], [8]]
+    assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, tail="pad")) == [[2, 3], [6, 7], [0, 1]]
+    assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, split=True)) == [[1], [3], [5], [7], [9]]
