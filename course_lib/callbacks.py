@@ -49,6 +49,7 @@ class StepAudit(Callback):
         self.why_no_plan = ""
         self._given_plan = plan
         self._handles: list[Any] = []
+        self._restored = False
         self._reset()
 
     def _reset(self) -> None:
@@ -57,6 +58,8 @@ class StepAudit(Callback):
         self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
         self.stopped_early = False
+        self._uncounted_steps = 0
+        self._judged = False
 
     @property
     def skipped(self) -> int:
@@ -94,11 +97,17 @@ class StepAudit(Callback):
 
     # ------------------------------------------------------------------------------------------------- hooks
 
-    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if trainer.global_step == 0:
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # A checkpoint's counts have been loaded by now; those of an earlier fit with this object are not wanted.
+        if not self._restored:
             self._reset()
-        self.attempts_before_audit = trainer.global_step - self.attempts
-        self.plan = self._given_plan
+        self._restored = self._judged = False
+        self.plan, self.why_no_plan = self._given_plan, "training did not begin: no batch, or nothing left to do"
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # global_step is the Trainer's own count of attempts, of whatever kind of optimizer and loop.
+        self._uncounted_steps = trainer.global_step - self.attempts
+        self.attempts_before_audit = self._uncounted_steps
         if self.plan is None:
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
@@ -107,15 +116,28 @@ class StepAudit(Callback):
         epoch = trainer.current_epoch
         self.batches_per_epoch[epoch] = self.batches_per_epoch.get(epoch, 0) + 1
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        self.attempts += 1
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        self.attempts = trainer.global_step - self._uncounted_steps
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch's optimizers pass over a parameter without gradient: no gradient at all, no update.
-        self.updates += any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        # torch's optimizers pass over a parameter without gradient: no gradient at all, no update. A fused one is
+        # called although the gradient scaler found a value that is not finite, and holds itself back.
+        has_gradient = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        held_back = getattr(optimizer, "found_inf", None)
+        self.updates += has_gradient and not (held_back is not None and bool(held_back))
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._judge(trainer)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._judged:  # a fit that has nothing to train calls no other hook
+            self._judge(trainer)
+
+    def _judge(self, trainer: Trainer) -> None:
         self._remove_hooks()
+        self._judged = True
         planned_end = self.plan is None or self.attempts + self.attempts_before_audit >= self.plan.total_steps
         self.stopped_early = trainer.should_stop and not planned_end
         if self.agrees:
@@ -144,6 +166,7 @@ class StepAudit(Callback):
         self.attempts = state_dict["attempts"]
         self.updates = state_dict["updates"]
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
+        self._restored = True
 
 
 def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
@@ -154,6 +177,8 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         return None, f"{type(trainer.strategy).__name__} accumulates by its own count"
     if trainer.num_training_batches == float("inf"):
         return None, "the loader has no length"
+    if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
+        return None, "neither max_epochs nor max_steps ends this run"
     schedules = [c.scheduling for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)]  # type: ignore[attr-defined]
     stops_and_windows: dict[str, Any] = {
         "max_epochs": trainer.max_epochs,

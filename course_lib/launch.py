@@ -18,12 +18,18 @@ rank was. No process outlives the call, however it ends.
 from __future__ import annotations
 
 import contextlib
+import faulthandler
+import functools
 import importlib.util
+import inspect
 import io
 import linecache
 import multiprocessing
+import numbers
 import os
 import pickle
+import re
+import select
 import shutil
 import signal
 import socket
@@ -41,6 +47,7 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import cloudpickle
+import numpy as np
 import torch
 import torch.distributed as dist
 
@@ -53,10 +60,12 @@ START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
 GRACE_SECONDS = 0.5
 """How long the other ranks may still report a failure of their own after the first."""
+NOTICE_SECONDS = 0.05
+"""How long the death of a rank may have gone unnoticed, while other ranks already complain of it."""
 STACK_SECONDS = 1.0
 """How long a rank may take to say where it is."""
-END_SECONDS = 5.0
-"""How long a rank that returned may take to end by itself (workers, communicators)."""
+END_SECONDS = 2.0
+"""How long all ranks together may take to end by themselves after they returned (workers, communicators)."""
 
 
 @dataclass(frozen=True)
@@ -115,6 +124,9 @@ class RankError(RuntimeError):
         self.reports = list(reports)
         super().__init__("\n\n".join([summary, *map(str, reports)]))
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.summary, self.reports)
+
     def _render_traceback_(self) -> list[str]:
         # IPython's hook: the ranks' tracebacks say it all, the launcher's own frames would bury them.
         return f"{type(self).__name__}: {self}".splitlines()
@@ -156,13 +168,17 @@ def run_ranks(
     """
     if not callable(fn):
         raise ValueError(f"fn must be a function of the rank, got {fn!r}")
+    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
+        raise ValueError(
+            f"fn must return its result: {getattr(fn, '__name__', fn)!r} is a coroutine or generator function"
+        )
     world_size = int_of_at_least(1, "world_size", world_size)
     if not isinstance(args, tuple):
         raise ValueError(f"args must be a tuple of what fn takes after the rank, got {args!r}")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+    if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     backend, hide_gpus = _choose_backend(backend, world_size)
-    payload = _pack(fn, args, hide_gpus)
+    surroundings, payload = _pack_surroundings(hide_gpus), _pack(fn, args)
 
     folder = tempfile.mkdtemp(prefix="run_ranks-")
     ranks: list[_Rank] = []
@@ -171,15 +187,17 @@ def run_ranks(
         port = _free_port()
         for number in range(world_size):
             ranks.append(_Rank(number, folder))
-            ranks[-1].start(context, world_size, payload, backend, port)
-        _wait_for_all(ranks, timeout)
+            ranks[-1].start(context, world_size, backend, port)
+        for rank in ranks:
+            rank.send(surroundings, payload)
+        _wait_for_all(ranks, float(timeout))
         results = [rank.result() for rank in ranks]
-        for rank in ranks:
-            rank.let_end()
+        _let_end(ranks)
         return results
+    except _Unreadable as error:
+        raise RankError(f"rank {error.rank} returned what cannot be read here: {error.__cause__!r}", []) from error
     finally:
-        for rank in ranks:
-            rank.kill()
+        _kill(ranks)
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -204,18 +222,22 @@ class _Rank:
         self.returned: tuple[bytes, float] | None = None
         self.failure: _Failure | None = None
         self.stack: list[traceback.FrameSummary] | None = None
-        self.may_end = False
         self.connection, self._rank_end = multiprocessing.Pipe()
 
-    def start(self, context: Any, world_size: int, payload: bytes, backend: str, port: int) -> None:
+    def start(self, context: Any, world_size: int, backend: str, port: int) -> None:
         self.process = context.Process(
             target=_rank_main,
-            args=(self.rank, world_size, self._rank_end, payload, self.folder, backend, port),
+            args=(self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
             name=f"rank {self.rank}",
         )
         with _hidden_main():
             self.process.start()
         self._rank_end.close()
+
+    def send(self, surroundings: bytes, payload: bytes) -> None:
+        with contextlib.suppress(OSError):  # a rank that died meanwhile is reported as that
+            self.connection.send_bytes(surroundings)
+            self.connection.send_bytes(payload)
 
     @property
     def settled(self) -> bool:
@@ -236,9 +258,9 @@ class _Rank:
                     self.stack = [traceback.FrameSummary(*frame) for frame in content]
         if not self.settled and not self.process.is_alive():
             code = self.process.exitcode
-            died = f"was killed by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"
+            died = f"was killed by {_signal_name(-code)}" if code < 0 else f"exited with code {code}"
             # The others notice its closed connections within milliseconds: their failures are consequences.
-            self.failure = _Failure(time.monotonic() - GRACE_SECONDS, died, "", [], "", None)
+            self.failure = _Failure(time.monotonic() - NOTICE_SECONDS, died, "", [], "", None)
 
     def ask_for_stack(self) -> None:
         with contextlib.suppress(OSError):
@@ -246,8 +268,12 @@ class _Rank:
 
     def result(self) -> RankResult:
         assert self.returned is not None
-        value, seconds = self.returned
-        return RankResult(self.rank, pickle.loads(value), self.output("out"), self.output("err"), seconds)
+        content, seconds = self.returned
+        try:
+            value = _Unpickler(content).load()
+        except Exception as error:
+            raise _Unreadable(self.rank) from error
+        return RankResult(self.rank, value, self.output("out"), self.output("err"), seconds)
 
     def report(self) -> RankReport:
         if self.failure is not None:
@@ -255,12 +281,11 @@ class _Rank:
             frames = [traceback.FrameSummary(*frame) for frame in self.failure.frames]
         elif self.returned is not None:
             state, error, details, frames = "had returned", "", "", []
-        elif self.stack is not None:
-            state, error, frames = "was running", "", self.stack
-            details = "".join(traceback.format_list(frames))
         else:
-            state, error, frames = "was running", "", []
-            details = f"It did not say where within {STACK_SECONDS:.0f} s: native code is holding the interpreter lock."
+            state, error, frames = "was running", "", self.stack or self._stack_by_signal()
+            details = "".join(traceback.format_list(frames))
+            if self.stack is None:
+                details += "It did not answer: it is stopped, or native code holds the interpreter lock."
         return RankReport(
             self.rank,
             state,
@@ -273,27 +298,93 @@ class _Rank:
 
     def output(self, stream: str) -> str:
         path = _output_path(self.folder, self.rank, stream)
-        return path.read_text(errors="replace") if path.exists() else ""
+        return path.read_bytes().decode("utf-8", errors="replace") if path.exists() else ""
+
+    def _stack_by_signal(self) -> list[traceback.FrameSummary]:
+        """The stack of a rank that cannot answer, because native code holds the interpreter lock."""
+        if not hasattr(signal, "SIGUSR1"):
+            return []
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.kill(self.process.pid, signal.SIGUSR1)
+        written, before = "", None
+        deadline = time.monotonic() + GRACE_SECONDS
+        while written != before or not written:  # until it is there, and grows no more
+            if time.monotonic() > deadline:
+                return []
+            time.sleep(0.05)
+            written, before = self.output("stack"), written
+        threads = [re.findall(r'File "(.*)", line (\d+) in (.*)', thread) for thread in written.split("\n\n")]
+        main = next((frames for frames in threads if any(name == "_rank_main" for *_, name in frames)), [])
+        found = [traceback.FrameSummary(file, int(line), name) for file, line, name in reversed(main)]
+        return _own_frames(traceback.StackSummary.from_list(found))
 
     def let_end(self) -> None:
-        self.may_end = True
         with contextlib.suppress(OSError):
             self.connection.send("end")
 
     def kill(self) -> None:
-        """End the rank and every process of its group. A rank that was let end gets the time to do so."""
+        """End the rank and every process of its group."""
         if self.process is not None and self.process.pid is not None:
-            if self.may_end:
-                self.process.join(END_SECONDS)
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGKILL)
             self.process.kill()
+
+    def forget(self) -> None:
+        if self.process is not None and self.process.pid is not None:
             self.process.join(END_SECONDS)
             with contextlib.suppress(ValueError):
                 self.process.close()
         self.connection.close()
         self._rank_end.close()
+
+
+class _Unreadable(Exception):
+    def __init__(self, rank: int) -> None:
+        super().__init__(rank)
+        self.rank = rank
+
+
+class _Unpickler(pickle.Unpickler):
+    """Leaves the caller's own classes alone: cloudpickle would write the rank's copy of their attributes into them."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content))
+        self._ours = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
+
+    def find_class(self, module: str, name: str) -> Any:
+        found = super().find_class(module, name)
+        if name != "_class_setstate":
+            return found
+        ids = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+        return lambda cls, state: cls if ids.get(cls) in self._ours else found(cls, state)
+
+
+def _signal_name(number: int) -> str:
+    try:
+        return signal.Signals(number).name
+    except ValueError:
+        return f"signal {number}"
+
+
+def _let_end(ranks: list[_Rank]) -> None:
+    """Give all ranks together the time to end by themselves: workers, communicators."""
+    for rank in ranks:
+        rank.let_end()
+    deadline = time.monotonic() + END_SECONDS
+    for rank in ranks:
+        rank.process.join(max(0.0, deadline - time.monotonic()))
+
+
+def _kill(ranks: list[_Rank]) -> None:
+    try:
+        for rank in ranks:
+            rank.kill()
+    finally:  # once more, should an impatient second Ctrl-C have come between
+        for rank in ranks:
+            rank.kill()
+    for rank in ranks:
+        rank.forget()
 
 
 def _wait_for_all(ranks: list[_Rank], timeout: float) -> None:
@@ -318,7 +409,7 @@ def _wait_for_all(ranks: list[_Rank], timeout: float) -> None:
 def _listen(ranks: list[_Rank], deadline: float) -> None:
     """Wait until an unsettled rank says something, dies, or the deadline comes."""
     sources = [source for rank in ranks if not rank.settled for source in (rank.connection, rank.process.sentinel)]
-    wait(sources, max(0.0, deadline - time.monotonic()))
+    wait(sources, min(3600.0, max(0.0, deadline - time.monotonic())))
     for rank in ranks:
         if not rank.settled:
             rank.receive()
@@ -375,10 +466,21 @@ def _context(start_method: str | None) -> Any:
         from multiprocessing import forkserver
 
         context.set_forkserver_preload([name for name in PRELOAD if importlib.util.find_spec(name.split(".")[0])])
+        _forget_server_of_parent(forkserver._forkserver)
         # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
         with _environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
             forkserver.ensure_running()
     return context
+
+
+def _forget_server_of_parent(server: Any) -> None:
+    # In a forked child of a process that has called us, multiprocessing still believes in the parent's server.
+    pid = getattr(server, "_forkserver_pid", None)
+    if pid is not None:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
 
 
 @contextlib.contextmanager
@@ -417,14 +519,19 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def _pack(fn: Callable[..., Any], args: tuple[Any, ...], hide_gpus: bool) -> bytes:
+def _pack_surroundings(hide_gpus: bool) -> bytes:
+    """What a rank must have before it loads anything else."""
     environment = dict(os.environ)
     if hide_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     # The source of notebook cells exists in this process alone; with it a rank's traceback shows the cell's lines.
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
+    return pickle.dumps((environment, cells, multiprocessing.get_start_method(allow_none=True)))
+
+
+def _pack(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
-        return cloudpickle.dumps((fn, args, environment, cells, multiprocessing.get_start_method(allow_none=True)))
+        return cloudpickle.dumps((fn, args))
     except Exception as error:
         culprits = _unsendable(fn, getattr(fn, "__name__", "fn"), set()) + _unsendable(args, "args", set())
         raise ValueError(
@@ -435,7 +542,7 @@ def _pack(fn: Callable[..., Any], args: tuple[Any, ...], hide_gpus: bool) -> byt
 
 def _unsendable(value: Any, path: str, seen: set[int]) -> list[str]:
     """Name the smallest parts of ``value`` that cannot be pickled."""
-    if id(value) in seen:
+    if id(value) in seen or isinstance(value, types.GetSetDescriptorType) or path.count(".") + path.count("[") > 50:
         return []
     seen.add(id(value))
     try:
@@ -457,12 +564,19 @@ def _parts(value: Any, path: str) -> Iterator[tuple[Any, str]]:
             with contextlib.suppress(ValueError):  # a variable that has no value yet
                 yield cell.cell_contents, f"{path} → {name}"
         yield value.__defaults__ or (), f"{path}.__defaults__"
+        yield value.__kwdefaults__ or {}, f"{path}.__kwdefaults__"
+    elif isinstance(value, functools.partial):
+        yield value.func, f"{path}.func"
+        yield value.args, f"{path}.args"
+        yield value.keywords, f"{path}.keywords"
     elif isinstance(value, dict):
         yield from ((item, f"{path}[{key!r}]") for key, item in value.items())
     elif isinstance(value, (list, tuple, set, frozenset)):
         yield from ((item, f"{path}[{index}]") for index, item in enumerate(value))
-    elif hasattr(value, "__dict__"):
-        yield from ((item, f"{path}.{name}") for name, item in vars(value).items())
+    else:
+        slots = [name for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
+        yield from ((getattr(value, name), f"{path}.{name}") for name in slots)
+        yield from ((item, f"{path}.{name}") for name, item in getattr(value, "__dict__", {}).items())
 
 
 def _global_names(code: types.CodeType) -> Iterator[str]:
@@ -502,25 +616,31 @@ class _Failure:
     def load_exception(self) -> BaseException | None:
         with contextlib.suppress(Exception):
             if self.exception is not None:
-                exception = pickle.loads(self.exception)
+                exception = _Unpickler(self.exception).load()
                 return exception if isinstance(exception, BaseException) else None
         return None
 
 
 def _rank_main(
-    rank: int, world_size: int, connection: Connection, payload: bytes, folder: str, backend: str, port: int
+    rank: int, world_size: int, connection: Connection, folder: str, caller: int, backend: str, port: int
 ) -> None:
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a group of its own: its DataLoader workers end with it
+    guard = _guard(caller, folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted, and ends the ranks
     _redirect_output(folder, rank)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1, open(_output_path(folder, rank, "stack"), "wb"))  # noqa: SIM115
+    surroundings, payload = connection.recv_bytes(), connection.recv_bytes()
     say = _Speaker(connection)
     let_end = threading.Event()
     threading.Thread(target=_obey, args=(connection, say, threading.get_ident(), let_end, folder), daemon=True).start()
     try:
-        fn, args = _unpack(payload)
+        _enter(surroundings)
         _set_launcher_environment(rank, world_size, port)
+        fn, args = _unpack(payload)
         torch.set_num_threads(1)
+        np.random.seed()  # noqa: NPY002 - a fork of the server would draw what every other one draws
         if backend == "nccl":
             torch.cuda.set_device(rank)
         say("ready")
@@ -542,6 +662,27 @@ def _rank_main(
     let_end.wait()
     if dist.is_initialized():
         dist.destroy_process_group()
+    if guard is not None:
+        os.kill(guard, signal.SIGKILL)
+        os.waitpid(guard, 0)
+
+
+def _guard(caller: int, folder: str) -> int | None:
+    """Fork a small process that ends the rank's group when the caller is gone, and return its pid.
+
+    The thread that listens to the caller does that too, but native code can keep it from running.
+    """
+    if not hasattr(os, "pidfd_open"):
+        return None
+    if pid := os.fork():
+        return pid
+    try:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        select.select([os.pidfd_open(caller)], [], [])
+        shutil.rmtree(folder, ignore_errors=True)
+    finally:
+        os.killpg(0, signal.SIGKILL)
+    return None
 
 
 class _Speaker:
@@ -568,7 +709,7 @@ def _obey(connection: Connection, say: _Speaker, main_thread: int, let_end: thre
             os._exit(1)
         if command == "end":
             let_end.set()
-            return
+            continue
         frames = traceback.extract_stack(sys._current_frames()[main_thread])
         say("stack", [(frame.filename, frame.lineno, frame.name) for frame in _own_frames(frames)])
 
@@ -578,9 +719,9 @@ def _redirect_output(folder: str, rank: int) -> None:
         file = os.open(_output_path(folder, rank, stream), os.O_WRONLY | os.O_CREAT | os.O_APPEND)
         os.dup2(file, number)
         os.close(file)
-    # Line by line, so that what a rank printed before it was killed is there.
-    sys.stdout = io.TextIOWrapper(open(1, "wb", closefd=False), encoding="utf-8", line_buffering=True)  # noqa: SIM115
-    sys.stderr = io.TextIOWrapper(open(2, "wb", closefd=False), encoding="utf-8", line_buffering=True)  # noqa: SIM115
+    # Unbuffered, so that what a rank printed before it was killed is there.
+    sys.stdout = io.TextIOWrapper(open(1, "wb", 0, closefd=False), "utf-8", newline="", write_through=True)  # noqa: SIM115
+    sys.stderr = io.TextIOWrapper(open(2, "wb", 0, closefd=False), "utf-8", newline="", write_through=True)  # noqa: SIM115
 
 
 def _output_path(folder: str, rank: int, stream: str) -> Path:
@@ -589,20 +730,27 @@ def _output_path(folder: str, rank: int, stream: str) -> Path:
 
 def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
-        with contextlib.suppress(ValueError, OSError):
+        with contextlib.suppress(ValueError, OSError, AttributeError):
             stream.flush()
 
 
-def _unpack(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    fn, args, environment, cells, start_method = cloudpickle.loads(payload)
+def _enter(surroundings: bytes) -> None:
+    environment, cells, start_method = pickle.loads(surroundings)
     multiprocessing.set_start_method(start_method, force=True)  # for its DataLoader's workers: as the caller's
     os.environ.clear()
     os.environ.update(environment)
+    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     linecache.cache.update(cells)
-    if getattr(fn, "__module__", None) == "__main__":
-        # Plain pickle, as in all_gather_object, looks the caller's classes up in __main__.
-        main = vars(sys.modules["__main__"])
-        main.update((name, value) for name, value in getattr(fn, "__globals__", {}).items() if name[:2] != "__")
+
+
+def _unpack(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    fn, args = cloudpickle.loads(payload)
+    # Plain pickle, as in all_gather_object, looks the caller's functions and classes up in __main__.
+    main = vars(sys.modules["__main__"])
+    main.update((name, value) for name, value in getattr(fn, "__globals__", {}).items() if name[:2] != "__")
+    for cls in list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()):
+        if cls.__module__ == "__main__":
+            main[cls.__qualname__] = cls
     return fn, args
 
 

@@ -139,7 +139,7 @@ class ResumableDataLoader(DataLoader[Any]):
             raise ValueError(
                 f"this epoch has {self._length()} batches a rank, those from before the resume included, and the "
                 f"loader's length was asked before as {self._told_length}: a trainer that counts with that would leave "
-                "the rest out. Load the state before anybody asks: loader.load_checkpoint(path) ahead of trainer.fit(...)"
+                "the rest out. Load the state before anybody asks: loader.load_checkpoint(path) ahead of trainer.fit()"
             )
 
     def load_checkpoint(self, path: str | PathLike[str]) -> None:

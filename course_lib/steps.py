@@ -16,6 +16,7 @@ As a command: ``python -m course_lib.steps --help``.
 
 from __future__ import annotations
 
+import numbers
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -81,7 +82,7 @@ class StepPlan:
 
     def batches_in_epoch(self, epoch: int) -> int:
         """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
-        per_epoch = self.batches_per_epoch
+        epoch, per_epoch = int_of_at_least(0, "epoch", epoch), self.batches_per_epoch
         if epoch < self.epochs_completed:
             return per_epoch if isinstance(per_epoch, int) else _at(per_epoch, epoch)
         stopped_inside = epoch == self.epochs_completed and self.total_steps and self.windows[-1].epoch == epoch
@@ -153,16 +154,20 @@ class Windows(Sequence[Window]):
     def __getitem__(self, index: SupportsIndex | slice) -> Window | Windows:
         if isinstance(index, slice):
             return Windows(self._stages, self._steps[index])
-        step = self._steps[index]
+        return self._window(self._steps[index])
+
+    def _window(self, step: int) -> Window:
         # Stages without a step share their steps_before with the next one: the last of them is the one that steps.
         return self._stages[bisect_right(self._steps_before, step) - 1].window(step)
 
     def __iter__(self) -> Iterator[Window]:
-        return map(self.__getitem__, range(len(self)))
+        return map(self._window, self._steps)
 
     def __repr__(self) -> str:
+        # len() would refuse more than 2**63 windows; a range does not.
+        count = max(0, -((self._steps.start - self._steps.stop) // self._steps.step))
         shown = ", ".join(map(repr, self[:2]))
-        return f"<{len(self):,} windows: {shown}{', …' if len(self) > 2 else ''}>"
+        return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
 
 
 def plan_steps(
@@ -209,7 +214,7 @@ def plan_steps(
     ks = _schedule("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
     max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
     max_steps = int_of_at_least(-1, "max_steps", max_steps)
-    _check_limit(limit_train_batches)
+    limit_train_batches = _limit(limit_train_batches)
     if tail not in ("step", "carry", "drop"):
         raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
     if max_epochs == -1 and max_steps == -1:
@@ -391,6 +396,8 @@ def _end_of_run(stages: list[Stage], max_steps: int) -> _End:
 def _schedule(name: str, value: Schedule, *, before_first: int | None) -> dict[int, int]:
     if not isinstance(value, Mapping):
         return {0: int_of_at_least(1, name, value)}
+    if not value:
+        raise ValueError(f"{name} must be an int or {{epoch: int}} with at least one epoch, got {{}}")
     schedule = {
         int_of_at_least(0, f"an epoch of {name}", epoch): int_of_at_least(1, f"{name}[{epoch!r}]", size)
         for epoch, size in value.items()
@@ -406,14 +413,16 @@ def _at(schedule: dict[int, int], epoch: int) -> int:
     return schedule[max(first for first in schedule if first <= epoch)]
 
 
-def _check_limit(limit: object) -> None:
-    is_share = isinstance(limit, float) and 0.0 <= limit <= 1.0
-    is_count = isinstance(limit, int) and not isinstance(limit, bool) and limit >= 0
-    if not (is_share or is_count):
-        raise ValueError(
-            f"limit_train_batches must be a number of batches (int of at least 0) or a share (float from 0.0 to 1.0), "
-            f"got {limit!r}"
-        )
+def _limit(limit: object) -> int | float:
+    # As a Trainer reads it: the type decides, 1 is one batch and 1.0 all of them.
+    if isinstance(limit, numbers.Integral) and not isinstance(limit, bool) and int(limit) >= 0:
+        return int(limit)
+    if isinstance(limit, numbers.Real) and not isinstance(limit, numbers.Integral) and 0.0 <= float(limit) <= 1.0:
+        return float(limit)
+    raise ValueError(
+        "limit_train_batches must be a number of batches (int of at least 0) or a share (float from 0.0 to 1.0), "
+        f"got {limit!r}"
+    )
 
 
 def _sentences(plan: StepPlan) -> Iterator[str]:
@@ -423,7 +432,7 @@ def _sentences(plan: StepPlan) -> Iterator[str]:
         return
     stopped_by_steps = plan.total_steps == plan.max_steps
     reason = f"max_steps={plan.max_steps:,}" if stopped_by_steps else f"max_epochs={plan.max_epochs:,}"
-    if not stopped_by_steps and plan.epochs_completed < plan.max_epochs:
+    if not stopped_by_steps and plan.epochs_completed != plan.max_epochs:
         reason = f"epoch {plan.epochs_completed:,}, which has no batch,"
     where = f"after {_count(plan.epochs_completed, 'full epoch')}"
     last = plan.windows[-1]
@@ -488,7 +497,7 @@ def _main(argv: list[str] | None = None) -> int:
         return {int(epoch): int(value) for epoch, value in (pair.split(":") for pair in text.split(","))}
 
     def limit(text: str) -> int | float:
-        return float(text) if "." in text else int(text)
+        return int(text) if text.lstrip("-").isdigit() else float(text)
 
     parser = argparse.ArgumentParser(
         prog="python -m course_lib.steps", description="Plan the optimizer steps of a training run."

@@ -163,6 +163,68 @@ def test_a_second_fit_starts_from_zero():
         assert audit.updates == 10
 
 
+def test_a_run_without_an_end_is_counted_and_not_planned():
+    audit = StepAudit(strict=True)
+    fit(StopsItself(), audit, max_epochs=-1)
+    assert (audit.plan, audit.updates) == (None, 3)
+    assert "neither max_epochs nor max_steps" in audit.explain()
+
+
+class StopsItself(CountingModule):
+    def training_step(self, batch, batch_idx):
+        self.trainer.should_stop = batch_idx == 2
+        return super().training_step(batch)
+
+
+def test_a_fit_that_trains_nothing_is_held_against_its_plan():
+    empty = DataLoader(range(5), 8, drop_last=True)
+    with pytest.raises(StepCountError, match="26 optimizer steps planned; 0 updates counted"):
+        fit(CountingModule(), StepAudit(plan_steps(100, 8, max_epochs=2), strict=True), loader=empty, max_epochs=2)
+    audit = StepAudit(strict=True)
+    fit(CountingModule(), audit, max_epochs=1)
+    fit(CountingModule(), audit, loader=empty, max_epochs=1)
+    assert (audit.plan, audit.updates) == (None, 0)
+    assert "training did not begin" in audit.explain()
+
+
+def test_lbfgs_makes_one_attempt_a_step_however_often_it_calls_its_closure():
+    class WithLBFGS(CountingModule):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=5)
+
+        def training_step(self, batch):
+            return ((self.weight - 1) ** 2 * batch.float().mean()).sum()
+
+    audit = StepAudit(strict=True)
+    fit(WithLBFGS(), audit, max_epochs=2)
+    assert (audit.attempts, audit.updates, audit.skipped) == (20, 20, 0)
+
+
+def test_an_optimizer_step_that_does_not_step_is_a_skipped_attempt():
+    class SometimesSteps(CountingModule):
+        def optimizer_step(self, epoch, batch_idx, optimizer, optimizer_closure):
+            optimizer_closure()
+            if batch_idx % 2:
+                optimizer.step()
+
+    audit = StepAudit()
+    with pytest.warns(UserWarning, match="5 updates counted, in 10 attempts"):
+        trainer = fit(SometimesSteps(), audit, max_epochs=1)
+    assert audit.attempts == trainer.global_step == 10
+
+
+def test_a_fused_optimizer_that_the_scaler_holds_back_is_skipped():
+    audit = StepAudit()
+    parameter = torch.nn.Parameter(torch.zeros(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.1, fused=True)
+    optimizer.register_step_post_hook(audit._count_update)
+    for found in (0.0, 1.0, 0.0):
+        parameter.grad = torch.ones(1)
+        optimizer.grad_scale, optimizer.found_inf = None, torch.tensor([found])
+        optimizer.step()
+    assert audit.updates == 2
+
+
 def test_two_ranks_plan_their_padded_share():
     def fit_rank(rank):
         audit = StepAudit(strict=True)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from dataclasses import dataclass, field
 
+import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -216,6 +217,7 @@ def test_more_ranks_than_samples():
         ({"batch_size": {1: 4}}, "batch_size must say its value for epoch 0"),
         ({"batch_size": {0: -4}}, "batch_size[0] must be a positive int, got -4"),
         ({"batch_size": True}, "batch_size must be a positive int, got True"),
+        ({"accumulate_grad_batches": {}}, "accumulate_grad_batches must be an int or {epoch: int}"),
         ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be a positive int, got 0"),
         (
             {"accumulate_grad_batches": {-1: 2}},
@@ -247,6 +249,26 @@ def test_no_batches_is_a_plan_that_says_so():
     assert (plan.batches_per_epoch, plan.total_steps, plan.epochs_completed) == (0, 0, 0)
     assert "Nothing will train" in plan.explain()
     assert len(plan.windows) == 0
+
+
+def test_numpys_numbers_are_taken():
+    plan = plan_steps(np.int64(12), np.int32(2), limit_train_batches=np.int64(3), max_epochs=np.int64(2))
+    assert plan == plan_steps(12, 2, limit_train_batches=3, max_epochs=2)
+    half = plan_steps(12, 2, limit_train_batches=np.float32(0.5), max_epochs=2)
+    assert half == plan_steps(12, 2, limit_train_batches=0.5, max_epochs=2)
+
+
+def test_a_run_that_ends_for_want_of_batches_says_so():
+    said = plan_steps(10, {0: 2, 2: 100}, drop_last=True, max_steps=100).explain()
+    assert "epoch 2, which has no batch, ends the run after 2 full epochs: 10 optimizer steps" in said
+
+
+def test_more_windows_than_len_can_say():
+    windows = plan_steps(10**12, 1, max_epochs=10**8).windows
+    assert repr(windows).startswith("<100,000,000,000,000,000,000 windows: Window(optimizer_step=0")
+    assert next(iter(windows)) == windows[0]
+    with pytest.raises(ValueError, match="epoch must be an int of at least 0"):
+        plan_steps(3, 1, max_epochs=1).batches_in_epoch(-1)
 
 
 def test_max_steps_for_refuses_a_second_stop():

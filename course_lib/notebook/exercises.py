@@ -6,6 +6,7 @@ the answers so far are those of a catalogued misconception, its name.
 
 from __future__ import annotations
 
+import numbers
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -48,7 +49,7 @@ class Exercise:
             raise NotSolved(f"{self.name}: no answer yet. Put yours in the place of `...`.")
         if callable(self.solution) and not callable(answer):
             raise NotSolved(f"{self.name}: a function is asked for, got {answer!r}.")
-        if not callable(self.solution) and not isinstance(answer, (int, float)):
+        if not callable(self.solution) and not isinstance(answer, numbers.Number):
             raise NotSolved(f"{self.name}: a number is asked for, got {answer!r}.")
         for number, case in enumerate(self.cases, start=1):
             expected, got = _call(self.solution, case), self._attempt(answer, case)
@@ -72,7 +73,9 @@ class Exercise:
         failing = self.cases[number - 1]
         # Where the number is the whole answer, it stays the reader's to find.
         told = (
-            f"{self._shown(failing)} should be {expected}, got {got}." if failing else f"{self.name}: {got} is not it."
+            f"{self._shown(failing)} should be {expected!r}, got {got!r}."
+            if failing
+            else f"{self.name}: {got} is not it."
         )
         for misconception in self.misconceptions:
             if all(_same(_call(answer, case), _call(misconception.answer, case)) for case in seen):
@@ -91,4 +94,7 @@ def _call(answer: Any, case: dict[str, Any]) -> Any:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         return isinstance(a, (int, float)) and isinstance(b, (int, float)) and abs(a - b) <= 1e-9 * max(1.0, abs(b))
-    return bool(a == b)
+    try:
+        return bool(a == b)
+    except (ValueError, RuntimeError):  # an array or a tensor of several values
+        return False

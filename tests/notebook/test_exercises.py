@@ -98,12 +98,23 @@ double = Exercise(
         (lambda x: 3 * x, "double(x=2) should be 4, got 6."),
         (lambda x: x**2, "double(x=3) should be 6, got 9.\n9 is the square."),
         (lambda y: y, "double(x=0) raised TypeError"),
-        (lambda x: "six", "double(x=0) should be 0, got six."),
+        (lambda x: "six", "double(x=0) should be 0, got 'six'."),
     ],
 )
 def test_the_first_failing_case_is_the_diagnosis(answer, message):
     with pytest.raises(NotSolved, match="^" + re.escape(message)):
         double.check(answer)
+
+
+def test_numpys_numbers_are_numbers_and_arrays_are_wrong_answers():
+    import numpy as np
+
+    twelve = Exercise("n", solution=12, misconceptions=[])
+    twelve.check(np.int64(12))
+    with pytest.raises(NotSolved, match="a number is asked for, got '12'"):
+        twelve.check("12")
+    with pytest.raises(NotSolved, match="got array"):
+        double.check(lambda x: np.array([1, 2]))
 
 
 def test_a_wrong_number_does_not_give_the_answer_away():
