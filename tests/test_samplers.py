@@ -41,8 +41,8 @@ class UnevenBatches:
 class Case:
     """A random shape of one of the samplers."""
 
-    def __init__(self, rng):
-        self.kind = rng.choice(["shuffled", "two streams", "sharded", "split", "uneven"])
+    def __init__(self, rng, kind):
+        self.kind = kind
         self.n, self.size, self.world_size = rng.randint(1, 200), rng.randint(1, 12), rng.randint(1, 9)
         self.tail = rng.choice(["spread", "spread", "drop", "pad"])
         self.seed, self.shuffle = rng.randint(0, 5), rng.random() < 0.9
@@ -83,20 +83,25 @@ class Case:
         return batches
 
 
-def cases(seed, count):
-    rng = random.Random(seed)
-    for _ in range(count):
-        yield rng, Case(rng)
+KINDS = ["shuffled", "two streams", "sharded", "split", "uneven"]
+SHAPES = 2_000
+"""Of each kind of sampler, for each property."""
+
+
+def cases(seed, kind):
+    rng = random.Random(f"{seed} {kind}")
+    for _ in range(SHAPES):
+        yield rng, Case(rng, kind)
 
 
 def primary(batches):
     return [index for batch in batches for index in batch if index < 1000]
 
 
-@pytest.mark.parametrize("seed", range(10))
-def test_every_index_once_as_many_batches_on_every_rank_none_too_large_none_empty(seed):
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_index_once_as_many_batches_on_every_rank_none_too_large_none_empty(kind):
     dealt = 0
-    for _, case in cases(f"once {seed}", 250):
+    for _, case in cases("once", kind):
         ranks = case.ranks()
         if ranks is None:
             continue
@@ -120,13 +125,11 @@ def test_every_index_once_as_many_batches_on_every_rank_none_too_large_none_empt
         if case.kind in ("shuffled", "two streams"):
             sizes = {len(primary([batch])) for batches in ranks for batch in batches}
             assert not sizes or max(sizes) - min(sizes) <= (case.tail == "spread"), case
-    assert dealt > 150
+    assert dealt > SHAPES / 2
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_the_secondary_is_used_equally_often_and_never_twice_in_a_batch(seed):
-    for _, case in cases(f"secondary {seed}", 250):
-        case.kind = "two streams"
+def test_the_secondary_is_used_equally_often_and_never_twice_in_a_batch():
+    for _, case in cases("secondary", "two streams"):
         ranks = case.ranks()
         uses = Counter()
         # In the order in which the steps are made, so that every moment of the epoch is judged.
@@ -142,9 +145,9 @@ def test_the_secondary_is_used_equally_often_and_never_twice_in_a_batch(seed):
                     assert max(counts) - min(counts) <= 1, case
 
 
-@pytest.mark.parametrize("seed", range(4))
-def test_order_is_a_function_of_seed_and_epoch(seed):
-    for rng, case in cases(f"order {seed}", 100):
+@pytest.mark.parametrize("kind", KINDS)
+def test_order_is_a_function_of_seed_and_epoch(kind):
+    for rng, case in cases("order", kind):
         first = case.ranks(epoch=2)
         torch.manual_seed(rng.random())
         np.random.seed(rng.randint(0, 999))  # noqa: NPY002
@@ -154,6 +157,8 @@ def test_order_is_a_function_of_seed_and_epoch(seed):
             continue
         sampler = case.make(0)
         for epoch in (0, 1, 2, 5, 2):
+            if case.ranks(epoch=epoch) is None:
+                continue  # batches of an uneven sampler may not be dealable in one epoch, and be in another
             sampler.sampler.set_epoch(epoch)
             a, b = iter(sampler), iter(sampler)
             interleaved = list(zip(a, b, strict=True))
@@ -169,17 +174,18 @@ def flat(ranks):
     return [index for step in zip(*ranks, strict=True) for batch in step for index in batch if index < 1000]
 
 
-def test_the_order_of_the_epoch_does_not_depend_on_the_number_of_ranks():
-    for _, case in cases("world", 200):
-        if case.kind in ("shuffled", "two streams") and case.tail == "spread":
+@pytest.mark.parametrize("kind", ["shuffled", "two streams"])
+def test_the_order_of_the_epoch_does_not_depend_on_the_number_of_ranks(kind):
+    for _, case in cases("world", kind):
+        if case.tail == "spread":
             orders = [flat(ranks) for w in (1, 2, 5) if (ranks := case.ranks(world_size=w)) is not None]
             assert all(order == orders[0] for order in orders), case
 
 
-@pytest.mark.parametrize("seed", range(8))
-def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(seed):
+@pytest.mark.parametrize("kind", KINDS)
+def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(kind):
     resumed = 0
-    for rng, case in cases(f"resume {seed}", 120):
+    for rng, case in cases("resume", kind):
         epoch = rng.randint(0, 3)
         whole = case.ranks(epoch=epoch)
         if not whole or not whole[0]:
@@ -214,11 +220,12 @@ def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(seed):
             assert max(seen.values(), default=1) == 1, (case, stop)
         elif case.kind != "split":
             assert set(seen) == set(range(case.n)), (case, stop)
-    assert resumed > 30
+    assert resumed > SHAPES / 4
 
 
-def test_a_second_resume_on_as_many_ranks_goes_on_with_the_first():
-    for rng, case in cases("twice", 300):
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_second_resume_on_as_many_ranks_goes_on_with_the_first(kind):
+    for rng, case in cases("twice", kind):
         whole = case.ranks()
         if not whole or len(whole[0]) < 3:
             continue

@@ -49,7 +49,7 @@ class Exercise:
             raise NotSolved(f"{self.name}: no answer yet. Put yours in the place of `...`.")
         if callable(self.solution) and not callable(answer):
             raise NotSolved(f"{self.name}: a function is asked for, got {answer!r}.")
-        if not callable(self.solution) and not isinstance(answer, numbers.Number):
+        if isinstance(self.solution, numbers.Number) and not isinstance(answer, numbers.Number):
             raise NotSolved(f"{self.name}: a number is asked for, got {answer!r}.")
         for number, case in enumerate(self.cases, start=1):
             expected, got = _call(self.solution, case), self._attempt(answer, case)

@@ -88,9 +88,9 @@ class ShuffledBatchSampler(EpochBatchSampler):
         check_position(position, self.num_samples)
         steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
         if self.tail == "spread" and steps.left < steps.count * world_size:
-            what = "samples are left of the epoch" if position else "samples"
+            what = "samples that are left of the epoch" if position else "samples"
             raise ValueError(
-                f'tail="spread" cannot deal {steps.left} {what} to {world_size} ranks in batches of at most '
+                f'tail="spread" cannot deal the {steps.left} {what} to {world_size} ranks in batches of at most '
                 f'{self.batch_size} without an empty batch: use tail="drop" or tail="pad"'
                 + (", or fewer ranks until the epoch ends" if position else "")
             )

@@ -160,9 +160,7 @@ def test_one_changed_number_fails_also_from_the_folder_of_the_notebooks(project:
 
 
 def test_a_gpu_test_is_left_out_unless_asked_for_and_then_fails_without_a_gpu(project: Path):
-    (project / "tests" / "test_device.py").write_text(
-        "import pytest\n\n@pytest.mark.gpu\ndef test_device(): pass\n"
-    )
+    (project / "tests" / "test_device.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_device(): pass\n")
     code, said = run_pytest(project, "tests")
     assert (code, "1 deselected" in said) == (5, True), said
     code, said = run_pytest(project, "tests", "-m", "gpu", CUDA_VISIBLE_DEVICES="")

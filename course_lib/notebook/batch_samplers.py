@@ -1,0 +1,263 @@
+"""What chapter 06 shows and asks: who sees which index, as a heatmap and a widget; and the exercises."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import ipywidgets
+import numpy as np
+import torch
+from matplotlib.axes import Axes
+from matplotlib.colors import BoundaryNorm, ListedColormap
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch.utils.data import BatchSampler, RandomSampler
+
+from course_lib.conformance import check_batch_sampler
+from course_lib.notebook.display import ORANGE, SKY, VERMILION, new_figure
+from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
+from course_lib.notebook.widgets import Explorer
+from course_lib.samplers import ShuffledBatchSampler, TwoStreamBatchSampler
+
+Batches = Sequence[Sequence[int]]
+
+
+def use_counts(ranks: Sequence[Batches], indices: Sequence[int]) -> NDArray[np.int64]:
+    """The numbers behind :func:`draw_uses`: one row a rank, and one for all; how often each index was used."""
+    rows = [[Counter(i for batch in batches for i in batch)[index] for index in indices] for batches in ranks]
+    return np.array([*rows, np.sum(rows, axis=0)])
+
+
+def draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
+    """Draw who used which index: a row a rank, and one for all ranks together; the number is how often."""
+    counts = use_counts(ranks, indices)
+    shown = counts.copy()
+    shown[:-1][shown[:-1] == 0] = -1  # that one rank does not see an index is no fault; that none does, is
+    colours = ListedColormap(["white", VERMILION, SKY, ORANGE])
+    axes.imshow(shown, cmap=colours, norm=BoundaryNorm([-1.5, -0.5, 0.5, 1.5, 99], 4), aspect="auto")
+    for (row, column), count in np.ndenumerate(counts):
+        if count != 1 and (count or row == len(ranks)):
+            axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
+    ticks = range(0, len(indices), max(1, len(indices) // 14))
+    axes.set(
+        title=title,
+        xlabel="index in the dataset",
+        xticks=list(ticks),
+        xticklabels=[str(indices[t]) for t in ticks],
+        yticks=range(len(ranks) + 1),
+        yticklabels=[*(f"rank {r}" for r in range(len(ranks))), "all"],
+    )
+    axes.tick_params(axis="x", labelsize=8)
+
+
+def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
+    """One heatmap a panel, side by side: blue once, orange more often, red never."""
+    first = next(iter(panels.values()))
+    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (len(first[0]) + 1), columns=len(panels))
+    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        draw_uses(ax, ranks, indices, title=title)
+    return figure
+
+
+def two_stream_explorer() -> Explorer:
+    """Primary, secondary, sizes, ranks, tail → which rank sees what."""
+
+    def slider(value: int, lowest: int, highest: int, name: str) -> ipywidgets.IntSlider:
+        return ipywidgets.IntSlider(value=value, min=lowest, max=highest, description=name, continuous_update=False)
+
+    def render(
+        primary: int, secondary: int, sizes: int, secondary_size: int, ranks: int, tail: Any
+    ) -> tuple[Figure, str]:
+        streams = range(primary), range(100, 100 + secondary)
+        samplers = [
+            TwoStreamBatchSampler(*streams, sizes, secondary_size, tail=tail, num_replicas=ranks, rank=rank)
+            for rank in range(ranks)
+        ]
+        batches = [list(sampler) for sampler in samplers]
+        lines = [f"rank {rank}: " + " ".join(str(batch) for batch in mine) for rank, mine in enumerate(batches)]
+        counts = use_counts(batches, streams[0])[-1]
+        lines += [f"primary: never {int((counts == 0).sum())}, more than once {int((counts > 1).sum())}"]
+        return figure_of_uses({f"{ranks} ranks, tail={tail!r}": (batches, [*streams[0], *streams[1]])}), "\n".join(
+            lines
+        )
+
+    controls = {
+        "primary": slider(13, 1, 30, "primary"),
+        "secondary": slider(5, 1, 20, "secondary"),
+        "sizes": slider(2, 1, 6, "primary per batch"),
+        "secondary_size": slider(1, 1, 6, "secondary per batch"),
+        "ranks": slider(2, 1, 4, "ranks"),
+        "tail": ipywidgets.Dropdown(options=["spread", "drop", "pad"], value="spread", description="tail"),
+    }
+    return Explorer(controls, render, title="primary, secondary, sizes, ranks, tail → who sees what")
+
+
+# --------------------------------------------------------------------------------------------------- exercises
+
+
+shard_by_hand = Exercise(
+    "shard by hand",
+    solution=list(ShuffledBatchSampler(10, 2, shuffle=False, num_replicas=2, rank=1)),
+    misconceptions=[
+        Misconception(
+            [[5, 6], [7, 8], [9]],
+            "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.",
+        ),
+        Misconception(
+            [[1, 3], [5, 7], [9]],
+            "This is DistributedSampler's dealing, every second index to rank 1: here each rank takes neighbours.",
+        ),
+        Misconception(
+            [[2, 3], [6, 7]],
+            "8 and 9 are left out: that is tail='drop'. Under 'spread' the ten are shared out over three steps.",
+        ),
+        Misconception(
+            [[2, 3], [6, 7], [9]],
+            "The steps here have 4, 4 and 2 indices. 'spread' makes them differ by at most one: 4, 3 and 3.",
+        ),
+        Misconception(
+            [[2, 3], [6, 7], [0, 1]],
+            "0 and 1 come again at the end: that is tail='pad'. Under 'spread' nothing is repeated.",
+        ),
+    ],
+)
+
+
+class _Dealt:
+    """A right sampler of few lines, and what the faults below are made of."""
+
+    def __init__(self, num_samples: int, batch_size: int, num_replicas: int, rank: int, seed: int = 0) -> None:
+        self.num_samples, self.batch_size = num_samples, batch_size
+        self.num_replicas, self.rank, self.seed, self.epoch = num_replicas, rank, seed, 0
+
+    @property
+    def sampler(self) -> _Dealt:
+        return self
+
+    def set_epoch(self, epoch: int) -> None:
+        self.epoch = epoch
+
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng(np.random.SeedSequence([self.seed, self.epoch])).permutation(self.num_samples)
+
+    def __len__(self) -> int:
+        return -(-self.num_samples // (self.batch_size * self.num_replicas))
+
+    def __iter__(self) -> Iterator[list[int]]:
+        parts = np.array_split(self.order(), len(self) * self.num_replicas)
+        return iter([part.tolist() for part in parts[self.rank :: self.num_replicas]])
+
+
+class _DrawsGlobally(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return torch.randperm(self.num_samples).numpy()
+
+
+class _AddsEpochToSeed(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng(self.seed + self.epoch).permutation(self.num_samples)
+
+
+class _LosesTail(_Dealt):
+    def __len__(self) -> int:
+        return self.num_samples // (self.batch_size * self.num_replicas)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        full = self.order()[: len(self) * self.num_replicas * self.batch_size].reshape(-1, self.batch_size)
+        return iter(full[self.rank :: self.num_replicas].tolist())
+
+
+class _IgnoresEpoch(_Dealt):
+    def set_epoch(self, epoch: int) -> None:
+        pass
+
+
+class KitExercise:
+    """A sampler is right when the kit finds nothing: the first broken rule is the diagnosis."""
+
+    def __init__(self, name: str, misconceptions: Sequence[Misconception]) -> None:
+        self.name, self.misconceptions = name, misconceptions
+
+    def check(self, make: Any) -> None:
+        if make is None or make is ...:
+            raise NotSolved(f"{self.name}: no answer yet. Put your class in the place of `...`.")
+
+        def factory(num_replicas: int, rank: int, n: int, seed: int = 0) -> Any:
+            return make(n, 3, num_replicas, rank, seed=seed)
+
+        shapes = [{"n": n} for n in (6, 12, 14, 25)]
+        report = check_batch_sampler(factory, lambda shape: range(shape["n"]), shapes=shapes, world_sizes=(1, 2, 3))
+        if not report.ok:
+            rules = ", ".join(str(violation.rule) for violation in report.violations)
+            raise NotSolved(f"{self.name}: broken: {rules}. First:\n{report.violations[0]}")
+        print(f"{self.name}: solved, {sum(report.checks.values()):,} checks of the kit passed.")
+
+
+repair_a_sampler = KitExercise(
+    "repair a sampler",
+    [
+        Misconception(_LosesTail, "broken: 1. First:"),
+        Misconception(_DrawsGlobally, "broken: 4"),
+        Misconception(_AddsEpochToSeed, "broken: 5. First:"),
+        Misconception(_IgnoresEpoch, "broken: 6. First:"),
+    ],
+)
+
+
+def _lost_and_repeated(shard: Callable[..., Any], num_samples: int, num_replicas: int) -> tuple[int, int]:
+    """How many indices no rank sees, and how many are seen again, in an epoch that each rank shards for itself."""
+    seen: Counter[int] = Counter()
+    for rank in range(num_replicas):
+        torch.manual_seed(1000 + rank)  # what a launcher that seeds each rank by its number does
+        batch_sampler = BatchSampler(RandomSampler(range(num_samples)), 2, drop_last=False)
+        for batch in shard(batch_sampler, num_replicas, rank, epoch=0):
+            seen.update(int(index) for index in batch)
+    return num_samples - len(seen), sum(seen.values()) - len(seen)
+
+
+def _shard_in_turn(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    return list(batch_sampler)[rank::num_replicas]
+
+
+class WrapperExercise:
+    """A wrapper is right when the ranks together see every index once, and another epoch has another order."""
+
+    def __init__(self, name: str, misconceptions: Sequence[Misconception]) -> None:
+        self.name, self.misconceptions = name, misconceptions
+
+    def check(self, shard: Any) -> None:
+        if not callable(shard):
+            raise NotSolved(f"{self.name}: a function is asked for, got {shard!r}.")
+        for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
+            lost, again = _lost_and_repeated(shard, num_samples, num_replicas)
+            if lost or again:
+                raise NotSolved(
+                    f"{self.name}: of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come "
+                    "again.\n"
+                    "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
+                )
+        orders = []
+        for epoch in range(3):
+            batch_sampler = BatchSampler(RandomSampler(range(30)), 2, drop_last=False)
+            orders.append([int(index) for batch in shard(batch_sampler, 1, 0, epoch=epoch) for index in batch])
+        if orders[0] == orders[1] == orders[2]:
+            raise NotSolved(f"{self.name}: nothing lost, and one order for ever: the epoch belongs into the seed.")
+        print(f"{self.name}: solved.")
+
+
+def _shard_by_a_fixed_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    torch.manual_seed(0)
+    return _shard_in_turn(batch_sampler, num_replicas, rank, epoch)
+
+
+one_order_for_all_ranks = WrapperExercise(
+    "shard",
+    [
+        Misconception(_shard_in_turn, "Each rank shuffles with its own generator"),
+        Misconception(_shard_by_a_fixed_seed, "one order for ever: the epoch belongs into the seed"),
+    ],
+)
+
+EXERCISES = (shard_by_hand, repair_a_sampler, one_order_for_all_ranks)
