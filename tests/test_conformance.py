@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
-from course_lib.conformance import RULES, assert_batch_sampler, check_batch_sampler
+from course_lib.conformance import assert_batch_sampler, check_batch_sampler
+from course_lib.conformance.report import RULES
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 
 # ------------------------------------------------------------------------------------------- samplers that are right

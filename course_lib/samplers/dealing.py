@@ -47,8 +47,11 @@ class Steps:
             totals = self.smaller + (steps < self.larger_count).astype(np.int64)
             begins = totals * rank // self.world_size
             sizes = totals * (rank + 1) // self.world_size - begins
-            within = np.arange(sizes.sum()) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-            positions = np.repeat(starts + begins, sizes) + within
+            count = int(sizes.sum())
+            if self.world_size == 1:
+                positions = np.arange(starts[0], starts[0] + count)
+            else:
+                positions = np.arange(count) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes)
             yield positions if self.tail != "pad" else positions % self.size, sizes
 
 
