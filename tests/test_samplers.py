@@ -362,6 +362,28 @@ def test_wrapping_leaves_the_global_generators_alone():
     assert torch.equal(torch.rand(2), expected)
 
 
+def test_accelerate_finds_each_ranks_own_batches_or_an_error():
+    # What its BatchSamplerShard does, in a module of that name: accelerate itself is no dependency of the tests.
+    shard = {"__name__": "accelerate.data_loader"}
+    exec(
+        "def batches(s, rank): return [b for i, b in enumerate(s) if i % 2 == rank]\ndef length(s): return len(s)",
+        shard,
+    )
+
+    def make(rank, **arguments):
+        return TwoStreamBatchSampler(range(20), range(100, 108), 2, 2, num_replicas=2, rank=rank, **arguments)
+
+    for rank in range(2):
+        assert shard["batches"](make(rank), rank) == list(make(rank))
+    assert shard["length"](make(0)) == 2 * len(make(0))
+    uneven = ShuffledBatchSampler(21, 2, num_replicas=2, rank=0)
+    with pytest.raises(ValueError, match=r"accelerate keeps batches of 2 indices alone.*use tail=\"drop\""):
+        shard["batches"](uneven, 0)
+    padded = ShuffledBatchSampler(21, 2, tail="pad", num_replicas=2, rank=1)
+    assert shard["batches"](padded, 1) == list(padded)
+    assert uneven.sampler is uneven and (uneven.batch_size, uneven.drop_last) == (2, False)
+
+
 def test_two_real_ranks_read_their_number_from_the_group():
     def batches(rank):
         sampler = TwoStreamBatchSampler(range(13), range(100, 107), 2, 3)

@@ -6,8 +6,10 @@ trainers, loaders and checkpoints can treat all samplers in one way.
 
 from __future__ import annotations
 
+import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from types import FrameType
 from typing import Any, Literal
 
 import torch.distributed as dist
@@ -66,11 +68,15 @@ class EpochBatchSampler(ABC):
 
     def __len__(self) -> int:
         """Batches that an iteration yields on this rank: of the epoch, or of what is left of it after a resume."""
-        return self._steps_left(self._position, self._world()[0])
+        world_size, _ = self._world()
+        steps = self._steps_left(self._position, world_size)
+        return steps * world_size if _is_accelerate(sys._getframe(1)) else steps
 
     def __iter__(self) -> Iterator[list[int]]:
         world_size, rank = self._world()
         self._check(self._position, world_size)
+        if _is_accelerate(sys._getframe(1)):
+            return self._for_all_ranks(world_size)
         self._yielded = 0
         return self._counted(self._batches(self._position, self._batches_before, world_size, rank))
 
@@ -142,6 +148,25 @@ class EpochBatchSampler(ABC):
             raise ValueError(f"rank must be from 0 to {world_size - 1} with {world_size} replicas, got {rank}")
         return world_size, rank
 
+    def _for_all_ranks(self, world_size: int) -> Iterator[list[int]]:
+        """The batches of all ranks, step by step.
+
+        ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields: of this, each rank's own. It
+        counts on batches of one size, so any other would be lost there without a word.
+        """
+        steps = self._steps_left(self._position, world_size)
+        if steps and (size := getattr(self, "batch_size", None)) is not None:
+            end = self._position_after(self._position, steps - 1, world_size)
+            before = self._batches_before + (steps - 1) * world_size
+            last = [len(next(self._batches(end, before, world_size, rank))) for rank in range(world_size)]
+            if set(last) != {size}:
+                raise ValueError(
+                    f"accelerate keeps batches of {size} indices alone, and the last ones here have {last}: use "
+                    'tail="drop" or tail="pad", or leave the loader out of accelerator.prepare()'
+                )
+        ranks = [self._batches(self._position, self._batches_before, world_size, rank) for rank in range(world_size)]
+        return (batch for step in zip(*ranks, strict=True) for batch in step)
+
     def _remember_arguments(self, **arguments: object) -> None:
         # Under default flags, Lightning and Fabric make the batch sampler of a plain DataLoader anew, around a
         # DistributedSampler of theirs, from these four attributes. So they make one like this, which ignores theirs.
@@ -172,3 +197,7 @@ class EpochBatchSampler(ABC):
     @abstractmethod
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
+
+
+def _is_accelerate(caller: FrameType) -> bool:
+    return str(caller.f_globals.get("__name__")).startswith("accelerate.")
