@@ -60,7 +60,7 @@ START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
 GRACE_SECONDS = 0.5
 """How long the other ranks may still report a failure of their own after the first."""
-NOTICE_SECONDS = 0.05
+NOTICE_SECONDS = 0.15
 """How long the death of a rank may have gone unnoticed, while other ranks already complain of it."""
 STACK_SECONDS = 1.0
 """How long a rank may take to say where it is."""

@@ -550,7 +550,7 @@ def test_an_error_stays_the_first_cause_when_another_rank_dies_soon_after():
     def fail(rank):
         if rank == 0:
             raise ValueError("the cause")
-        time.sleep(0.2)
+        time.sleep(0.35)
         os.kill(os.getpid(), signal.SIGKILL)
 
     with pytest.raises(RankError) as caught:
