@@ -58,7 +58,6 @@ class StepAudit(Callback):
         self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
         self.stopped_early = False
-        self._uncounted_steps = 0
         self._judged = False
 
     @property
@@ -106,8 +105,7 @@ class StepAudit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # global_step is the Trainer's own count of attempts, of whatever kind of optimizer and loop.
-        self._uncounted_steps = trainer.global_step - self.attempts
-        self.attempts_before_audit = self._uncounted_steps
+        self.attempts_before_audit = trainer.global_step - self.attempts
         if self.plan is None:
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
@@ -119,7 +117,7 @@ class StepAudit(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.attempts = trainer.global_step - self._uncounted_steps
+        self.attempts = trainer.global_step - self.attempts_before_audit
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # torch's optimizers pass over a parameter without gradient: no gradient at all, no update. A fused one is

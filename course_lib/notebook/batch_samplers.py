@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, RandomSampler
 from course_lib.conformance import check_batch_sampler
 from course_lib.notebook.display import ORANGE, SKY, VERMILION, new_figure
 from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
-from course_lib.notebook.widgets import Explorer
+from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.samplers import ShuffledBatchSampler, TwoStreamBatchSampler
 
 Batches = Sequence[Sequence[int]]
@@ -64,9 +64,6 @@ def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -
 def two_stream_explorer() -> Explorer:
     """Primary, secondary, sizes, ranks, tail → which rank sees what."""
 
-    def slider(value: int, lowest: int, highest: int, name: str) -> ipywidgets.IntSlider:
-        return ipywidgets.IntSlider(value=value, min=lowest, max=highest, description=name, continuous_update=False)
-
     def render(
         primary: int, secondary: int, sizes: int, secondary_size: int, ranks: int, tail: Any
     ) -> tuple[Figure, str]:
@@ -84,11 +81,11 @@ def two_stream_explorer() -> Explorer:
         )
 
     controls = {
-        "primary": slider(13, 1, 30, "primary"),
-        "secondary": slider(5, 1, 20, "secondary"),
-        "sizes": slider(2, 1, 6, "primary per batch"),
-        "secondary_size": slider(1, 1, 6, "secondary per batch"),
-        "ranks": slider(2, 1, 4, "ranks"),
+        "primary": int_slider(13, 30, "primary"),
+        "secondary": int_slider(5, 20, "secondary"),
+        "sizes": int_slider(2, 6, "primary per batch"),
+        "secondary_size": int_slider(1, 6, "secondary per batch"),
+        "ranks": int_slider(2, 4, "ranks"),
         "tail": ipywidgets.Dropdown(options=["spread", "drop", "pad"], value="spread", description="tail"),
     }
     return Explorer(controls, render, title="primary, secondary, sizes, ranks, tail → who sees what")

@@ -13,7 +13,7 @@ from matplotlib.patches import Patch, Rectangle
 
 from course_lib.notebook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
 from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer
+from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.steps import Stage, StepPlan, Tail, plan_steps
 
 Fate = Literal[
@@ -183,9 +183,6 @@ def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, lis
 def steps_explorer() -> Explorer:
     """Samples, batch size, accumulation, ranks, drop_last → the drawing and the plan of three epochs."""
 
-    def slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:
-        return ipywidgets.IntSlider(value=value, min=1, max=highest, description=name, continuous_update=False)
-
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
         steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
@@ -194,10 +191,10 @@ def steps_explorer() -> Explorer:
         ), f"{plan.explain()}\n\n{plan.table()}"
 
     controls = {
-        "num_samples": slider(100, 240, "samples"),
-        "batch_size": slider(8, 32, "per-rank batch size"),
-        "accumulate_grad_batches": slider(4, 16, "micro-batches per window"),
-        "world_size": slider(1, 8, "ranks"),
+        "num_samples": int_slider(100, 240, "samples"),
+        "batch_size": int_slider(8, 32, "per-rank batch size"),
+        "accumulate_grad_batches": int_slider(4, 16, "micro-batches per window"),
+        "world_size": int_slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
     }
     return Explorer(

@@ -18,6 +18,11 @@ from matplotlib.figure import Figure
 from course_lib.notebook.display import png_bytes
 
 
+def int_slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:
+    """A slider from 1 that reports when it is let go: a figure a step would lag behind."""
+    return ipywidgets.IntSlider(value=value, min=1, max=highest, description=name, continuous_update=False)
+
+
 class Explorer:
     """Controls above a picture and a text that follow them.
 
