@@ -9,6 +9,7 @@ The rule: *what a number rests on is checked before it is used.* Each file has a
     images.shape, images.dtype          # (1797, 1, 8, 8), float32 in [0, 1]
     labels.shape, labels.dtype          # (1797,), int64 in 0…9
     train = TensorDataset(images[:1500], labels[:1500])
+    load_words()[:4]                    # ["down", "the", "rabbit", "hole"], of 2,000 words with 1 to 14 letters
 """
 
 import hashlib
@@ -20,7 +21,10 @@ import torch
 from torch import Tensor
 
 PACKAGE = Path(__file__).parent
-SHA256 = {"digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e"}
+SHA256 = {
+    "digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e",
+    "words.txt": "06b24bdb039fbed4efb1a58715eab390a32d46e57537f263d18dc37af4923547",
+}
 
 
 def load_digits() -> tuple[Tensor, Tensor]:
@@ -32,6 +36,15 @@ def load_digits() -> tuple[Tensor, Tensor]:
     with np.load(io.BytesIO(_read_checked("digits.npz"))) as arrays:
         images, labels = arrays["images"], arrays["labels"]
     return torch.from_numpy(images[:, None] / np.float32(16)), torch.from_numpy(labels.astype(np.int64))
+
+
+def load_words() -> list[str]:
+    """The first 2,000 distinct words of Lewis Carroll's *Alice's Adventures in Wonderland* (1865), in the book's order.
+
+    Each has 1 to 14 letters, a to z in lower case. Every call reads them anew, so the list is the caller's to change.
+    Raises FileNotFoundError where the file is missing, ValueError where its checksum is another.
+    """
+    return _read_checked("words.txt").decode("ascii").splitlines()
 
 
 def data_path(name: str) -> Path:

@@ -1,10 +1,12 @@
+import re
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 import torch
 
 from course_lib import datasets
-from course_lib.datasets import data_path, load_digits
+from course_lib.datasets import data_path, load_digits, load_words
 
 
 def test_digits_have_the_shapes_and_ranges_that_are_promised():
@@ -41,6 +43,45 @@ def test_a_changed_file_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(datasets, "PACKAGE", tmp_path)
     with pytest.raises(ValueError, match=r"digits\.npz is not the file .* is \w{64}, expected b2dab7b5"):
         load_digits()
+
+
+def test_words_are_what_is_promised():
+    words = load_words()
+    assert len(words) == 2000 == len(set(words))
+    assert all(re.fullmatch("[a-z]{1,14}", word) for word in words)
+    assert {len(word) for word in words} == set(range(1, 15))
+
+
+def test_words_are_in_the_order_of_the_book():
+    title = "down the rabbit hole"
+    sentence = "alice was beginning to get very tired of sitting by her sister on the bank and of having nothing to do"
+    opening = list(dict.fromkeys(f"{title} {sentence}".split()))
+    assert load_words()[: len(opening)] == opening
+
+
+def test_the_words_have_no_title_page_and_no_licence_text():
+    absent = set("lewis carroll millennium fulcrum edition chapter ii gutenberg etext copyright license".split())
+    assert not absent & set(load_words())
+
+
+def test_a_changed_list_of_words_does_not_change_the_next():
+    load_words().clear()
+    assert len(load_words()) == 2000
+
+
+def packaged_words(folder: Path, content: bytes) -> Path:
+    (folder / "_data").mkdir()
+    (folder / "_data" / "words.txt").write_bytes(content)
+    return folder
+
+
+@pytest.mark.parametrize("changed", [lambda b: b[:-1], lambda b: b.replace(b"rabbit", b"habbit"), lambda b: b + b"\n"])
+def test_changed_words_are_refused(changed: Callable[[bytes], bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    content = changed(data_path("words.txt").read_bytes())
+    monkeypatch.setattr(datasets, "PACKAGE", packaged_words(tmp_path, content))
+    expected = rf"words\.txt is not the file .* is \w{{64}}, expected {datasets.SHA256['words.txt']}; restore it"
+    with pytest.raises(ValueError, match=expected):
+        load_words()
 
 
 def test_a_missing_file_says_where_it_was_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
