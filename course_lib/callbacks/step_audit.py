@@ -1,4 +1,4 @@
-"""The topics as Lightning callbacks: thin, the logic is in the topic modules.
+"""Planned optimizer steps against those that a Trainer made.
 
 >>> audit = StepAudit(strict=True)
 >>> Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned

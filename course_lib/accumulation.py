@@ -1,0 +1,345 @@
+"""Gradient accumulation whose gradient is the one big batch's, always.
+
+The usual loop divides each mean loss by `k`. That weighs *micro-batches* equally; a big batch weighs *samples*
+(or tokens) equally. The two part where a window is short, micro-batches are ragged, tokens are masked, or ranks
+hold different numbers of samples.
+The rule: *the batch counter decides when to step; the sample counter decides how to average.*
+
+    for window in windows(loader, k):                       # the short last window included
+        optimizer.zero_grad()
+        accumulate(model, window, loss_sum_fn=summed_loss, count_fn=lambda batch: len(batch[0]))
+        optimizer.step()                                    # summed_loss(model, batch) -> 0-dim loss
+
+What no weighting can make equal, because the forward itself differs: BatchNorm normalises with each micro-batch's
+statistics instead of the window's, and dropout draws other masks. Chapter 04 measures both.
+
+Sources: huggingface/transformers #34191 and #34198 (token-level means, found in many trainers in October 2024);
+Lightning-AI/pytorch-lightning #19987 (the short window is divided by k); torch's `DistributedDataParallel.no_sync`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import math
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib._arguments import int_of_at_least
+
+
+@dataclass(frozen=True)
+class Accumulated:
+    """What one window held. The global mean loss is the sum over ranks of `loss_sum`, over `global_count`."""
+
+    loss_sum: Tensor
+    """This rank's loss, summed over the window; 0-dim, detached."""
+    count: float
+    """This rank's samples (or tokens: what `count_fn` counts) in the window."""
+    global_count: float
+    """The same over all ranks: what the gradient was divided by."""
+
+
+def accumulate(
+    model: nn.Module,
+    window: Sequence[Any],
+    loss_sum_fn: Callable[..., Tensor],
+    count_fn: Callable[[Any], float | Tensor],
+    *,
+    group: dist.ProcessGroup | None = None,
+    backward: Callable[[Tensor], Any] = torch.Tensor.backward,
+) -> Accumulated:
+    """Run a window's backward passes so that `.grad` is that of one mean loss over all its samples on all ranks.
+
+    One small collective a window (the count, in flight during the first forward) and one gradient reduction, in the
+    last micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
+    of windows. Gradients are added to those that are there: zero them before, step after.
+
+    Args:
+        model: A plain module, or one that is or holds a `DistributedDataParallel` (Fabric's wrapper does). Where a
+            plain module meets several ranks, its gradients are summed over them in one all-reduce.
+        window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
+        loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. A function of one argument is
+            called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`.
+        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over; 0 is allowed.
+        group: The ranks to count over; default: DDP's, else the default group, else this process alone.
+        backward: What runs a backward pass: `fabric.backward`, or `lambda loss: scaler.scale(loss).backward()`.
+
+    Raises:
+        ValueError: On every rank alike: an empty window, a total count of 0, different numbers of windows. On the
+            rank it concerns: a loss that is not 0-dim or is a mean over more than one, a count below 0.
+        RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
+    """
+    replicas = _ddp_modules(model)
+    micro_batches = list(window)
+    counts = [checked_count(count_fn(batch)) for batch in micro_batches]
+    counting = start_count(
+        sum(counts),
+        micro_batches=len(micro_batches),
+        number=getattr(window, "number", None),
+        number_of_windows=getattr(window, "number_of_windows", None),
+        group=group or (replicas[0].process_group if replicas else None),
+    )
+    loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
+    loss_sums: list[Tensor] = []
+    scale = math.nan
+    for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
+        last = position == len(micro_batches)
+        with ExitStack() as stack:
+            for replica in replicas if not last else ():
+                stack.enter_context(replica.no_sync())
+            with _forward_through(replicas if last else []):
+                loss = checked_loss_sum(loss_of(batch), count)
+            if position == 1:
+                total = counting.wait()
+                # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed.
+                scale = (total.world_size if replicas else 1) / total.global_count
+            backward(loss * scale)
+        loss_sums.append(loss.detach())
+    if not micro_batches:  # the other ranks have to hear of it
+        total = counting.wait()
+    if not replicas and total.world_size > 1:
+        _sum_gradients(model, group)
+    return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
+
+
+class MicroBatchWindow(list[Any]):
+    """The micro-batches behind one update: a list that knows its place in the epoch."""
+
+    number: int
+    """1 for the epoch's first window."""
+    number_of_windows: int | None
+    """How many this rank's epoch has; None while that isn't known, and this is not the last."""
+
+
+def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
+    """Group micro-batches into windows of `k`, the short last one included: none is lost, none waits for an epoch.
+
+    Each window is a list, with its `number` and the `number_of_windows` in this epoch, as far as it is known.
+    Where `batches` has no length, one batch is fetched ahead, to know which window is the last: a loader's
+    `state_dict`, read between two windows, is then one batch ahead as well.
+
+    Raises:
+        ValueError: `k` is not a positive int.
+    """
+    k = int_of_at_least(1, "k", k)
+    try:
+        number_of_windows = math.ceil(len(batches) / k) if isinstance(batches, Sized) else None
+    except TypeError:  # a DataLoader over an IterableDataset
+        number_of_windows = None
+    return _windows(batches, k, number_of_windows)
+
+
+def _windows(batches: Iterable[Any], k: int, promised: int | None) -> Iterator[MicroBatchWindow]:
+    iterator = iter(batches)
+    number = 0
+    ahead = _take(iterator, 1 if promised is None else 0)
+    while True:
+        window = MicroBatchWindow(ahead + _take(iterator, k - len(ahead)))
+        if not window:
+            return
+        number += 1
+        ahead = _take(iterator, 1 if promised is None else 0)
+        ended = promised is None and not ahead
+        window.number, window.number_of_windows = number, number if ended else promised
+        yield window
+        if ended:
+            return
+
+
+def _take(iterator: Iterator[Any], n: int) -> list[Any]:
+    return [batch for _, batch in zip(range(n), iterator, strict=False)]
+
+
+# ------------------------------------------------------------------------------------- the count over all ranks
+
+
+class WindowTotal(NamedTuple):
+    global_count: float
+    world_size: int
+
+
+class CountInFlight:
+    """A window's count on its way through the ranks; `wait()` gives the total, or raises the same on all of them."""
+
+    def __init__(self, mine: list[float], group: dist.ProcessGroup | None) -> None:
+        self._rows = [torch.tensor(mine, dtype=torch.float64)]
+        self._work = None
+        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
+            row = self._rows[0].to(_device_of(group))
+            self._rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
+            self._work = dist.all_gather(self._rows, row, group=group, async_op=True)
+
+    def wait(self) -> WindowTotal:
+        if self._work is not None:
+            try:
+                self._work.wait()
+            except RuntimeError as error:
+                raise RuntimeError(
+                    "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
+                    "message says which; windows() lets the ranks compare their numbers of windows beforehand"
+                ) from error
+        rows = torch.stack(self._rows).tolist()
+        _check_rows(rows)
+        return WindowTotal(sum(row[0] for row in rows), len(rows))
+
+
+def start_count(
+    count: float,
+    *,
+    micro_batches: int = 1,
+    number: int | None = None,
+    number_of_windows: int | None = None,
+    group: dist.ProcessGroup | None = None,
+) -> CountInFlight:
+    """Send this rank's count of a window to all ranks of `group`, and what lets them find that they don't match.
+
+    `number` (from 1) and `number_of_windows` are None where they aren't known.
+    """
+    # NaN: not said. Infinity: there are more to come, and nobody knows how many.
+    of = math.nan if number is None else math.inf if number_of_windows is None else number_of_windows
+    return CountInFlight([count, micro_batches, math.nan if number is None else number, of], group)
+
+
+def _check_rows(rows: list[list[float]]) -> None:
+    counts, micro_batches, numbers, totals = map(list, zip(*rows, strict=True))
+    if 0 in micro_batches:
+        empty = ", ".join(f"rank {rank}" for rank, n in enumerate(micro_batches) if n == 0)
+        raise ValueError(
+            f"a window must hold at least one micro-batch, got an empty one{f' on {empty}' if len(rows) > 1 else ''}: "
+            "every rank takes part in the gradient's reduction, be it with a micro-batch whose count is 0"
+        )
+    at = {number for number in numbers if not math.isnan(number)}
+    known = {total for total in totals if math.isfinite(total)}
+    if len(at) > 1 or len(known) > 1 or (math.inf in totals and known & at):
+        told = ", ".join(f"rank {rank}: {_place(row[2], row[3])}" for rank, row in enumerate(rows))
+        raise ValueError(
+            f"the ranks have different numbers of windows ({told}): the longer ones would wait for ever. Give all "
+            "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
+        )
+    if not sum(counts) > 0:
+        window = f"window {numbers[0]:.0f}" if at else "the window"
+        raise ValueError(
+            f"the total count of {window} must be above 0, got 0 over {len(rows)} rank{'s'[: len(rows) > 1]}: there is "
+            "nothing to average. Leave such micro-batches out on all ranks, or take larger windows"
+        )
+
+
+def _place(number: float, total: float) -> str:
+    if math.isnan(number):
+        return "not said"
+    return f"{total:.0f}" if math.isfinite(total) else f"more than {number:.0f}"
+
+
+def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+    if "gloo" in dist.get_backend(group):
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+# ------------------------------------------------------------------------------------------- what the caller gives
+
+
+def checked_count(count: float | Tensor) -> float:
+    """The count as a float, or a ValueError."""
+    try:
+        number = float(count)
+    except (TypeError, ValueError, RuntimeError):
+        number = math.nan
+    if not 0 <= number < math.inf:
+        raise ValueError(f"a micro-batch's count must be a finite number of at least 0, got {count!r}")
+    return number
+
+
+def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
+    """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
+
+    Seen: a mean (`.mean()`, `reduction="mean"`), also divided by a number, negated or cast, and sums of such.
+    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean).
+    """
+    if not isinstance(loss, Tensor) or loss.dim():
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+        raise ValueError(f"the loss must be a 0-dim tensor, the sum over the micro-batch, got {got}")
+    if count > 1 and _is_mean(loss.grad_fn):
+        raise ValueError(
+            f"the loss must be a sum over the micro-batch's count of {count:g}, got a mean (by its grad_fn): "
+            'use reduction="sum", and leave the division to the count over the whole window'
+        )
+    return loss
+
+
+_REDUCTION_MEAN = 1  # at::Reduction, as autograd's nodes store it
+
+
+def _is_mean(node: Any) -> bool:
+    if node is None:
+        return False
+    name = type(node).__name__
+    if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
+        return True
+    parents = [parent for parent, _ in node.next_functions if parent is not None]
+    passes_on = name.startswith(("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward"))
+    return passes_on and bool(parents) and all(map(_is_mean, parents))
+
+
+def _takes_one(fn: Callable[..., Any]) -> bool:
+    try:
+        inspect.signature(fn).bind(None, None)
+    except TypeError:
+        return True
+    except ValueError:  # a builtin without signature
+        return False
+    return False
+
+
+# --------------------------------------------------------------------------------------------- the model's ranks
+
+
+def _ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
+        raise ValueError(
+            "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
+            "whose reduction this function doesn't know"
+        )
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+@contextmanager
+def _forward_through(replicas: list[DistributedDataParallel]) -> Iterator[None]:
+    """Notice a forward that went past DDP: its backward would reduce nothing, and say nothing."""
+    seen: list[nn.Module] = []
+    handles = [replica.register_forward_pre_hook(lambda module, _: seen.append(module)) for replica in replicas]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
+    if replicas and not seen:
+        raise RuntimeError(
+            "loss_sum_fn did not run the forward through the DistributedDataParallel model that was given "
+            "(perhaps through the module inside it): the ranks' gradients would not be reduced"
+        )
+
+
+def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """Sum the gradients over the ranks, in one all-reduce for each dtype; None stays None where all ranks have None."""
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    for dtype in dict.fromkeys(parameter.dtype for parameter in trained):  # in the same order on all ranks
+        same = [parameter for parameter in trained if parameter.dtype == dtype]
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
+        present = torch.tensor([p.grad is not None for p in same], dtype=dtype, device=same[0].device)
+        flat = torch.cat([*(grad.reshape(-1) for grad in grads), present])
+        dist.all_reduce(flat, group=group)
+        *sums, present = flat.split([*(p.numel() for p in same), len(same)])
+        for parameter, total, anywhere in zip(same, sums, present.tolist(), strict=True):
+            if anywhere:
+                parameter.grad = total.view_as(parameter)

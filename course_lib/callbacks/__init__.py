@@ -1,0 +1,10 @@
+"""The topics as Lightning callbacks: thin, the logic is in the topic modules.
+
+- ``StepAudit``: plan a run's optimizer steps, count them, and say where the two differ (``course_lib.steps``).
+- ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).
+"""
+
+from course_lib.callbacks.exact_accumulation import ExactAccumulation
+from course_lib.callbacks.step_audit import StepAudit, StepCountError
+
+__all__ = ["ExactAccumulation", "StepAudit", "StepCountError"]

@@ -1,0 +1,124 @@
+"""A Trainer's accumulated gradient, made that of the one big batch."""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import Optimizer
+
+from course_lib.accumulation import checked_count, checked_loss_sum, start_count
+
+
+class ExactAccumulation(Callback):
+    """Weigh samples (or tokens) equally within each window of automatic optimization, over all ranks.
+
+    A Trainer divides each loss by ``accumulate_grad_batches`` and averages over ranks: equal weights for micro-batches
+    and ranks, also where they hold different numbers of samples, and a short last window that counts too little. With
+    this callback ``training_step`` returns a sum and what it runs over, and the rest of the run stays as it is:
+
+    >>> def training_step(self, batch):
+    ...     loss_sum = cross_entropy(self(batch.x), batch.y, reduction="sum", ignore_index=-100)
+    ...     return loss_sum, (batch.y != -100).sum()
+    >>> Trainer(accumulate_grad_batches=8, callbacks=[ExactAccumulation()])
+
+    A dict with the keys ``"loss"`` (the sum) and ``"count"`` is taken as well; its other keys reach
+    ``on_train_batch_end``, where ``"loss"`` is the sum divided by ``accumulate_grad_batches``. To log the mean:
+    ``self.log("loss", loss_sum / count, batch_size=count)``.
+
+    Before the optimizer steps, the gradients are multiplied by ``k · W / N``: Lightning divided by ``k``, DDP by the
+    ``W`` ranks, and ``N`` is the window's count over all ranks (one collective of four numbers a window). Clipping
+    comes after it; a callback that reads gradients in ``on_before_optimizer_step`` belongs behind this one in the
+    Trainer's list. ``accumulate_grad_batches`` may change from epoch to epoch. Under ``16-mixed`` the scaler sees
+    sums, so its scale settles lower. BatchNorm's statistics and dropout's draws stay those of each micro-batch.
+
+    Attributes:
+        global_count: The count over all ranks of the last window, what its gradient was divided by.
+
+    Raises:
+        MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
+        ValueError: ``training_step`` returned no count, a mean, or a loss that is not 0-dim; a window has a total count
+            of 0; the ranks have different numbers of windows.
+    """
+
+    def __init__(self) -> None:
+        self.global_count = math.nan
+        self._counts: list[float] = []
+        self._batch_idx = 0
+        self._unwrapped: Any = None
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                "ExactAccumulation needs automatic optimization; with manual optimization call "
+                "course_lib.accumulation.accumulate(..., backward=self.manual_backward) in your own loop"
+            )
+        strategy = trainer.strategy
+        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
+            raise MisconfigurationException(
+                f"ExactAccumulation knows one device and DDP, got {type(strategy).__name__}, "
+                "which reduces or accumulates gradients in a way that this callback has not been tested with"
+            )
+        # The count is needed between a window's last backward and its step: no hook there sees what was returned.
+        training_step = pl_module.training_step
+        self._unwrapped = pl_module.__dict__.get("training_step")
+
+        @functools.wraps(training_step)
+        def counted_step(*args: Any, **kwargs: Any) -> Any:
+            return self._take_count(training_step(*args, **kwargs))
+
+        pl_module.training_step = counted_step  # type: ignore[method-assign]
+
+    def _take_count(self, output: Any) -> Any:
+        if output is None:
+            return None
+        if isinstance(output, tuple) and len(output) == 2:
+            output = {"loss": output[0], "count": output[1]}
+        if not isinstance(output, Mapping) or not {"loss", "count"} <= output.keys():
+            keys = f" with the keys {sorted(map(str, output))}" if isinstance(output, Mapping) else ""
+            raise ValueError(
+                "with ExactAccumulation, training_step must return (loss_sum, count) "
+                f'or {{"loss": loss_sum, "count": count}}, got a {type(output).__name__}{keys}'
+            )
+        count = checked_count(output["count"])
+        checked_loss_sum(output["loss"], count)
+        self._counts.append(count)
+        return output
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._batch_idx = batch_idx
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._counts = []
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        k = trainer.accumulate_grad_batches
+        number = self._batch_idx // k + 1
+        batches = trainer.num_training_batches
+        of = math.ceil(batches / k) if math.isfinite(batches) else number if trainer.is_last_batch else None
+        if not self._counts:  # one device, and training_step returned None for the whole window
+            return
+        total = start_count(
+            sum(self._counts), micro_batches=len(self._counts), number=number, number_of_windows=of
+        ).wait()
+        self.global_count = total.global_count
+        for parameter in pl_module.parameters():
+            if parameter.grad is not None:
+                parameter.grad.mul_(k * total.world_size / total.global_count)
+
+    def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        self._unwrap(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._unwrap(pl_module)
+
+    def _unwrap(self, pl_module: LightningModule) -> None:
+        pl_module.__dict__.pop("training_step", None)
+        if self._unwrapped is not None:
+            pl_module.training_step = self._unwrapped  # type: ignore[method-assign]

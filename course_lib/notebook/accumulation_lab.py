@@ -1,0 +1,187 @@
+"""The equality laboratory: how far an accumulated gradient is from the one big batch's, cause by cause."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+
+from course_lib.accumulation import accumulate, windows
+from course_lib.callbacks import ExactAccumulation
+
+Tokens = tuple[Tensor, Tensor]
+"""A micro-batch: features (tokens, 6) and classes (tokens,) in 0…3, or -100 where a token is masked."""
+
+WAYS = ("usual recipe", "Trainer", "accumulate", "ExactAccumulation")
+
+
+@dataclass(frozen=True)
+class Case:
+    """One epoch of micro-batches for each rank, and what else could make the gradients differ."""
+
+    ranks: list[list[Tokens]]
+    k: int
+    dropout: float = 0.0
+    batch_norm: bool = False
+    reduction: str = "mean"
+    """Of the usual recipe and the Trainer alone."""
+    dtype: torch.dtype = torch.float64
+
+
+def random_tokens(generator: torch.Generator, tokens: int, masked: int = 0) -> Tokens:
+    """A micro-batch, the last `masked` of its tokens masked; the class depends on the features."""
+    features = torch.randn(tokens, 6, generator=generator, dtype=torch.float64)
+    classes = (features[:, :4] + 0.5 * torch.randn(tokens, 4, generator=generator, dtype=torch.float64)).argmax(1)
+    classes[tokens - masked :] = -100
+    return features, classes
+
+
+def measure(rank: int, cases: list[Case]) -> list[dict[str, float]]:
+    """For each case and way: the largest relative error over its windows. Runs in each of as many ranks as the case's.
+
+    The error is ‖g − G‖ / ‖G‖ with the gradient G of one batch that holds all ranks' tokens of that window.
+    """
+    return [{way: max(map(_error, run(case, rank), big_batch(case))) for way, run in _RUN.items()} for case in cases]
+
+
+def big_batch(case: Case) -> list[Tensor]:
+    """The gradient of each window's tokens as one batch."""
+    model, found = make_model(case), list[Tensor]()
+    for parts in zip(*(windows(batches, case.k) for batches in case.ranks), strict=True):
+        features, classes = (torch.cat(column) for column in zip(*(b for part in parts for b in part), strict=True))
+        model.zero_grad()
+        torch.manual_seed(1)  # another run draws other dropout masks
+        mean = loss_sum(model, (features.to(case.dtype), classes)) / count((features, classes))
+        mean.backward()
+        found.append(gradient(model))
+    return found
+
+
+def make_model(case: Case) -> nn.Module:
+    torch.manual_seed(0)
+    norm = nn.BatchNorm1d(12) if case.batch_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(case.dropout), nn.Linear(12, 4)).to(case.dtype)
+
+
+def loss_sum(model: nn.Module, batch: Tokens) -> Tensor:
+    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum", ignore_index=-100)
+
+
+def count(batch: Tokens) -> Tensor:
+    return (batch[1] != -100).sum()
+
+
+def gradient(model: nn.Module) -> Tensor:
+    return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
+
+
+def _error(mine: Tensor, of_big_batch: Tensor) -> float:
+    return ((mine - of_big_batch).norm() / of_big_batch.norm()).item()
+
+
+def _batches(case: Case, rank: int) -> list[Tokens]:
+    return [(features.to(case.dtype), classes) for features, classes in case.ranks[rank]]
+
+
+def _wrapped(case: Case) -> Any:
+    model = make_model(case)
+    return DistributedDataParallel(model) if dist.is_initialized() else model
+
+
+def _usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
+    model = _wrapped(case)
+    for window in windows(_batches(case, rank), case.k):
+        model.zero_grad()
+        for position, (features, classes) in enumerate(window, start=1):
+            held = model.no_sync() if position < len(window) and dist.is_initialized() else nullcontext()
+            with held:
+                loss = F.cross_entropy(model(features), classes, reduction=case.reduction, ignore_index=-100)
+                (loss / case.k).backward()
+        yield gradient(model)
+
+
+def _accumulate(case: Case, rank: int) -> Iterator[Tensor]:
+    model = _wrapped(case)
+    for window in windows(_batches(case, rank), case.k):
+        model.zero_grad()
+        accumulate(model, window, loss_sum, count)
+        yield gradient(model)
+
+
+class _Recorder(LightningModule):
+    """Keeps the gradient of each window as the optimizer would see it."""
+
+    def __init__(self, case: Case, *, exact: bool) -> None:
+        super().__init__()
+        self.model, self.case, self.exact = make_model(case), case, exact
+        self.found: list[Tensor] = []
+
+    def training_step(self, batch: Tokens) -> Any:
+        if self.exact:
+            return loss_sum(self.model, batch), count(batch)
+        return F.cross_entropy(self.model(batch[0]), batch[1], reduction=self.case.reduction, ignore_index=-100)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.found.append(gradient(self.model))
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=0.0)
+
+
+def _fit(case: Case, rank: int, *, exact: bool) -> list[Tensor]:
+    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
+    module = _Recorder(case, exact=exact)
+    callbacks: list[Callback] = [ExactAccumulation()] if exact else []
+    trainer = Trainer(
+        accelerator="cpu",
+        devices=len(case.ranks),
+        strategy="ddp" if len(case.ranks) > 1 else "auto",
+        use_distributed_sampler=False,
+        accumulate_grad_batches=case.k,
+        max_epochs=1,
+        callbacks=callbacks,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+    trainer.fit(module, DataLoader(_batches(case, rank), batch_size=None))  # type: ignore[arg-type]
+    return module.found
+
+
+_RUN: dict[str, Callable[[Case, int], Any]] = {
+    "usual recipe": _usual_recipe,
+    "Trainer": lambda case, rank: _fit(case, rank, exact=False),
+    "accumulate": _accumulate,
+    "ExactAccumulation": lambda case, rank: _fit(case, rank, exact=True),
+}
+
+
+def causes() -> dict[str, Case]:
+    """Eight windows, each with one cause of inequality alone."""
+    generator = torch.Generator().manual_seed(4)
+
+    def of(sizes: list[int], masked: tuple[int, ...] = ()) -> list[Tokens]:
+        hidden = masked or (0,) * len(sizes)
+        return [random_tokens(generator, n, m) for n, m in zip(sizes, hidden, strict=True)]
+
+    return {
+        "equal micro-batches": Case([of([16, 16, 16, 16])], 4),
+        "ragged micro-batches": Case([of([40, 16, 4, 4])], 4),
+        "short window": Case([of([16])], 4),
+        "masked tokens": Case([of([16, 16, 16, 16], (15, 12, 8, 0))], 4),
+        "unequal ranks": Case([of([24, 24]), of([8, 8])], 2),
+        "dropout 0.5": Case([of([16, 16, 16, 16])], 4, dropout=0.5),
+        "BatchNorm": Case([of([4] * 16)], 16, batch_norm=True),
+        "sum loss over k": Case([of([16, 16, 16, 16])], 4, reduction="sum"),
+    }
