@@ -2,11 +2,12 @@
 
 - ``course_lib.steps``: count a run's optimizer steps before it starts (``plan_steps``, ``max_steps_for``).
 - ``course_lib.launch``: run a function on several ranks from a notebook, a script or a test (``run_ranks``).
-- ``course_lib.datasets``: small real data, offline (``load_digits``).
+- ``course_lib.datasets``: small real data, offline (``load_digits``, ``load_words``).
+- ``course_lib.accumulation``: small batches whose gradient is the big batch's (``windows``, ``accumulate``).
 - ``course_lib.samplers``: batch samplers that every rank can share (``ShuffledBatchSampler``, ``ShardedBatchSampler``).
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
-- ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``); needs the extra ``lightning``.
+- ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

@@ -16,7 +16,7 @@ from packaging.version import Version
 from tests.notebook_rules import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-UPPER = (ROOT / "course_lib" / "callbacks.py", ROOT / "course_lib" / "notebook")
+UPPER = (ROOT / "course_lib" / "callbacks", ROOT / "course_lib" / "notebook")
 TOPICS = [
     path
     for path in sorted(ROOT.glob("course_lib/**/*.py"))
@@ -98,8 +98,8 @@ def test_a_topic_imports_neither_callbacks_nor_notebook(path: Path):
     assert imports_any(path, *upward, "lightning", "matplotlib", "ipywidgets") == []
 
 
-def test_callbacks_import_nothing_of_the_notebooks():
-    path = ROOT / "course_lib" / "callbacks.py"
+@pytest.mark.parametrize("path", sorted(UPPER[0].glob("*.py")), ids=lambda path: path.stem)
+def test_callbacks_import_nothing_of_the_notebooks(path: Path):
     assert imports_any(path, "course_lib.notebook", "matplotlib", "ipywidgets") == []
 
 

@@ -13,6 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from course_lib.accumulation import checked_count, checked_loss_sum, start_count
+from course_lib.samplers import count_batches_everywhere
 
 
 class ExactAccumulation(Callback):
@@ -43,7 +44,7 @@ class ExactAccumulation(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
         ValueError: ``training_step`` returned no count, a mean, or a loss that is not 0-dim; a window has a total count
-            of 0; the ranks have different numbers of windows.
+            of 0; the ranks have different numbers of batches.
     """
 
     def __init__(self) -> None:
@@ -91,6 +92,11 @@ class ExactAccumulation(Callback):
         checked_loss_sum(output["loss"], count)
         self._counts.append(count)
         return output
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if math.isfinite(trainer.num_training_batches):
+            # A Trainer talks between ranks in every batch: also where the windows are as many, it would hang.
+            count_batches_everywhere(range(int(trainer.num_training_batches)))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._batch_idx = batch_idx

@@ -94,6 +94,8 @@ def _call(answer: Any, case: dict[str, Any]) -> Any:
 def _same(a: Any, b: Any) -> bool:
     if isinstance(a, float) or isinstance(b, float):
         return isinstance(a, (int, float)) and isinstance(b, (int, float)) and abs(a - b) <= 1e-9 * max(1.0, abs(b))
+    if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
+        return len(a) == len(b) and all(map(_same, a, b))
     try:
         return bool(a == b)
     except (ValueError, RuntimeError):  # an array or a tensor of several values

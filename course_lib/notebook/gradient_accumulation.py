@@ -1,0 +1,243 @@
+"""What chapter 04 shows and asks: who weighs how much in a window's gradient; and the exercises."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from matplotlib.figure import Figure
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from course_lib.accumulation import windows
+from course_lib.notebook.display import BLUE, GREY, ORANGE, VERMILION, draw_curves, new_figure
+from course_lib.notebook.exercises import Exercise, Misconception
+from course_lib.notebook.widgets import Explorer, int_slider
+
+
+def sample_weights(sizes: Sequence[int], k: int) -> dict[str, list[float]]:
+    """The weight of one sample of each micro-batch in a window's gradient: mean loss over k, and the big batch."""
+    return {"loss / k": [1 / (k * size) for size in sizes], "one big batch": [1 / sum(sizes) for _ in sizes]}
+
+
+def figure_of_weights(sizes: Sequence[int], k: int) -> Figure:
+    """The samples of a window from left to right; the height is the weight of each in the gradient."""
+    figure, axes = new_figure(9.0, 3.2)
+    weights = sample_weights(sizes, k)
+    for (start, stop), weight in zip(
+        itertools.pairwise([0, *itertools.accumulate(sizes)]), weights["loss / k"], strict=True
+    ):
+        middle, width = (start + stop) / 2, stop - start
+        axes.bar(middle, weight, width, color=ORANGE, edgecolor="white", label="loss / k" if not start else None)
+        share = f"{weight * width:.0%}"
+        axes.annotate(share, (middle, weight), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+    level = weights["one big batch"][0]
+    axes.plot([0, sum(sizes)], [level, level], color=BLUE, linestyle="--", linewidth=2, label="one big batch")
+    axes.set(
+        title="A mean loss over k gives each micro-batch the same share, whatever it holds",
+        xlabel=f"samples of the window, in micro-batches of {', '.join(map(str, sizes))}",
+        ylabel="weight of one sample",
+        xlim=(0, sum(sizes)),
+        ylim=(0, max(weights["loss / k"]) * 1.25),
+    )
+    axes.legend(frameon=False, loc="upper left")
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
+    """Accuracy of named runs against optimizer steps, and against epochs."""
+    figure, (left, right) = new_figure(11.0, 3.2, columns=2)
+    for axes, x, unit in ((left, 0, "optimizer steps"), (right, 1, "epochs")):
+        drawn = {
+            name: (steps if x == 0 else range(1, len(steps) + 1), values) for name, (steps, values) in curves.items()
+        }
+        title = "An eighth of the optimizer steps …" if x == 0 else "… from the same samples"
+        draw_curves(axes, drawn, title=title, x=unit, y="accuracy on the test digits")
+    left.set_xscale("log")
+    return figure
+
+
+def arrows(sizes: Sequence[int]) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Mean gradients of three micro-batches in a model of two parameters; their equal mean; the big batch's.
+
+    A straight line is fitted to points on a curve, the micro-batches lie at the left, in the middle and at the right,
+    so that each pulls in a direction of its own.
+    """
+    means = []
+    for position, size in enumerate(sizes):
+        x = np.linspace(position, position + 1, size + 2)[1:-1]
+        error = 0.3 * x - (np.sin(1.4 * x) + 0.2)  # the line 0.3·x against the curve
+        means.append([np.mean(2 * error), np.mean(2 * error * (x - 1.5))])
+    each = np.array(means)
+    return each, each.mean(0), np.average(each, axis=0, weights=sizes)
+
+
+def arrows_explorer() -> Explorer:
+    """Sizes of three micro-batches → each one's mean gradient, their equal mean, and the big batch's."""
+
+    def render(first: int, second: int, third: int) -> tuple[Figure, str]:
+        sizes = (first, second, third)
+        each, equal, big = arrows(sizes)
+        error = float(np.linalg.norm(equal - big) / np.linalg.norm(big))
+        figure, axes = new_figure(7.6, 4.2)
+        named = [(f"mean of {size}", gradient, GREY, 1.2) for size, gradient in zip(sizes, each, strict=True)]
+        named += [("loss / k", equal, VERMILION, 2.4), ("one big batch", big, BLUE, 2.4)]
+        for (name, (x, y), colour, width), marker in zip(named, "osDX^", strict=True):
+            axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-", "color": colour, "lw": width})
+            axes.plot(x, y, marker, color=colour, markersize=9, label=name)
+        axes.set(
+            title=f"Equal weights miss the big batch's gradient by {error:.0%}",
+            xlabel="gradient of the offset",
+            ylabel="gradient of the slope",
+        )
+        axes.margins(0.15)
+        axes.axhline(0, color=GREY, linewidth=0.5)
+        axes.axvline(0, color=GREY, linewidth=0.5)
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        return figure, f"sizes {sizes}: relative error of loss / k {error:.3f}, of weights by samples 0"
+
+    controls = {
+        "first": int_slider(24, 32, "samples of the first"),
+        "second": int_slider(8, 32, "samples of the second"),
+        "third": int_slider(2, 32, "samples of the third"),
+    }
+    return Explorer(controls, render, title="sizes of three micro-batches → their gradients as arrows")
+
+
+def peak_saved_bytes(run: Callable[[], Any], model: nn.Module) -> int:
+    """The largest sum of bytes that autograd holds for the backward pass at one time, the parameters left out."""
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    users: dict[tuple[int, int], int] = {}
+    held = peak = 0
+
+    class Saved:
+        def __init__(self, tensor: Tensor) -> None:
+            nonlocal held, peak
+            self.tensor, self.key = tensor, (tensor.data_ptr(), tensor.nbytes)
+            users[self.key] = users.get(self.key, 0) + 1  # one tensor may be saved by two operations
+            if users[self.key] == 1 and tensor.data_ptr() not in parameters:
+                held += tensor.nbytes
+                peak = max(peak, held)
+
+        def __del__(self) -> None:
+            nonlocal held
+            users[self.key] -= 1
+            if not users[self.key] and self.key[0] not in parameters:
+                held -= self.key[1]
+
+    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+        run()
+    return peak
+
+
+# --------------------------------------------------------------------------------------------------- exercises
+
+
+def _applied(micro_batches: list[list[float]], k: int) -> list[float]:
+    return [sum(sum(b) for b in window) / sum(len(b) for b in window) for window in windows(micro_batches, k)]
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values)
+
+
+def _modulo(micro_batches: list[list[float]], k: int) -> list[float]:
+    full = len(micro_batches) // k * k
+    return [sum(map(_mean, window)) / k for window in windows(micro_batches[:full], k)]
+
+
+applied_gradients = Exercise(
+    "applied_gradients",
+    solution=_applied,
+    cases=[
+        dict(micro_batches=[[1.0], [3.0], [5.0], [7.0]], k=2),
+        dict(micro_batches=[[1.0, 3.0], [5.0, 7.0], [9.0, 11.0], [13.0, 15.0]], k=2),
+        dict(micro_batches=[[2.0], [4.0], [6.0], [8.0], [10.0]], k=4),
+        dict(micro_batches=[[8.0, 8.0, 8.0], [4.0], [6.0, 6.0], [2.0, 2.0]], k=2),
+        dict(micro_batches=[[8.0, 8.0, 8.0], [4.0], [6.0, 6.0, 6.0], [2.0], [3.0, 5.0]], k=2),
+        dict(micro_batches=[[5.0, 7.0], [9.0]], k=8),
+    ],
+    misconceptions=[
+        Misconception(_modulo, "{got} lacks the short window: after the loop, nobody steps for what is left."),
+        Misconception(
+            lambda micro_batches, k: [sum(map(_mean, window)) / k for window in windows(micro_batches, k)],
+            "{got} divides the short window by k as well, though it holds fewer micro-batches.",
+        ),
+        Misconception(
+            lambda micro_batches, k: [_mean([_mean(b) for b in window]) for window in windows(micro_batches, k)],
+            "{got} averages averages: a micro-batch of one weighs as much as one of three. Divide by the samples.",
+        ),
+        Misconception(
+            lambda micro_batches, k: [sum(map(_mean, window)) for window in windows(micro_batches, k)],
+            "{got} only adds up: without a division the step grows with k.",
+        ),
+        Misconception(
+            lambda micro_batches, k: [sum(map(sum, window)) / k for window in windows(micro_batches, k)],
+            "{got} is a sum over samples, divided by micro-batches: the units of numerator and denominator differ.",
+        ),
+    ],
+)
+
+rank_factor = Exercise(
+    "factor",
+    solution=lambda counts, rank: counts[rank] * len(counts) / sum(counts),
+    cases=[
+        dict(counts=[8, 8], rank=0),
+        dict(counts=[24, 8], rank=0),
+        dict(counts=[24, 8], rank=1),
+        dict(counts=[5, 0, 10, 5], rank=2),
+        dict(counts=[5, 0, 10, 5], rank=1),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda counts, rank: counts[rank] / sum(counts),
+            "{got} is the rank's share. DDP divides by the number of ranks as well: undo it.",
+        ),
+        Misconception(
+            lambda counts, rank: len(counts) / sum(counts),
+            "{got} is the factor of a summed loss. Here the loss is a mean: it was divided by the rank's count.",
+        ),
+        Misconception(
+            lambda counts, rank: 1.0, "{got} is what DDP does by itself: ranks weigh equally, samples don't."
+        ),
+        Misconception(
+            lambda counts, rank: sum(counts) / (len(counts) * counts[rank]) if counts[rank] else 0.0,
+            "{got} is upside down: the rank with more samples has to weigh more.",
+        ),
+    ],
+)
+
+logged_loss = Exercise(
+    "logged_loss",
+    solution=lambda losses, tokens, k: sum(map(lambda a, n: a * n, losses, tokens)) / sum(tokens),
+    cases=[
+        dict(losses=[2.0, 4.0], tokens=[8, 8], k=1),
+        dict(losses=[2.0, 4.0, 3.0, 3.0], tokens=[8, 8, 8, 8], k=2),
+        dict(losses=[2.0, 4.0, 3.0, 3.0, 3.0], tokens=[8, 8, 8, 8, 8], k=2),
+        dict(losses=[2.0, 4.0, 6.0, 8.0], tokens=[12, 4, 4, 4], k=2),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / max(1, len(losses) // k),
+            "{got} adds k losses for each update: a sum over micro-batches, divided by updates.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / (k * -(-len(losses) // k)),
+            "{got} takes the short window for a full one: k times the windows is not the number of micro-batches.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / len(losses),
+            "{got} averages averages: a micro-batch of 4 tokens weighs as much as one of 12.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / sum(tokens),
+            "{got} divides means by tokens: multiply each mean by its tokens first.",
+        ),
+    ],
+)
+
+EXERCISES = (applied_gradients, rank_factor, logged_loss)
