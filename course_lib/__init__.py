@@ -7,7 +7,7 @@
 - ``course_lib.samplers``: batch samplers that every rank can share (``ShuffledBatchSampler``, ``ShardedBatchSampler``).
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
-- ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``); needs the extra ``lightning``.
+- ``course_lib.callbacks``: Lightning callbacks (``StepAudit``, ``ExactAccumulation``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

@@ -240,7 +240,7 @@ def _place(number: float, total: float) -> str:
 
 
 def _device_of(group: dist.ProcessGroup | None) -> torch.device:
-    if "gloo" in dist.get_backend(group):
+    if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
@@ -251,7 +251,7 @@ def _device_of(group: dist.ProcessGroup | None) -> torch.device:
 def checked_count(count: float | Tensor) -> float:
     """The count as a float, or a ValueError."""
     try:
-        number = float(count)
+        number = math.nan if isinstance(count, str | bytes) else float(count)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not 0 <= number < math.inf:
@@ -286,8 +286,14 @@ def _is_mean(node: Any) -> bool:
     if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
         return True
     parents = [parent for parent, _ in node.next_functions if parent is not None]
-    passes_on = name.startswith(("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward"))
-    return passes_on and bool(parents) and all(map(_is_mean, parents))
+    # Numbers that torch's own C++ multiplies or divides by, as Python never does (those are Mul- and DivBackward0):
+    # cross_entropy's mean over classes given as probabilities, and label smoothing, whose first term is the mean.
+    if name == "DivBackward1":
+        return True
+    if name == "AddBackward0" and all(type(parent).__name__ == "MulBackward1" for parent in parents):
+        parents = parents[:1]
+    passes_on = ("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward", "MulBackward1")
+    return name.startswith(passes_on) and bool(parents) and all(map(_is_mean, parents))
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:

@@ -49,8 +49,9 @@ class ExactAccumulation(Callback):
 
     def __init__(self) -> None:
         self.global_count = math.nan
-        self._counts: list[float] = []
+        self._counts: dict[int, float] = {}
         self._batch_idx = 0
+        self._wraps = False
         self._unwrapped: Any = None
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -75,7 +76,10 @@ class ExactAccumulation(Callback):
         def counted_step(*args: Any, **kwargs: Any) -> Any:
             return self._take_count(training_step(*args, **kwargs))
 
+        # A Trainer looks for batch_idx in the signature of what was wrapped, one wrapper deep.
+        counted_step.__wrapped__ = getattr(training_step, "__wrapped__", training_step)
         pl_module.training_step = counted_step  # type: ignore[method-assign]
+        self._wraps = True
 
     def _take_count(self, output: Any) -> Any:
         if output is None:
@@ -90,7 +94,7 @@ class ExactAccumulation(Callback):
             )
         count = checked_count(output["count"])
         checked_loss_sum(output["loss"], count)
-        self._counts.append(count)
+        self._counts[self._batch_idx] = count  # once, also where an optimizer calls its closure again (LBFGS)
         return output
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -101,7 +105,7 @@ class ExactAccumulation(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._batch_idx = batch_idx
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            self._counts = []
+            self._counts = {}
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         k = trainer.accumulate_grad_batches
@@ -111,7 +115,7 @@ class ExactAccumulation(Callback):
         if not self._counts:  # one device, and training_step returned None for the whole window
             return
         total = start_count(
-            sum(self._counts), micro_batches=len(self._counts), number=number, number_of_windows=of
+            sum(self._counts.values()), micro_batches=len(self._counts), number=number, number_of_windows=of
         ).wait()
         self.global_count = total.global_count
         for parameter in pl_module.parameters():
@@ -125,6 +129,9 @@ class ExactAccumulation(Callback):
         self._unwrap(pl_module)
 
     def _unwrap(self, pl_module: LightningModule) -> None:
+        if not self._wraps:
+            return
+        self._wraps = False
         pl_module.__dict__.pop("training_step", None)
         if self._unwrapped is not None:
             pl_module.training_step = self._unwrapped  # type: ignore[method-assign]

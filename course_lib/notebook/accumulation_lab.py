@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
@@ -46,12 +46,13 @@ def random_tokens(generator: torch.Generator, tokens: int, masked: int = 0) -> T
     return features, classes
 
 
-def measure(rank: int, cases: list[Case]) -> list[dict[str, float]]:
+def measure(rank: int, cases: list[Case], ways: Sequence[str] = WAYS) -> list[dict[str, float]]:
     """For each case and way: the largest relative error over its windows. Runs in each of as many ranks as the case's.
 
-    The error is ‖g − G‖ / ‖G‖ with the gradient G of one batch that holds all ranks' tokens of that window.
+    The error is ‖g − G‖ / ‖G‖ with the gradient G of one batch that holds all ranks' tokens of that window. It is NaN
+    where that of any window is: a mean over masked tokens alone is 0 / 0.
     """
-    return [{way: max(map(_error, run(case, rank), big_batch(case))) for way, run in _RUN.items()} for case in cases]
+    return [{way: _largest_error(_RUN[way](case, rank), big_batch(case)) for way in ways} for case in cases]
 
 
 def big_batch(case: Case) -> list[Tensor]:
@@ -85,8 +86,9 @@ def gradient(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
 
 
-def _error(mine: Tensor, of_big_batch: Tensor) -> float:
-    return ((mine - of_big_batch).norm() / of_big_batch.norm()).item()
+def _largest_error(mine: Iterable[Tensor], of_big_batch: list[Tensor]) -> float:
+    errors = [(g - big).norm() / big.norm() for g, big in zip(mine, of_big_batch, strict=True)]
+    return torch.stack(errors).max().item()  # NaN if any is, as Python's max is not
 
 
 def _batches(case: Case, rank: int) -> list[Tokens]:
