@@ -156,10 +156,13 @@ def test_order_is_a_function_of_seed_and_epoch(kind):
         if first is None:
             continue
         sampler = case.make(0)
-        for epoch in (0, 1, 2, 5, 2):
-            if case.ranks(epoch=epoch) is None:
-                continue  # batches of an uneven sampler may not be dealable in one epoch, and be in another
+        for epoch in (0, 5, 2):
             sampler.sampler.set_epoch(epoch)
+            try:
+                len(sampler)
+            except ValueError:
+                assert kind == "uneven" and epoch != 2  # dealable in one epoch, it may not be in another
+                continue
             a, b = iter(sampler), iter(sampler)
             interleaved = list(zip(a, b, strict=True))
             assert all(x == y for x, y in interleaved)

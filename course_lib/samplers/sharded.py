@@ -63,15 +63,17 @@ class ShardedBatchSampler(EpochBatchSampler):
                 )
         self.batch_sampler = batch_sampler
         self.split = bool(split)
+        self._flat: list[int] = []
+        self._edges: list[int] = []
         self._epoch_of_plan = -1
+        self._laid_out: tuple[tuple[int, ...], list[list[Chunk]]] = (), []
         self._remember_arguments(
             batch_sampler=batch_sampler, split=split, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in ("_flat", "_edges")} | {
-            "_epoch_of_plan": -1
-        }
+        fresh: dict[str, Any] = {"_flat": [], "_edges": [], "_epoch_of_plan": -1, "_laid_out": ((), [])}
+        return vars(self) | fresh
 
     def _whole(self) -> tuple[list[int], list[int]]:
         """The wrapped sampler's indices of this epoch, one after the other, and where its batches end."""
@@ -83,8 +85,8 @@ class ShardedBatchSampler(EpochBatchSampler):
                 batches = [list(map(int, batch)) for batch in self.batch_sampler]
             if not all(batches):
                 raise ValueError(f"{type(self.batch_sampler).__name__} yields an empty batch")
-            self._flat: list[int] = [index for batch in batches for index in batch]
-            self._edges: list[int] = np.cumsum([0, *map(len, batches)]).tolist()
+            self._flat = [index for batch in batches for index in batch]
+            self._edges = np.cumsum([0, *map(len, batches)]).tolist()
             self._epoch_of_plan = self.epoch
         return self._flat, self._edges
 
@@ -112,6 +114,11 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     def _planned(self, position: int, world_size: int) -> list[list[Chunk]]:
         _, edges = self._whole()
+        if self._laid_out[0] != (self.epoch, position, world_size):  # linear in the epoch's batches: keep the last
+            self._laid_out = (self.epoch, position, world_size), self._lay_out(position, world_size, edges)
+        return self._laid_out[1]
+
+    def _lay_out(self, position: int, world_size: int, edges: list[int]) -> list[list[Chunk]]:
         bounds = [position, *(edge for edge in edges if edge > position)]
         chunks = list(pairwise(bounds))
         if self.split:
