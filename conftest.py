@@ -1,8 +1,12 @@
 """Settings that the tests and the notebooks need from wherever pytest is started."""
 
+import os
 from pathlib import Path
 
 import pytest
+
+# Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
+os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 ROOT = Path(__file__).parent
 

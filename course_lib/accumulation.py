@@ -59,28 +59,32 @@ def accumulate(
 ) -> Accumulated:
     """Run a window's backward passes so that `.grad` is that of one mean loss over all its samples on all ranks.
 
-    One small collective a window (the count, in flight during the first forward) and one gradient reduction, in the
-    last micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
-    of windows. Gradients are added to those that are there: zero them before, step after.
+    One small collective a window (the count, before the first forward) and one gradient reduction, in the last
+    micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
+    of windows. Gradients are added to those that are there: zero them before, step after. The window's micro-batches
+    are held at once, so leave their way to the GPU to `loss_sum_fn`. A layer that an early micro-batch uses and the
+    last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks at the last alone.
 
     Args:
         model: A plain module, or one that is or holds a `DistributedDataParallel` (Fabric's wrapper does). Where a
             plain module meets several ranks, its gradients are summed over them in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. A function of one argument is
-            called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`.
+            called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
         count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over; 0 is allowed.
         group: The ranks to count over; default: DDP's, else the default group, else this process alone.
         backward: What runs a backward pass: `fabric.backward`, or `lambda loss: scaler.scale(loss).backward()`.
 
     Raises:
-        ValueError: On every rank alike: an empty window, a total count of 0, different numbers of windows. On the
-            rank it concerns: a loss that is not 0-dim or is a mean over more than one, a count below 0.
+        ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
+            windows, sharded parameters, `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is
+            a mean over more than one.
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
-    replicas = _ddp_modules(model)
+    replicas = ddp_modules(model)
+    _check_replicas(replicas, group)
     micro_batches = list(window)
-    counts = [checked_count(count_fn(batch)) for batch in micro_batches]
+    counts, refused = _counts(count_fn, micro_batches)
     counting = start_count(
         sum(counts),
         micro_batches=len(micro_batches),
@@ -88,9 +92,14 @@ def accumulate(
         number_of_windows=getattr(window, "number_of_windows", None),
         group=group or (replicas[0].process_group if replicas else None),
     )
+    # Ahead of the first forward: in it DDP may wait for a rank that has raised here.
+    total = counting.wait(refused)
+    # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed.
+    scale = (total.world_size if replicas else 1) / total.global_count
+    if not replicas and total.world_size > 1:
+        _share_gradients(model, total.world_size)
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
-    scale = math.nan
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
         last = position == len(micro_batches)
         with ExitStack() as stack:
@@ -98,14 +107,8 @@ def accumulate(
                 stack.enter_context(replica.no_sync())
             with _forward_through(replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
-            if position == 1:
-                total = counting.wait()
-                # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed.
-                scale = (total.world_size if replicas else 1) / total.global_count
             backward(loss * scale)
-        loss_sums.append(loss.detach())
-    if not micro_batches:  # the other ranks have to hear of it
-        total = counting.wait()
+        loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
     if not replicas and total.world_size > 1:
         _sum_gradients(model, group)
     return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
@@ -174,11 +177,12 @@ class CountInFlight:
         self._rows = [torch.tensor(mine, dtype=torch.float64)]
         self._work = None
         if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-            row = self._rows[0].to(_device_of(group))
+            row = self._rows[0].to(device_of(group))
             self._rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
             self._work = dist.all_gather(self._rows, row, group=group, async_op=True)
 
-    def wait(self) -> WindowTotal:
+    def wait(self, refused: Exception | None = None) -> WindowTotal:
+        """The total; with `refused`, this rank's own error after the others have been told."""
         if self._work is not None:
             try:
                 self._work.wait()
@@ -187,6 +191,8 @@ class CountInFlight:
                     "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
                     "message says which; windows() lets the ranks compare their numbers of windows beforehand"
                 ) from error
+        if refused is not None:
+            raise refused
         rows = torch.stack(self._rows).tolist()
         _check_rows(rows)
         return WindowTotal(sum(row[0] for row in rows), len(rows))
@@ -211,6 +217,9 @@ def start_count(
 
 def _check_rows(rows: list[list[float]]) -> None:
     counts, micro_batches, numbers, totals = map(list, zip(*rows, strict=True))
+    if any(map(math.isnan, counts)):
+        where = ", ".join(f"rank {rank}" for rank, count in enumerate(counts) if math.isnan(count))
+        raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
     if 0 in micro_batches:
         empty = ", ".join(f"rank {rank}" for rank, n in enumerate(micro_batches) if n == 0)
         raise ValueError(
@@ -239,13 +248,20 @@ def _place(number: float, total: float) -> str:
     return f"{total:.0f}" if math.isfinite(total) else f"more than {number:.0f}"
 
 
-def _device_of(group: dist.ProcessGroup | None) -> torch.device:
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
     if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 
 
 # ------------------------------------------------------------------------------------------- what the caller gives
+
+
+def _counts(count_fn: Callable[[Any], Any], micro_batches: list[Any]) -> tuple[list[float], Exception | None]:
+    try:
+        return [checked_count(count_fn(batch)) for batch in micro_batches], None
+    except Exception as error:
+        return [math.nan], error
 
 
 def checked_count(count: float | Tensor) -> float:
@@ -263,7 +279,8 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
     Seen: a mean (`.mean()`, `reduction="mean"`), also divided by a number, negated or cast, and sums of such.
-    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean).
+    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean): so
+    `loss * 1` passes, should a sum be taken for a mean.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -277,53 +294,77 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
 
 
 _REDUCTION_MEAN = 1  # at::Reduction, as autograd's nodes store it
+# Python's * and / by a number are Mul- and DivBackward0. The nodes with a 1 are torch's own, in cross_entropy: its mean
+# over classes given as probabilities, and the two terms of label smoothing.
+_PASSES_ON = ("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward")
 
 
-def _is_mean(node: Any) -> bool:
-    if node is None:
-        return False
-    name = type(node).__name__
-    if name.startswith("MeanBackward") or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
-        return True
-    parents = [parent for parent, _ in node.next_functions if parent is not None]
-    # Numbers that torch's own C++ multiplies or divides by, as Python never does (those are Mul- and DivBackward0):
-    # cross_entropy's mean over classes given as probabilities, and label smoothing, whose first term is the mean.
-    if name == "DivBackward1":
-        return True
-    if name == "AddBackward0" and all(type(parent).__name__ == "MulBackward1" for parent in parents):
-        parents = parents[:1]
-    passes_on = ("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward", "MulBackward1")
-    return name.startswith(passes_on) and bool(parents) and all(map(_is_mean, parents))
+def _is_mean(root: Any) -> bool:
+    """Whether all that a loss adds up are means, by the nodes of its graph."""
+    ahead = [root]
+    while ahead:
+        node = ahead.pop()
+        name = type(node).__name__
+        parents = [parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None]
+        if name.startswith("MeanBackward"):
+            # A sum over samples may be averaged over features.
+            if any(type(parent).__name__ == "SumBackward1" for parent in parents):
+                return False
+        elif name == "AddBackward0" and {type(parent).__name__ for parent in parents} == {"MulBackward1"}:
+            ahead += [parent for parent, _ in parents[0].next_functions]  # label smoothing: the mean is the first term
+        elif getattr(node, "_saved_reduction", None) != _REDUCTION_MEAN and name != "DivBackward1":
+            if not parents or not name.startswith(_PASSES_ON):
+                return False
+            ahead += parents
+    return True
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:
     try:
-        inspect.signature(fn).bind(None, None)
-    except TypeError:
-        return True
-    except ValueError:  # a builtin without signature
+        parameters = inspect.signature(fn).parameters.values()
+    except (TypeError, ValueError):  # a builtin without signature
         return False
-    return False
+    by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
+    return bool(by_position) and sum(p.default is p.empty for p in by_position) <= 1
 
 
 # --------------------------------------------------------------------------------------------- the model's ranks
 
 
-def _ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
         raise ValueError(
             "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
-            "whose reduction this function doesn't know"
+            "whose reduction course_lib doesn't know"
         )
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def _check_replicas(replicas: list[DistributedDataParallel], group: dist.ProcessGroup | None) -> None:
+    for replica in replicas:
+        if replica.static_graph:
+            raise ValueError("static_graph=True does not go with no_sync in the first window: make DDP without it")
+        if not replica.require_backward_grad_sync:
+            raise ValueError("accumulate was called within no_sync(), where DDP reduces nothing: call it outside")
+        if group is not None and dist.get_world_size(group) != dist.get_world_size(replica.process_group):
+            raise ValueError(
+                f"group has {dist.get_world_size(group)} ranks, DDP averages over "
+                f"{dist.get_world_size(replica.process_group)}: leave group out, it is DDP's by default"
+            )
 
 
 @contextmanager
 def _forward_through(replicas: list[DistributedDataParallel]) -> Iterator[None]:
     """Notice a forward that went past DDP: its backward would reduce nothing, and say nothing."""
     seen: list[nn.Module] = []
-    handles = [replica.register_forward_pre_hook(lambda module, _: seen.append(module)) for replica in replicas]
+
+    def see(module: nn.Module, _: Any) -> None:
+        if torch.is_grad_enabled():
+            seen.append(module)
+
+    handles = [replica.register_forward_pre_hook(see) for replica in replicas]
     try:
         yield
     finally:
@@ -336,9 +377,18 @@ def _forward_through(replicas: list[DistributedDataParallel]) -> Iterator[None]:
         )
 
 
+def _share_gradients(model: nn.Module, world_size: int) -> None:
+    """Leave each rank its share of the gradients that are there already: they are summed with the window's later."""
+    for parameter in model.parameters():
+        if parameter.requires_grad and parameter.grad is not None:
+            parameter.grad.div_(world_size)
+
+
 def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
     """Sum the gradients over the ranks, in one all-reduce for each dtype; None stays None where all ranks have None."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in trained):
+        raise ValueError("sparse gradients of a plain module are not summed over ranks: wrap it in DDP")
     for dtype in dict.fromkeys(parameter.dtype for parameter in trained):  # in the same order on all ranks
         same = [parameter for parameter in trained if parameter.dtype == dtype]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]

@@ -28,9 +28,9 @@ class ExactAccumulation(Callback):
     ...     return loss_sum, (batch.y != -100).sum()
     >>> Trainer(accumulate_grad_batches=8, callbacks=[ExactAccumulation()])
 
-    A dict with the keys ``"loss"`` (the sum) and ``"count"`` is taken as well; its other keys reach
-    ``on_train_batch_end``, where ``"loss"`` is the sum divided by ``accumulate_grad_batches``. To log the mean:
-    ``self.log("loss", loss_sum / count, batch_size=count)``.
+    A Trainer without the callback refuses that pair. A dict with the keys ``"loss"`` (the sum) and ``"count"`` is
+    taken as well, and its other keys reach ``on_train_batch_end``; a Trainer without the callback would train on the
+    sum. To log the mean: ``self.log("loss", loss_sum / count, batch_size=count)``.
 
     Before the optimizer steps, the gradients are multiplied by ``k · W / N``: Lightning divided by ``k``, DDP by the
     ``W`` ranks, and ``N`` is the window's count over all ranks (one collective of four numbers a window). Clipping
@@ -67,6 +67,10 @@ class ExactAccumulation(Callback):
             raise MisconfigurationException(
                 f"ExactAccumulation knows one device and DDP, got {type(strategy).__name__}, "
                 "which reduces or accumulates gradients in a way that this callback has not been tested with"
+            )
+        if sum(isinstance(callback, ExactAccumulation) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+            raise MisconfigurationException(
+                "there are two ExactAccumulation callbacks: gradients would be scaled twice"
             )
         # The count is needed between a window's last backward and its step: no hook there sees what was returned.
         training_step = pl_module.training_step

@@ -35,6 +35,8 @@ class Case:
     batch_norm: bool = False
     reduction: str = "mean"
     """Of the usual recipe and the Trainer alone."""
+    draw: int = 0
+    """Which dropout masks are drawn; the big batch draws others."""
     dtype: torch.dtype = torch.float64
 
 
@@ -61,7 +63,7 @@ def big_batch(case: Case) -> list[Tensor]:
     for parts in zip(*(windows(batches, case.k) for batches in case.ranks), strict=True):
         features, classes = (torch.cat(column) for column in zip(*(b for part in parts for b in part), strict=True))
         model.zero_grad()
-        torch.manual_seed(1)  # another run draws other dropout masks
+        torch.manual_seed(2 * case.draw + 1)
         mean = loss_sum(model, (features.to(case.dtype), classes)) / count((features, classes))
         mean.backward()
         found.append(gradient(model))
@@ -97,10 +99,12 @@ def _batches(case: Case, rank: int) -> list[Tokens]:
 
 def _wrapped(case: Case) -> Any:
     model = make_model(case)
+    torch.manual_seed(2 * case.draw)
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
 
-def _usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
+def usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
+    """The gradient of each window by `(loss / k).backward()`."""
     model = _wrapped(case)
     for window in windows(_batches(case, rank), case.k):
         model.zero_grad()
@@ -162,7 +166,7 @@ def _fit(case: Case, rank: int, *, exact: bool) -> list[Tensor]:
 
 
 _RUN: dict[str, Callable[[Case, int], Any]] = {
-    "usual recipe": _usual_recipe,
+    "usual recipe": usual_recipe,
     "Trainer": lambda case, rank: _fit(case, rank, exact=False),
     "accumulate": _accumulate,
     "ExactAccumulation": lambda case, rank: _fit(case, rank, exact=True),

@@ -92,6 +92,7 @@ def _call(answer: Any, case: dict[str, Any]) -> Any:
 
 
 def _same(a: Any, b: Any) -> bool:
+    a, b = (value.tolist() if hasattr(value, "tolist") else value for value in (a, b))  # of NumPy or torch
     if isinstance(a, float) or isinstance(b, float):
         return isinstance(a, (int, float)) and isinstance(b, (int, float)) and abs(a - b) <= 1e-9 * max(1.0, abs(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):

@@ -55,7 +55,7 @@ def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]
         drawn = {
             name: (steps if x == 0 else range(1, len(steps) + 1), values) for name, (steps, values) in curves.items()
         }
-        title = "An eighth of the optimizer steps …" if x == 0 else "… from the same samples"
+        title = "Windows of 128 make fewer optimizer steps …" if x == 0 else "… from the same samples"
         draw_curves(axes, drawn, title=title, x=unit, y="accuracy on the test digits")
     left.set_xscale("log")
     return figure
@@ -98,7 +98,7 @@ def arrows_explorer() -> Explorer:
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.axvline(0, color=GREY, linewidth=0.5)
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        return figure, f"sizes {sizes}: relative error of loss / k {error:.3f}, of weights by samples 0"
+        return figure, f"sizes {sizes}: relative error of loss / k {error:.3f}"
 
     controls = {
         "first": int_slider(24, 32, "samples of the first"),
@@ -145,6 +145,14 @@ def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _without_reset(micro_batches: list[list[float]], k: int) -> list[float]:
+    applied, samples = [], 0
+    for window in windows(micro_batches, k):
+        samples += sum(map(len, window))
+        applied.append(sum(map(sum, window)) / samples)
+    return applied
+
+
 def _modulo(micro_batches: list[list[float]], k: int) -> list[float]:
     full = len(micro_batches) // k * k
     return [sum(map(_mean, window)) / k for window in windows(micro_batches[:full], k)]
@@ -162,6 +170,15 @@ applied_gradients = Exercise(
         dict(micro_batches=[[5.0, 7.0], [9.0]], k=8),
     ],
     misconceptions=[
+        Misconception(
+            lambda micro_batches, k: _applied(micro_batches, k) + [0.0] * (len(micro_batches) % k == 0),
+            "{got} has an update too many: where the last window is full, nothing is left to step for.",
+        ),
+        Misconception(_without_reset, "{got} goes on counting the samples of the windows before: reset both numbers."),
+        Misconception(
+            lambda micro_batches, k: [sum(map(_mean, w)) / sum(map(len, w)) for w in windows(micro_batches, k)],
+            "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.",
+        ),
         Misconception(_modulo, "{got} lacks the short window: after the loop, nobody steps for what is left."),
         Misconception(
             lambda micro_batches, k: [sum(map(_mean, window)) / k for window in windows(micro_batches, k)],
@@ -186,16 +203,16 @@ rank_factor = Exercise(
     "factor",
     solution=lambda counts, rank: counts[rank] * len(counts) / sum(counts),
     cases=[
+        dict(counts=[6, 2], rank=0),
+        dict(counts=[6, 2], rank=1),
         dict(counts=[8, 8], rank=0),
-        dict(counts=[24, 8], rank=0),
-        dict(counts=[24, 8], rank=1),
         dict(counts=[5, 0, 10, 5], rank=2),
         dict(counts=[5, 0, 10, 5], rank=1),
     ],
     misconceptions=[
         Misconception(
             lambda counts, rank: counts[rank] / sum(counts),
-            "{got} is the rank's share. DDP divides by the number of ranks as well: undo it.",
+            "{got} is the rank's share of the samples. But its gradient is divided once more, by DDP.",
         ),
         Misconception(
             lambda counts, rank: len(counts) / sum(counts),
@@ -203,6 +220,18 @@ rank_factor = Exercise(
         ),
         Misconception(
             lambda counts, rank: 1.0, "{got} is what DDP does by itself: ranks weigh equally, samples don't."
+        ),
+        Misconception(
+            lambda counts, rank: 1 / len(counts),
+            "{got} divides by the ranks, which DDP does already; and ranks would still weigh equally.",
+        ),
+        Misconception(
+            lambda counts, rank: counts[rank],
+            "{got} turns the mean into the rank's sum. Now say what is to divide it, and what DDP divides it by.",
+        ),
+        Misconception(
+            lambda counts, rank: counts[rank] * len(counts),
+            "{got} undoes both divisions that were made. The one that is wanted, by all samples, is missing.",
         ),
         Misconception(
             lambda counts, rank: sum(counts) / (len(counts) * counts[rank]) if counts[rank] else 0.0,
@@ -217,13 +246,29 @@ logged_loss = Exercise(
     cases=[
         dict(losses=[2.0, 4.0], tokens=[8, 8], k=1),
         dict(losses=[2.0, 4.0, 3.0, 3.0], tokens=[8, 8, 8, 8], k=2),
-        dict(losses=[2.0, 4.0, 3.0, 3.0, 3.0], tokens=[8, 8, 8, 8, 8], k=2),
+        dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0], tokens=[8, 8, 8, 8, 8], k=2),
         dict(losses=[2.0, 4.0, 6.0, 8.0], tokens=[12, 4, 4, 4], k=2),
     ],
     misconceptions=[
         Misconception(
             lambda losses, tokens, k: sum(losses) / max(1, len(losses) // k),
             "{got} adds k losses for each update: a sum over micro-batches, divided by updates.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / max(1, len(losses) // k) / k,
+            "{got} takes k losses for each update, also where a short window has fewer: count the micro-batches.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(losses) / k,
+            "{got} divides by k once, however many windows the losses come from.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: sum(map(lambda a, n: a * n, losses, tokens)) / len(losses),
+            "{got} is a sum over tokens, divided by micro-batches: divide by the tokens.",
+        ),
+        Misconception(
+            lambda losses, tokens, k: _mean([_mean(window) for window in windows(losses, k)]),
+            "{got} averages the windows' averages: a short window weighs as much as a full one.",
         ),
         Misconception(
             lambda losses, tokens, k: sum(losses) / (k * -(-len(losses) // k)),

@@ -1,4 +1,4 @@
-"""The callbacks in real fits."""
+"""StepAudit in real fits."""
 
 import random
 
@@ -10,8 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib.callbacks import StepAudit, StepCountError
 from course_lib.launch import run_ranks
 from course_lib.steps import plan_steps
-
-from .trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
+from tests.trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
 
 
 class SkippingModule(CountingModule):
