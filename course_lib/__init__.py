@@ -7,7 +7,9 @@
 - ``course_lib.samplers``: batch samplers that every rank can share (``ShuffledBatchSampler``, ``ShardedBatchSampler``).
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
-- ``course_lib.callbacks``: Lightning callbacks (``StepAudit``, ``ExactAccumulation``); needs the extra ``lightning``.
+- ``course_lib.skipping``: skip a bad step on all ranks, so that nothing of it stays (``StepGuard``, ``vote``).
+- ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
+  ``SkipBadSteps``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

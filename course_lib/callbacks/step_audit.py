@@ -58,6 +58,7 @@ class StepAudit(Callback):
         self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
         self.stopped_early = False
+        self._skipper = False
         self._judged = False
 
     @property
@@ -78,9 +79,10 @@ class StepAudit(Callback):
         )
         lines = [f"{planned}; {self.updates:,} updates counted, in {self.attempts:,} attempts."]
         if self.skipped:
-            lines.append(
-                f"{self.skipped:,} attempts changed nothing; global_step and the LR schedule count them all the same."
-            )
+            counted = "global_step and the LR schedule count them all the same"
+            if self._skipper:
+                counted = "SkipBadSteps has counted what it skipped, and held the LR schedule back"
+            lines.append(f"{self.skipped:,} attempts changed nothing; {counted}.")
         if self.plan is None:
             return "\n".join(lines)
         if self.attempts_before_audit:
@@ -104,8 +106,8 @@ class StepAudit(Callback):
         self.plan, self.why_no_plan = self._given_plan, "training did not begin: no batch, or nothing left to do"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # global_step is the Trainer's own count of attempts, of whatever kind of optimizer and loop.
-        self.attempts_before_audit = trainer.global_step - self.attempts
+        self.attempts_before_audit = _attempts_of(trainer) - self.attempts
+        self._skipper = any(hasattr(callback, "uncounted_attempts") for callback in _callbacks_of(trainer))
         if self.plan is None:
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
@@ -117,7 +119,7 @@ class StepAudit(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        self.attempts = trainer.global_step - self.attempts_before_audit
+        self.attempts = _attempts_of(trainer) - self.attempts_before_audit
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # torch's optimizers pass over a parameter without gradient: no gradient at all, no update. A fused one is
@@ -167,6 +169,15 @@ class StepAudit(Callback):
         self._restored = True
 
 
+def _attempts_of(trainer: Trainer) -> int:
+    """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
+    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in _callbacks_of(trainer))
+
+
+def _callbacks_of(trainer: Trainer) -> list[Callback]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
 def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
     """The plan of a Trainer that is about to train, or why there is none."""
     if not pl_module.automatic_optimization:
@@ -177,7 +188,7 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         return None, "the loader has no length"
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
         return None, "neither max_epochs nor max_steps ends this run"
-    schedules = [c.scheduling for c in trainer.callbacks if isinstance(c, GradientAccumulationScheduler)]  # type: ignore[attr-defined]
+    schedules = [c.scheduling for c in _callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)]
     stops_and_windows: dict[str, Any] = {
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,

@@ -20,6 +20,7 @@ MODULES = {
     "04_gradient_accumulation": "gradient_accumulation",
     "05_counting_steps": "counting_steps",
     "06_batch_samplers_ddp": "batch_samplers",
+    "07_skipping_steps": "skipping_steps",
 }
 
 

@@ -1,0 +1,271 @@
+"""A Trainer's bad steps, skipped on all ranks together."""
+
+from __future__ import annotations
+
+import copy
+import functools
+import os
+from collections.abc import Callable, Iterable, Mapping
+from itertools import islice
+from typing import Any, Literal, NamedTuple
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
+from torch.optim import Optimizer
+from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
+
+from course_lib.samplers.epoch import EpochBatchSampler
+from course_lib.skipping import SpikeDetector, StepGuard
+from course_lib.skipping.guard import SCALER
+
+
+class SkipBadSteps(Callback):
+    """Skip an update on all ranks where the loss or the gradient is not finite, or the gradient's norm is a spike.
+
+    >>> Trainer(max_steps=10_000, callbacks=[SkipBadSteps(spike_factor=10, journal="skipped.jsonl")])
+
+    After a skip, parameters, optimizer state, buffers, the gradient scaler and schedules of the interval ``"step"`` are
+    as if the window had not been; see :class:`course_lib.skipping.StepGuard`, which does the work and whose arguments
+    are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, be it on one rank alone. A
+    schedule of the interval ``"epoch"`` goes on with the epochs.
+
+    Place it behind :class:`ExactAccumulation`, so that it judges the gradient that would be applied. Clipping by the
+    Trainer comes after it, and finds no gradient where a step is skipped.
+
+    Args:
+        max_steps_means: What ``trainer.global_step``, and with it ``max_steps``, counts. ``"updates"``: skipped
+            attempts are taken out, so that ``max_steps=100`` trains for 100 updates, checkpoints are named by updates,
+            and callbacks that average weights whenever ``global_step`` moves leave their averages alone.
+            ``"attempts"``: as Lightning counts: a run is never longer than planned, and whatever follows
+            ``global_step`` (averages, too) moves with skips. The loggers' step counts attempts either way.
+        sample_indices: ``sample_indices(batch)`` -> the batch's indices in the dataset, for the journal. Default: asked
+            from the loader's sampler, where its order is a function of (seed, epoch): ``course_lib.samplers``, a
+            ``DistributedSampler``, no shuffling. With a Trainer's own shuffling on one device they stay unknown.
+        spike_factor, history, min_history, max_consecutive_skips, journal, timeout: As of :class:`StepGuard`.
+
+    Attributes:
+        attempts: Optimizer steps that the Trainer tried.
+        updates: Those that were made; a schedule's ``last_epoch``.
+        skipped: ``attempts - updates``.
+
+    The counters and the accepted norms go into checkpoints and continue after a resume.
+
+    Raises:
+        MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
+        TooManySkips: ``max_consecutive_skips`` in a row.
+    """
+
+    def __init__(
+        self,
+        *,
+        max_steps_means: Literal["updates", "attempts"] = "updates",
+        sample_indices: Callable[[Any], Iterable[int]] | None = None,
+        spike_factor: float | None = None,
+        history: int = 128,
+        min_history: int = 16,
+        max_consecutive_skips: int | None = 50,
+        journal: str | os.PathLike[str] | None = None,
+        timeout: float = 60.0,
+    ) -> None:
+        if max_steps_means not in ("updates", "attempts"):
+            raise ValueError(f'max_steps_means must be "updates" or "attempts", got {max_steps_means!r}')
+        SpikeDetector(spike_factor, history=history, min_history=min_history)  # raises now, not when training starts
+        self.max_steps_means = max_steps_means
+        self.sample_indices = sample_indices
+        self.attempts = self.updates = 0
+        self.uncounted_attempts = 0
+        """Skips that were taken out of ``trainer.global_step``."""
+        self._guard: StepGuard | None = None
+        self._guard_arguments: dict[str, Any] = dict(
+            spike_factor=spike_factor,
+            history=history,
+            min_history=min_history,
+            max_consecutive_skips=max_consecutive_skips,
+            journal=journal,
+            timeout=timeout,
+        )
+        self._restored: Mapping[str, Any] = {}
+        self._fetched = 0
+        self._window: list[_MicroBatch] = []
+        self._skipping = False
+        self._scaler_before: dict[str, Any] | None = None
+        self._wrapped: dict[str, Any] = {}
+
+    @property
+    def skipped(self) -> int:
+        return self.attempts - self.updates
+
+    def reject(self, reason: str) -> None:
+        """Have all ranks skip the window that runs, for what this rank knows about its data: in ``training_step``."""
+        if self._guard is None:
+            raise RuntimeError("reject() belongs into training_step: no training runs now")
+        self._guard.reject(reason)
+
+    # ------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization:
+            raise MisconfigurationException(
+                "SkipBadSteps needs automatic optimization; with manual optimization use course_lib.skipping.StepGuard "
+                "in your training_step: guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()"
+            )
+        strategy = trainer.strategy
+        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
+            raise MisconfigurationException(
+                f"SkipBadSteps knows one device and DDP, got {type(strategy).__name__}, whose ranks may not hold the "
+                "same gradients: they could not decide alike"
+            )
+        self.attempts = self.updates = self.uncounted_attempts = 0
+        self._restored = {}  # a checkpoint's state comes after this hook
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        scaler = getattr(trainer.precision_plugin, "scaler", None)
+        self._guard = StepGuard(
+            pl_module, trainer.optimizers[0], scaler=scaler, on_device=False, **self._guard_arguments
+        )
+        if self._restored:
+            self._guard.load_state_dict(self._restored)
+        self._fetched, self._window, self._scaler_before = 0, [], None
+        self._read_counters()
+        # No hook sees the loss between training_step and its backward, or can hold a schedule back.
+        self._wrap(pl_module, "backward", self._marked)
+        self._wrap(pl_module, "lr_scheduler_step", functools.partial(self._unless_skipped, trainer))
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._fetched = 0
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        assert self._guard is not None
+        if batch_idx % trainer.accumulate_grad_batches == 0:
+            self._window = []
+        self._guard.begin()
+        self._skipping = False
+        known = None if self.sample_indices is None else self.sample_indices(batch)
+        self._window.append(_MicroBatch(batch_idx, self._fetched, known))
+        self._fetched += 1
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        assert self._guard is not None
+        scaler = self._guard.scaler
+        has_gradient = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
+            scaler.unscale_(optimizer)  # of others, Lightning has done it
+        skip = self._guard.judge(
+            epoch=trainer.current_epoch,
+            batch_indices=[micro_batch.number for micro_batch in self._window],
+            sample_indices=lambda: _samples_of(self._window, trainer.train_dataloader),
+        )
+        self._read_counters()
+        if skip is None:
+            return
+        self._skipping = True
+        # torch's optimizers pass over a parameter without gradient: state and decay included.
+        for group in optimizer.param_groups:
+            for parameter in group["params"]:
+                parameter.grad = None
+        if scaler is not None and has_gradient and skip.reason != SCALER:
+            self._scaler_before = scaler.state_dict()
+        if self.max_steps_means == "updates":
+            self.uncounted_attempts += 1
+            _take_back_one_step(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        assert self._guard is not None
+        if self._scaler_before is not None and self._guard.scaler is not None:
+            self._guard.scaler.load_state_dict(self._scaler_before)
+            self._scaler_before = None
+        self._guard.flush()  # only now, so that a run that ends by it ends with all in place
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.skipped:
+            rank_zero_info(
+                f"SkipBadSteps: {self.updates:,} updates in {self.attempts:,} attempts, {self.skipped:,} skipped."
+            )
+        self._end(pl_module)
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._end(pl_module)
+
+    def _end(self, pl_module: LightningModule) -> None:
+        if self._guard is not None:
+            self._restored = self.state_dict()
+            self._guard.close()
+        self._guard = None
+        for name, before in self._wrapped.items():
+            pl_module.__dict__.pop(name, None)
+            if before is not None:
+                setattr(pl_module, name, before)
+        self._wrapped = {}
+
+    def state_dict(self) -> dict[str, Any]:
+        if self._guard is None:
+            return dict(self._restored)
+        return self._guard.state_dict() | {"uncounted_attempts": self.uncounted_attempts}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._restored = state_dict
+        self.uncounted_attempts = state_dict.get("uncounted_attempts", 0)
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    def _read_counters(self) -> None:
+        assert self._guard is not None
+        self.attempts, self.updates = self._guard.attempts, self._guard.updates
+
+    def _wrap(self, pl_module: LightningModule, name: str, around: Callable[..., Any]) -> None:
+        inner = getattr(pl_module, name)
+        self._wrapped[name] = pl_module.__dict__.get(name)
+        setattr(pl_module, name, functools.wraps(inner)(functools.partial(around, inner)))
+
+    def _marked(self, backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
+        assert self._guard is not None
+        return backward(self._guard.mark(loss), *args, **kwargs)
+
+    def _unless_skipped(self, trainer: Trainer, step: Callable[..., Any], scheduler: Any, metric: Any) -> Any:
+        by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
+        return None if self._skipping and by_step else step(scheduler, metric)
+
+
+class _MicroBatch(NamedTuple):
+    number: int
+    """As the Trainer numbers it; continues after a resume within an epoch."""
+    fetched: int
+    """How many batches the loader's iterator had delivered before it."""
+    sample_indices: Iterable[int] | None
+
+
+def _samples_of(window: list[_MicroBatch], loader: Any) -> list[int] | None:
+    samples: list[int] = []
+    for micro_batch in window:
+        known = micro_batch.sample_indices
+        indices = _indices_of(loader, micro_batch.fetched) if known is None else known
+        if indices is None:
+            return None
+        samples += map(int, indices)
+    return samples
+
+
+def _indices_of(loader: Any, number: int) -> Iterable[int] | None:
+    """The indices of a loader's batch, ``number`` batches after the start of its iteration; None if nobody knows."""
+    sampler = getattr(loader, "batch_sampler", None)
+    if isinstance(sampler, EpochBatchSampler):
+        again = copy.copy(sampler)
+        again.load_state_dict(sampler.state_dict(batches=number))
+        return next(iter(again), None)
+    if type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler | DistributedSampler):
+        return next(islice(sampler, number, None), None)
+    return None  # to iterate another one would draw another order
+
+
+def _take_back_one_step(trainer: Trainer) -> None:
+    """Let the attempt that runs not count; the loop's own progress is where ``trainer.global_step`` comes from."""
+    progress = trainer.fit_loop.epoch_loop.automatic_optimization.optim_progress.optimizer.step
+    for counter in (progress.total, progress.current):
+        counter.ready -= 1  # was counted when the attempt began
+        counter.completed -= 1  # will be counted when it ends

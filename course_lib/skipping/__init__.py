@@ -1,0 +1,39 @@
+"""Skip a bad step on all ranks together, so that nothing of it stays.
+
+One NaN is averaged into every rank's gradient, and it enters by more doors than the loss: BatchNorm's buffers take it
+in the forward, Adam's moments in the step, a moving average after it. Skipping on the rank that saw it is worse: the
+others wait for a gradient that never comes. The rule: *every rank runs its backward; what DDP has reduced is the same
+everywhere, so each rank decides alone and all decide alike; what is rejected leaves no trace.*
+
+    guard = StepGuard(model, optimizer, scheduler=scheduler, journal="skipped.jsonl")
+    for batch_index, batch in enumerate(loader):
+        optimizer.zero_grad()
+        guard.backward(loss_fn(model(batch.x), batch.y))     # instead of loss.backward()
+        guard.step(batch_indices=batch_index)                # instead of optimizer.step(): True or, on all ranks, False
+
+``python -m course_lib.skipping skipped.jsonl`` says what was skipped, why, and through which rank.
+
+What is not taken back: the random generators (dropout has drawn its masks), state that is neither a parameter nor a
+buffer, and the memory of a communication hook (PowerSGD's error feedback).
+
+Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` under DDP); ``torch.amp.GradScaler``,
+which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.
+"""
+
+from course_lib.skipping.detector import SpikeDetector, gradient_norm
+from course_lib.skipping.guard import StepGuard, TooManySkips
+from course_lib.skipping.journal import Journal, Skip, read_journal, summarize
+from course_lib.skipping.voting import Vote, vote
+
+__all__ = [
+    "Journal",
+    "Skip",
+    "SpikeDetector",
+    "StepGuard",
+    "TooManySkips",
+    "Vote",
+    "gradient_norm",
+    "read_journal",
+    "summarize",
+    "vote",
+]

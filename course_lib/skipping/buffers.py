@@ -1,0 +1,62 @@
+"""A model's buffers as they were before a window: BatchNorm's statistics take a NaN in, before any loss is seen."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BufferSnapshot:
+    """Copies of all buffers of a model, to be taken before a window's first forward and put back if it is rejected.
+
+    Taken before DDP broadcasts rank 0's buffers, too: each rank gets back what it had itself, and the next window's
+    broadcast finds what it would have found.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        self._model = model
+        self._copies: dict[tuple[int, str], Tensor] = {}
+        self._held: list[tuple[nn.Module, str, Tensor | None]] | None = None
+
+    @property
+    def taken(self) -> bool:
+        return self._held is not None
+
+    @torch.no_grad()
+    def take(self) -> None:
+        self._held = [(m, name, b) for m in self._model.modules() for name, b in m._buffers.items()]
+        for module, name, buffer in self._held:
+            if buffer is None or _is_expanded(buffer):
+                continue
+            copy = self._copies.get((id(module), name))
+            if copy is None or (copy.shape, copy.dtype, copy.device) != (buffer.shape, buffer.dtype, buffer.device):
+                self._copies[id(module), name] = buffer.detach().clone()
+            else:
+                copy.copy_(buffer)
+
+    @torch.no_grad()
+    def put_back(self, where: Tensor | None = None) -> None:
+        """Restore all buffers, in the tensors that held them; with a 0-dim bool tensor, only where that is true.
+
+        Nothing is read by the host. A buffer that a module replaced (instead of writing to it) is put back as well.
+        """
+        for module, name, buffer in self._held or ():
+            now = module._buffers.get(name)
+            if buffer is None or _is_expanded(buffer):
+                if where is None:
+                    module._buffers[name] = buffer
+                continue
+            copy = self._copies[id(module), name]
+            if where is None:
+                module._buffers[name] = buffer
+                buffer.copy_(copy)
+            elif now is not None:
+                now.copy_(torch.where(where.to(now.device), copy, now))
+
+    def drop(self) -> None:
+        self._held = None
+
+
+def _is_expanded(buffer: Tensor) -> bool:
+    """Several elements in one place: such a tensor can't be written to, so a forward has not changed it."""
+    return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))

@@ -1,0 +1,81 @@
+"""The gradients' norm, and what counts as a spike of it."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import deque
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from course_lib._arguments import int_of_at_least
+
+SIGMA = 1.4826
+"""A normal distribution's standard deviation is this many median absolute deviations."""
+LEAST_SPREAD = 0.1
+"""The spread is taken as at least this part of the median: a history of equal norms rejects no rounding."""
+
+
+class SpikeDetector:
+    """Judge a norm against those that were accepted before it: robustly, and never fed what it rejected.
+
+    A mean and a standard deviation are moved by the very values that they should find: one spike of 1e6 widens them
+    for as long as it is remembered. The median and the median absolute deviation (MAD) stay where they are until half
+    of the history is bad. The limit is ``median + factor · max(1.4826 · MAD, 0.1 · median)``.
+
+    Args:
+        factor: How many robust standard deviations above the median are still accepted; None accepts all finite norms.
+        history: How many accepted norms are remembered.
+        min_history: How many there must be before one is judged.
+    """
+
+    def __init__(self, factor: float | None = None, *, history: int = 128, min_history: int = 16) -> None:
+        if factor is not None and not (isinstance(factor, int | float) and 0 < factor < math.inf):
+            raise ValueError(f"spike_factor must be a positive number or None, got {factor!r}")
+        self.factor = factor
+        self.min_history = int_of_at_least(1, "min_history", min_history)
+        history = int_of_at_least(1, "history", history)
+        if self.min_history > history:
+            raise ValueError(f"min_history must be at most history, {history}, got {min_history}")
+        self.accepted: deque[float] = deque(maxlen=history)
+
+    @property
+    def limit(self) -> float:
+        """The largest norm that would be accepted now; infinity while nothing is judged."""
+        if self.factor is None or len(self.accepted) < self.min_history:
+            return math.inf
+        median = statistics.median(self.accepted)
+        deviation = statistics.median(abs(norm - median) for norm in self.accepted)
+        return median + self.factor * max(SIGMA * deviation, LEAST_SPREAD * median)
+
+    def accept(self, norm: float) -> None:
+        """Remember a norm whose step was made."""
+        if self.factor is not None:
+            self.accepted.append(norm)
+
+
+def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
+    """The 2-norm over all elements of all gradients: 0-dim, at least float32, on the first gradient's device.
+
+    NaN or infinite where any element is, and where the squares overflow (float32: elements from 1e19). Sparse gradients
+    count by their coalesced values. Nothing is read by the host.
+    """
+    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        values = gradient.detach()
+        if values.layout == torch.sparse_coo:
+            values = values.coalesce().values()
+        groups.setdefault((values.device, values.dtype), []).append(values)
+    device = gradients[0].device
+    norms = [norm for (_, dtype), group in groups.items() for norm in _norms(group, dtype)]
+    widest = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
+    return torch.linalg.vector_norm(torch.stack([norm.to(device, widest) for norm in norms]))
+
+
+def _norms(group: list[Tensor], dtype: torch.dtype) -> Iterable[Tensor]:
+    # What torch's get_total_norm uses. Half precision would be returned in its own few bits; to say the dtype where it
+    # changes nothing costs half as much again on a CPU.
+    widened = torch.promote_types(dtype, torch.float32)
+    return torch._foreach_norm(group, 2, *([widened] if widened != dtype else []))  # type: ignore[no-any-return]

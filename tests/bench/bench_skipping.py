@@ -1,0 +1,72 @@
+"""What a guard costs: a guarded step against a plain DDP step, on two ranks."""
+
+import statistics
+import time
+
+import pytest
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+from course_lib.launch import run_ranks
+from course_lib.skipping import StepGuard
+
+PAIRS = 20
+WIDTH = 2048
+BATCH_SIZE = 1024
+"""Per rank. The guard reads each gradient once, so its share falls with the rows that each weight sees."""
+
+
+def seconds_of_step(model, optimizer, guard, x, y):
+    wall, cpu = time.perf_counter(), time.thread_time()
+    optimizer.zero_grad()
+    loss = nn.functional.cross_entropy(model(x), y)
+    if guard is None:
+        loss.backward()
+        optimizer.step()
+    else:
+        guard.backward(loss)
+        guard.step()
+    if x.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - wall, time.thread_time() - cpu
+
+
+def pairs_of_steps(rank, fused):
+    device = "cuda" if torch.distributed.get_backend() == "nccl" else "cpu"
+    blocks = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.BatchNorm1d(WIDTH), nn.ReLU()) for _ in range(3)]
+    model = DistributedDataParallel(nn.Sequential(*blocks, nn.Linear(WIDTH, 10)).to(device))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=fused)
+    x, y = torch.randn(BATCH_SIZE, WIDTH, device=device), torch.randint(10, (BATCH_SIZE,), device=device)
+    state = {"attempts": 0, "updates": 0, "norms": []}
+    seconds = []
+    for pair in range(PAIRS + 3):
+        pair_of = {}
+        for guarded in (False, True) if pair % 2 else (True, False):  # neither always comes first
+            # The same model and memory for both, with a guard that knows its history.
+            guard = StepGuard(model, optimizer, spike_factor=1e6, min_history=1) if guarded else None
+            if guard is not None:
+                guard.load_state_dict(state)
+                guard._stepped.update(model.parameters() if optimizer.state else ())
+            pair_of[guarded] = seconds_of_step(model, optimizer, guard, x, y)
+            if guard is not None:
+                guard.close()
+                state = guard.state_dict()
+        seconds.append((*pair_of[False], *pair_of[True]))
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    medians = [statistics.median(column) for column in zip(*seconds[3:], strict=True)]
+    return parameters, state["updates"], medians
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_guarded_step_is_at_most_two_percent_slower(fused):
+    parameters, updates, medians = run_ranks(pairs_of_steps, args=(fused,), timeout=300)[0].value
+    plain, plain_cpu, guarded, guarded_cpu = (1e3 * seconds for seconds in medians)
+    print(
+        f"\n{parameters / 1e6:.1f} M parameters, AdamW{' fused' * fused}, 2 ranks, medians of {PAIRS} pairs: plain "
+        f"{plain:.1f} ms, guarded {guarded:.1f} ms, ratio {guarded / plain:.4f}; "
+        f"of the thread's own time {plain_cpu:.1f} ms, {guarded_cpu:.1f} ms, {guarded_cpu / plain_cpu:.4f}"
+    )
+    assert parameters >= 10e6 and updates == PAIRS + 3
+    # The thread's own time has no load of the machine in it and no waiting for the other rank: the harder bar.
+    assert guarded_cpu / plain_cpu <= 1.02
