@@ -144,7 +144,7 @@ def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
 def _windows(batches: Iterable[Any], k: int, promised: int | None) -> Iterator[MicroBatchWindow]:
     iterator = iter(batches)
     number = 0
-    ahead = _take(iterator, 1 if promised is None else 0)
+    ahead: list[Any] = []
     while True:
         window = MicroBatchWindow(ahead + _take(iterator, k - len(ahead)))
         if not window:

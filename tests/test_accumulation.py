@@ -235,23 +235,31 @@ def test_one_reduction_and_one_count_a_window():
     def reductions(rank):
         counted, reduced = [], []
 
-        def reduce(state, bucket):
+        def reduce(state, bucket):  # where DDP reduces; one bucket holds all of so small a model
             reduced.append(bucket.index())
             return allreduce_hook(state, bucket)
 
-        def count_gathers(*args, gather=dist.all_gather, **kwargs):
+        def all_reduce(*args, original=dist.all_reduce, **kwargs):
+            reduced.append(args[0].numel())
+            return original(*args, **kwargs)
+
+        def all_gather(*args, original=dist.all_gather, **kwargs):
             counted.append(args[1].numel())
-            return gather(*args, **kwargs)
+            return original(*args, **kwargs)
 
         found = []
-        dist.all_gather = count_gathers
-        for loop in ("accumulate", "without no_sync"):
-            model = DistributedDataParallel(make_net())
-            model.register_comm_hook(None, reduce)
+        dist.all_gather = all_gather
+        for loop in ("accumulate", "without no_sync", "accumulate, plain module"):
+            model = make_net()
+            if loop == "accumulate, plain module":
+                dist.all_reduce = all_reduce
+            else:
+                model = DistributedDataParallel(model)
+                model.register_comm_hook(None, reduce)
             for window in windows(batches, 4):
                 reduced.clear(), counted.clear()
                 model.zero_grad()
-                if loop == "accumulate":
+                if loop != "without no_sync":
                     accumulate(model, window, loss_sum, count)
                 else:
                     for batch in window:
@@ -265,6 +273,8 @@ def test_one_reduction_and_one_count_a_window():
             ("accumulate", 2, 1, 1),
             ("without no_sync", 4, 4, 0),
             ("without no_sync", 2, 2, 0),
+            ("accumulate, plain module", 4, 1, 1),
+            ("accumulate, plain module", 2, 1, 1),
         ]
 
 

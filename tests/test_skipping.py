@@ -11,6 +11,7 @@ import sys
 import warnings
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -770,3 +771,78 @@ def test_on_a_gpu_a_fused_optimizer_is_not_waited_for():
     device, host = fit(None), fit(False)
     assert device[0][-1] is torch.Tensor and host[0] == [bool] * 6
     assert device[1:] == host[1:]
+
+
+def nan_window(guard, model):
+    guard.optimizer.zero_grad()
+    guard.backward(model(torch.full((8, 4), math.nan)).mean())
+    return guard.step()
+
+
+def test_an_abandoned_window_leaves_nothing():
+    model = make_model()
+    before = [buffer.clone() for buffer in model.buffers()]
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.backward(model(torch.full((8, 4), math.nan)).mean())
+    guard.abandon()
+    assert all(map(torch.equal, model.buffers(), before))
+    guard.optimizer.zero_grad()
+    guard.backward(model(torch.ones(8, 4)).mean())
+    assert guard.step() and (guard.attempts, guard.updates) == (1, 1)
+
+
+def test_a_forward_before_a_checkpoint_is_loaded_opens_no_window():
+    model = make_model()
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    model(torch.ones(8, 4))
+    guard.load_state_dict(guard.state_dict())
+    with torch.no_grad():
+        for buffer in model.buffers():
+            buffer.fill_(7)
+    assert not nan_window(guard, model)
+    assert all((buffer == 7).all() for buffer in model.buffers())
+
+
+def test_a_detector_without_a_scale_judges_nothing():
+    detector = SpikeDetector(10.0, min_history=4)
+    for _ in range(4):
+        detector.accept(0.0)
+    assert detector.limit == math.inf
+    for _ in range(5):
+        detector.accept(1.0)
+    assert detector.limit < math.inf
+
+
+def test_a_schedule_that_follows_a_metric_is_refused():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match="got ReduceLROnPlateau: step it yourself"):
+        StepGuard(model, optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
+
+
+def test_a_forward_past_the_model_is_noticed_in_the_first_window():
+    model = make_model()
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.backward(nn.Sequential(*model)(torch.ones(8, 4)).mean())
+    with pytest.raises(RuntimeError, match="the window's forward did not go through the model"):
+        guard.step()
+
+
+@pytest.mark.parametrize("index", [3, torch.tensor(3), np.int64(3), [3], torch.tensor([3])])
+def test_batches_may_be_named_by_any_integer(index, tmp_path):
+    model = make_model()
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), journal=tmp_path / "journal.jsonl")
+    guard.backward(model(torch.full((8, 4), math.nan)).mean())
+    guard.step(batch_indices=index)
+    skips, _ = read_journal(tmp_path / "journal.jsonl")
+    assert [skip.batch_indices for skip in skips] == [[3]]
+
+
+def head_outside(rank):
+    model, head = DistributedDataParallel(make_model()), nn.Linear(1, 1)
+    StepGuard(model, torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.1))
+
+
+def test_parameters_that_ddp_does_not_reduce_are_refused():
+    with pytest.raises(RankError, match="the optimizer holds parameters outside DistributedDataParallel"):
+        run_ranks(head_outside, timeout=20, backend="gloo")

@@ -29,7 +29,10 @@ class SkipBadSteps(Callback):
     After a skip, parameters, optimizer state, buffers, the gradient scaler and schedules of the interval ``"step"`` are
     as if the window had not been; see :class:`course_lib.skipping.StepGuard`, which does the work and whose arguments
     are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, be it on one rank alone. A
-    schedule of the interval ``"epoch"`` goes on with the epochs.
+    schedule of the interval ``"epoch"`` goes on with the epochs. A window in which it returned ``None`` is skipped
+    whole, as its forward has left its traces. What it *logs* is not held back: the mean of a logged NaN is NaN, so log
+    a loss where it is finite. In a skipped step gradients are ``None`` for the module's own
+    ``on_before_optimizer_step``.
 
     Place it behind :class:`ExactAccumulation`, so that it judges the gradient that would be applied. Clipping by the
     Trainer comes after it, and finds no gradient where a step is skipped.
@@ -53,7 +56,8 @@ class SkipBadSteps(Callback):
     The counters and the accepted norms go into checkpoints and continue after a resume.
 
     Raises:
-        MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
+        MisconfigurationException: Manual optimization, a strategy other than one device and DDP, or a schedule of the
+            interval ``"step"`` with another ``frequency`` than 1.
         TooManySkips: ``max_consecutive_skips`` in a row.
     """
 
@@ -89,6 +93,7 @@ class SkipBadSteps(Callback):
         self._restored: Mapping[str, Any] = {}
         self._fetched = 0
         self._window: list[_MicroBatch] = []
+        self._backwards = 0
         self._skipping = False
         self._scaler_before: dict[str, Any] | None = None
         self._wrapped: dict[str, Any] = {}
@@ -123,13 +128,18 @@ class SkipBadSteps(Callback):
         self._restored = {}  # a checkpoint's state comes after this hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if any(c.interval == "step" and c.frequency != 1 for c in trainer.lr_scheduler_configs):
+            raise MisconfigurationException(
+                'SkipBadSteps lets schedules of the interval "step" follow the updates, which needs frequency=1: '
+                "Lightning counts a larger one in batches, skipped ones included"
+            )
         scaler = getattr(trainer.precision_plugin, "scaler", None)
         self._guard = StepGuard(
             pl_module, trainer.optimizers[0], scaler=scaler, on_device=False, **self._guard_arguments
         )
         if self._restored:
             self._guard.load_state_dict(self._restored)
-        self._fetched, self._window, self._scaler_before = 0, [], None
+        self._fetched, self._window, self._backwards, self._scaler_before = 0, [], 0, None
         self._read_counters()
         # No hook sees the loss between training_step and its backward, or can hold a schedule back.
         self._wrap(pl_module, "backward", self._marked)
@@ -141,7 +151,7 @@ class SkipBadSteps(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         assert self._guard is not None
         if batch_idx % trainer.accumulate_grad_batches == 0:
-            self._window = []
+            self._window, self._backwards = [], 0
         self._guard.begin()
         self._skipping = False
         known = None if self.sample_indices is None else self.sample_indices(batch)
@@ -152,6 +162,8 @@ class SkipBadSteps(Callback):
         assert self._guard is not None
         scaler = self._guard.scaler
         has_gradient = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        if self._backwards < len(self._window):
+            self._guard.reject("training_step returned None")
         if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # of others, Lightning has done it
         skip = self._guard.judge(
@@ -225,6 +237,7 @@ class SkipBadSteps(Callback):
 
     def _marked(self, backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
         assert self._guard is not None
+        self._backwards += 1
         return backward(self._guard.mark(loss), *args, **kwargs)
 
     def _unless_skipped(self, trainer: Trainer, step: Callable[..., Any], scheduler: Any, metric: Any) -> Any:

@@ -62,7 +62,8 @@ class Exercise:
         try:
             got = _call(answer, case)
         except Exception as error:
-            hint = ". Keep the argument names of the stub" if isinstance(error, TypeError) else ""
+            misnamed = isinstance(error, TypeError) and "argument" in str(error) and "()" in str(error)
+            hint = ". Keep the argument names of the stub" if misnamed else ""
             raise NotSolved(f"{self._shown(case)} raised {type(error).__name__}: {error}{hint}") from error
         if got is None or got is ...:
             raise NotSolved(f"{self._shown(case)} returned nothing. Does it end with `return`?")

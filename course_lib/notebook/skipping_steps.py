@@ -201,13 +201,14 @@ update_together = Exercise(
         dict(own_loss=math.nan, reduced_gradient=[math.nan, math.nan]),
         dict(own_loss=math.nan, reduced_gradient=[math.nan, 0.2]),
         dict(own_loss=0.5, reduced_gradient=[math.nan, 0.2]),
-        dict(own_loss=0.5, reduced_gradient=[math.inf, 0.2]),
+        dict(own_loss=0.5, reduced_gradient=[0.2, math.nan]),
+        dict(own_loss=0.5, reduced_gradient=[0.1, -math.inf]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
     ],
     misconceptions=[
         Misconception(
             lambda own_loss, reduced_gradient: math.isfinite(own_loss),
-            "{got} asks this rank's own loss. Here another rank was bad: it skips, and this one would update.",
+            "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.",
         ),
         Misconception(
             lambda own_loss, reduced_gradient: math.isfinite(own_loss) and _finite(reduced_gradient),
@@ -217,6 +218,14 @@ update_together = Exercise(
         Misconception(
             lambda own_loss, reduced_gradient: not any(map(math.isnan, reduced_gradient)),
             "{got} looks for NaN alone: an infinite gradient makes the weights infinite.",
+        ),
+        Misconception(
+            lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]),
+            "{got} looks at the first element alone: one bad element is enough.",
+        ),
+        Misconception(
+            lambda own_loss, reduced_gradient: not _finite(reduced_gradient),
+            "{got} is upside down: the question is whether to update, not whether to skip.",
         ),
         Misconception(
             lambda own_loss, reduced_gradient: any(map(math.isfinite, reduced_gradient)),
@@ -240,11 +249,28 @@ learning_rates = Exercise(
     solution=_rates,
     cases=[
         dict(finite=[True, True], horizon=4),
+        dict(finite=[True, True, True], horizon=8),
         dict(finite=[True, False, True], horizon=4),
         dict(finite=[False, True, False, False, True, True], horizon=8),
     ],
     misconceptions=[
         Misconception(_rates_of_attempts, "{got} moves the schedule with every attempt: after a skip it is too low."),
+        Misconception(
+            lambda finite, horizon: [1 - (update + 1) / horizon for update in range(sum(finite))],
+            "{got} steps the schedule before the update: the first update has the full rate.",
+        ),
+        Misconception(
+            lambda finite, horizon: [1.0] * sum(finite),
+            "{got} holds the schedule still, where it should follow the updates.",
+        ),
+        Misconception(
+            lambda finite, horizon: [1.0] * any(finite),
+            "{got} ends with the first update: is `return` inside the loop?",
+        ),
+        Misconception(
+            lambda finite, horizon: [1 - sum(finite[:attempt]) / horizon for attempt in range(len(finite))],
+            "{got} has an entry for each attempt: only updates use a rate.",
+        ),
         Misconception(
             lambda finite, horizon: [1 - attempt / horizon for attempt in range(len(finite))],
             "{got} has a rate for skipped attempts as well: there, no update uses one.",
@@ -263,6 +289,9 @@ batches_trained = Exercise(
         Misconception(27, "{got} takes -1 for 'skip this batch': it ends the epoch."),
         Misconception(22, "{got} lets the epochs after the first run through: their third batch is bad as well."),
         Misconception(9, "{got} counts the bad batch of each epoch as trained: the hook runs before training_step."),
+        Misconception(20, "{got} loses one epoch's worth: every epoch ends at its third batch."),
+        Misconception(3, "{got} is one batch an epoch: how many come before the bad one?"),
+        Misconception(29, "{got} skips one batch in all: the bad one comes again in every epoch."),
         Misconception(2, "{got} is one epoch. The next one starts, and ends at its third batch."),
         Misconception(30, "{got} is all of them: nothing would have been skipped."),
     ],

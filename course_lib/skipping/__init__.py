@@ -13,8 +13,9 @@ everywhere, so each rank decides alone and all decide alike; what is rejected le
 
 ``python -m course_lib.skipping skipped.jsonl`` says what was skipped, why, and through which rank.
 
-What is not taken back: the random generators (dropout has drawn its masks), state that is neither a parameter nor a
-buffer, and the memory of a communication hook (PowerSGD's error feedback).
+Zero the gradients before each window, after a skip too. What is not taken back: the random generators (dropout has
+drawn its masks), state that is neither a parameter nor a buffer, and the memory of a communication hook (PowerSGD's
+error feedback).
 
 Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` under DDP); ``torch.amp.GradScaler``,
 which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.

@@ -23,7 +23,8 @@ class SpikeDetector:
 
     A mean and a standard deviation are moved by the very values that they should find: one spike of 1e6 widens them
     for as long as it is remembered. The median and the median absolute deviation (MAD) stay where they are until half
-    of the history is bad. The limit is ``median + factor · max(1.4826 · MAD, 0.1 · median)``.
+    of the history is bad. The limit is ``median + factor · max(1.4826 · MAD, 0.1 · median)``: with a factor of 10 at
+    least twice the median. A jump that lasts is rejected as well, until ``max_consecutive_skips`` ends the run.
 
     Args:
         factor: How many robust standard deviations above the median are still accepted; None accepts all finite norms.
@@ -47,6 +48,8 @@ class SpikeDetector:
         if self.factor is None or len(self.accepted) < self.min_history:
             return math.inf
         median = statistics.median(self.accepted)
+        if median == 0:  # no scale yet to judge by
+            return math.inf
         deviation = statistics.median(abs(norm - median) for norm in self.accepted)
         return median + self.factor * max(SIGMA * deviation, LEAST_SPREAD * median)
 

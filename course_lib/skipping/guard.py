@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import operator
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -13,6 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib._arguments import int_of_at_least
 from course_lib.accumulation import ddp_modules
@@ -47,8 +49,10 @@ class StepGuard:
     ``optimizer.step()``: zero them before the next window.
 
     Args:
-        model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module on one
-            rank. Its buffers are copied before a window's first forward that builds a graph.
+        model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module (on
+            several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
+            buffers are copied before a window's first forward that builds a graph. Those of another model that the
+            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
         optimizer: Any that steps without a closure.
         scheduler: Stepped after each update, never after a skip.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
@@ -57,7 +61,7 @@ class StepGuard:
             ranks vote, in those windows alone whose gradients are not finite.
         averages: ``AveragedModel`` (or several): its ``update_parameters`` is called after each update.
         max_norm: Clip the accepted gradients to this norm, with the norm that is known already. A loop that clips by
-            itself before ``step`` hides spikes from the guard.
+            itself before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
         spike_factor: How many robust standard deviations above the median a norm may be; None judges no norm.
         history: How many accepted norms are remembered.
         min_history: How many there must be before one is judged.
@@ -101,6 +105,10 @@ class StepGuard:
     ) -> None:
         if isinstance(optimizer, LBFGS):
             raise ValueError("optimizer must step without a closure, got LBFGS: it makes many evaluations a step")
+        if isinstance(scheduler, ReduceLROnPlateau):
+            raise ValueError(
+                "scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself"
+            )
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
         if max_consecutive_skips is not None:
@@ -121,6 +129,12 @@ class StepGuard:
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
         self._on_device = on_device if possible else False
         replicas = ddp_modules(model)
+        reduced = {parameter for replica in replicas for parameter in replica.parameters()}
+        if replicas and any(parameter not in reduced for parameter in self._parameters()):
+            raise ValueError(
+                "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
+                "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
+            )
         self._group = group or (replicas[0].process_group if replicas else None)
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
         self._run = _meet_other_ranks(self._group, timeout)
@@ -142,12 +156,23 @@ class StepGuard:
         if not self._buffers.taken:
             self._buffers.take()
 
+    def abandon(self) -> None:
+        """Forget the window that runs, with what its forward left in the buffers: after an exception in it.
+
+        The ranks must agree on it, as on any exception that is caught; gradients are the caller's to zero.
+        """
+        self._buffers.put_back()
+        self._end_window()
+
     def _before_forward(self, *_: Any) -> None:
         if torch.is_grad_enabled():  # a validation in between is no window
             self.begin()
 
     def backward(self, loss: Tensor, **arguments: Any) -> None:
-        """``loss.backward()``, marked and, with a scaler, scaled. Fits ``accumulate(..., backward=guard.backward)``."""
+        """``loss.backward()`` of the unscaled loss: marked and, with a scaler, scaled.
+
+        Fits ``accumulate(..., backward=guard.backward)``.
+        """
         loss = self.mark(loss)
         (loss if self.scaler is None else self.scaler.scale(loss)).backward(**arguments)
 
@@ -282,6 +307,7 @@ class StepGuard:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._settle()
+        self._end_window()  # a forward before the checkpoint was loaded began none
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
         self.detector.accepted.clear()
         self.detector.accepted.extend(state["norms"])
@@ -301,6 +327,7 @@ class StepGuard:
         norm: float | None = None
         bad_here = bool(self._rejections)
         if gradients:
+            self._check_buffers_are_known()
             norm_tensor = gradient_norm(gradients)
             norm, loss_is_bad = self._evidence(norm_tensor).tolist()  # what waits for a device, once
             bad_here |= bool(loss_is_bad)
@@ -310,8 +337,6 @@ class StepGuard:
         overflow = norm is not None and not math.isfinite(norm)
         if overflow and self.scaler is not None and not vote(bad_here, group=self._group):
             reason = SCALER
-        if reason is not None and gradients:
-            self._check_buffers_are_known()
         if reason is not None:
             self._buffers.put_back()
         skip = self._count(reason, place, norm, limit, caused_here=bad_here or (self._world_size == 1 or None))
@@ -342,8 +367,9 @@ class StepGuard:
     def _check_buffers_are_known(self) -> None:
         if not self._buffers.taken and any(True for _ in self.model.buffers()):
             raise RuntimeError(
-                "a window can't be skipped: its forward did not go through the model that the guard was given (perhaps "
-                "through a module inside it), so the buffers before it are not known. Call guard.begin() before it"
+                "the window's forward did not go through the model that the guard was given (perhaps through a module "
+                "inside it, or what torch.compile made of it), so the buffers before it are not known, and it could "
+                "not be skipped. Give the guard what the forward goes through, or call guard.begin() before it"
             )
 
     def _count(
@@ -470,7 +496,9 @@ class _Place(NamedTuple):
     sample_indices: Samples
 
     def fields(self) -> dict[str, Any]:
-        batches = [self.batch_indices] if isinstance(self.batch_indices, int) else self.batch_indices
+        batches = self.batch_indices
+        if batches is not None and (not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0):
+            batches = [operator.index(batches)]  # type: ignore[arg-type]
         samples = self.sample_indices() if callable(self.sample_indices) else self.sample_indices
         return {
             "epoch": None if self.epoch is None else int(self.epoch),

@@ -146,13 +146,19 @@ def test_a_dict_is_taken_as_a_tuple_is_and_its_other_keys_go_on():
 def test_a_micro_batch_that_is_left_out_is_not_counted():
     class LeavesOut(Classifier):
         def training_step(self, batch, batch_idx):
-            return None if batch_idx in (1, 2, 3, 6) else super().training_step(batch)
+            return None if batch_idx in (1, 2, 3, 4, 5, 6) else super().training_step(batch)
 
-    batches = ragged(7)
+        def on_before_optimizer_step(self, optimizer):
+            with_gradient.append(self.net[0].weight.grad is not None)
+            if with_gradient[-1]:
+                super().on_before_optimizer_step(optimizer)
+
+    batches, with_gradient = ragged(8), []
     model = LeavesOut()
     with pytest.warns(UserWarning, match="returned `None`"):
-        fit(model, batches[:6])
-    assert_same_training(model, fit_big_batches([batches[:1], batches[4:6]]))
+        fit(model, batches)
+    assert with_gradient == [True, False, True]  # the second window has no micro-batch left, the third its last
+    assert_same_training(model, fit_big_batches([batches[:1], batches[7:]]))
 
 
 class Stream(IterableDataset):

@@ -346,3 +346,31 @@ def test_half_precision_on_a_gpu():
 
     faults = {n: fault for n, fault in FAULTS.items() if fault != "spike"}
     assert end(faults, range(40), guard()) == end({}, without(range(40), faults, 2))
+
+
+@pytest.mark.parametrize("k", [1, 3])
+def test_a_window_in_which_none_was_returned_is_skipped_whole(k):
+    class PoisonedNone(Module):
+        def training_step(self, batch, batch_idx):
+            loss = super().training_step(batch, batch_idx)
+            return loss if loss.isfinite() else None  # after a forward that has met a NaN
+
+    faults = {12: "NaN input", 26: "NaN input"}
+    skip = guard()
+    model = PoisonedNone(faults)
+    trainer = quiet_trainer(max_epochs=1, callbacks=[skip], accumulate_grad_batches=k)
+    trainer.fit(model, DataLoader(range(40), 2))
+    _, theirs = fit({}, batches=without(range(40), faults, 2 * k), accumulate_grad_batches=k)
+    assert state_of(model, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler) == theirs
+    assert skip.skipped == 2
+
+
+def test_a_schedule_that_lightning_counts_in_batches_is_refused():
+    class EverySecond(Module):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=0.1)
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1.0)
+            return [optimizer], [{"scheduler": schedule, "interval": "step", "frequency": 2}]
+
+    with pytest.raises(MisconfigurationException, match="which needs frequency=1"):
+        quiet_trainer(max_epochs=1, callbacks=[guard()]).fit(EverySecond(), DataLoader(range(4), 2))

@@ -107,6 +107,7 @@ double = Exercise(
         (6, "double: a function is asked for, got 6"),
         (lambda x: None, "double(x=0) returned nothing"),
         (lambda x: 1 / x, "double(x=0) raised ZeroDivisionError"),
+        (lambda x: len(x), "double(x=0) raised TypeError: object of type 'int' has no len()"),
         (lambda x: 3 * x, "double(x=2) should be 4, got 6."),
         (lambda x: x**2, "double(x=3) should be 6, got 9.\n9 is the square."),
         (lambda y: y, "double(x=0) raised TypeError"),
