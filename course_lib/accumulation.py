@@ -77,12 +77,12 @@ def accumulate(
 
     Raises:
         ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
-            windows, sharded parameters, `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is
-            a mean over more than one.
+            windows, sharded parameters, parameters outside DDP, `static_graph=True`. On the rank it concerns: a loss
+            that is not 0-dim or is a mean over more than one.
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
     replicas = ddp_modules(model)
-    _check_replicas(replicas, group)
+    _check_replicas(model, replicas, group)
     micro_batches = list(window)
     counts, refused = _counts(count_fn, micro_batches)
     counting = start_count(
@@ -342,7 +342,13 @@ def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
 
 
-def _check_replicas(replicas: list[DistributedDataParallel], group: dist.ProcessGroup | None) -> None:
+def _check_replicas(model: nn.Module, replicas: list[DistributedDataParallel], group: dist.ProcessGroup | None) -> None:
+    reduced = {parameter for replica in replicas for parameter in replica.parameters()}
+    if replicas and any(parameter.requires_grad and parameter not in reduced for parameter in model.parameters()):
+        raise ValueError(
+            "model holds parameters outside DistributedDataParallel, whose gradients would stay each rank's own: wrap "
+            "all that is trained"
+        )
     for replica in replicas:
         if replica.static_graph:
             raise ValueError("static_graph=True does not go with no_sync in the first window: make DDP without it")

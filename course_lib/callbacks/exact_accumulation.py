@@ -44,7 +44,7 @@ class ExactAccumulation(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
         ValueError: ``training_step`` returned no count, a mean, or a loss that is not 0-dim; a window has a total count
-            of 0; the ranks have different numbers of batches.
+            of 0; the ranks have different numbers of batches, as far as their loaders have a length.
     """
 
     def __init__(self) -> None:
