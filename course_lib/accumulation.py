@@ -22,7 +22,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -34,6 +33,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
+from course_lib._ranks import any_outside, ddp_modules, device_of, world_size_of
 
 
 @dataclass(frozen=True)
@@ -85,15 +85,15 @@ def accumulate(
     _check_replicas(model, replicas, group)
     micro_batches = list(window)
     counts, refused = _counts(count_fn, micro_batches)
-    counting = start_count(
+    # Ahead of the first forward: in it DDP may wait for a rank that has raised here.
+    total = count_window(
         sum(counts),
         micro_batches=len(micro_batches),
         number=getattr(window, "number", None),
         number_of_windows=getattr(window, "number_of_windows", None),
         group=group or (replicas[0].process_group if replicas else None),
+        refused=refused,
     )
-    # Ahead of the first forward: in it DDP may wait for a rank that has raised here.
-    total = counting.wait(refused)
     # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed.
     scale = (total.world_size if replicas else 1) / total.global_count
     if not replicas and total.world_size > 1:
@@ -170,49 +170,40 @@ class WindowTotal(NamedTuple):
     world_size: int
 
 
-class CountInFlight:
-    """A window's count on its way through the ranks; `wait()` gives the total, or raises the same on all of them."""
-
-    def __init__(self, mine: list[float], group: dist.ProcessGroup | None) -> None:
-        self._rows = [torch.tensor(mine, dtype=torch.float64)]
-        self._work = None
-        if dist.is_available() and dist.is_initialized() and dist.get_world_size(group) > 1:
-            row = self._rows[0].to(device_of(group))
-            self._rows = [torch.empty_like(row) for _ in range(dist.get_world_size(group))]
-            self._work = dist.all_gather(self._rows, row, group=group, async_op=True)
-
-    def wait(self, refused: Exception | None = None) -> WindowTotal:
-        """The total; with `refused`, this rank's own error after the others have been told."""
-        if self._work is not None:
-            try:
-                self._work.wait()
-            except RuntimeError as error:
-                raise RuntimeError(
-                    "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
-                    "message says which; windows() lets the ranks compare their numbers of windows beforehand"
-                ) from error
-        if refused is not None:
-            raise refused
-        rows = torch.stack(self._rows).tolist()
-        _check_rows(rows)
-        return WindowTotal(sum(row[0] for row in rows), len(rows))
-
-
-def start_count(
+def count_window(
     count: float,
     *,
     micro_batches: int = 1,
     number: int | None = None,
     number_of_windows: int | None = None,
     group: dist.ProcessGroup | None = None,
-) -> CountInFlight:
-    """Send this rank's count of a window to all ranks of `group`, and what lets them find that they don't match.
+    refused: Exception | None = None,
+) -> WindowTotal:
+    """Add this rank's count of a window to those of all ranks of `group`, and let them find that they don't match.
 
-    `number` (from 1) and `number_of_windows` are None where they aren't known.
+    `number` (from 1) and `number_of_windows` are None where they aren't known. `refused` is this rank's own error,
+    raised after the others have been told (by a `count` of NaN). One collective of four numbers.
     """
     # NaN: not said. Infinity: there are more to come, and nobody knows how many.
     of = math.nan if number is None else math.inf if number_of_windows is None else number_of_windows
-    return CountInFlight([count, micro_batches, math.nan if number is None else number, of], group)
+    row = torch.tensor([count, micro_batches, math.nan if number is None else number, of], dtype=torch.float64)
+    gathered = [row]
+    world_size = world_size_of(group)
+    if world_size > 1:
+        row = row.to(device_of(group))
+        gathered = [torch.empty_like(row) for _ in range(world_size)]
+        try:
+            dist.all_gather(gathered, row, group=group)
+        except RuntimeError as error:
+            raise RuntimeError(
+                "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
+                "message says which; windows() lets the ranks compare their numbers of windows beforehand"
+            ) from error
+    if refused is not None:
+        raise refused
+    rows = torch.stack(gathered).tolist()
+    _check_rows(rows)
+    return WindowTotal(sum(row[0] for row in rows), world_size)
 
 
 def _check_rows(rows: list[list[float]]) -> None:
@@ -246,12 +237,6 @@ def _place(number: float, total: float) -> str:
     if math.isnan(number):
         return "not said"
     return f"{total:.0f}" if math.isfinite(total) else f"more than {number:.0f}"
-
-
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
 
 
 # ------------------------------------------------------------------------------------------- what the caller gives
@@ -331,20 +316,8 @@ def _takes_one(fn: Callable[..., Any]) -> bool:
 # --------------------------------------------------------------------------------------------- the model's ranks
 
 
-def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
-    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters."""
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
-        raise ValueError(
-            "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
-            "whose reduction course_lib doesn't know"
-        )
-    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
-
-
 def _check_replicas(model: nn.Module, replicas: list[DistributedDataParallel], group: dist.ProcessGroup | None) -> None:
-    reduced = {parameter for replica in replicas for parameter in replica.parameters()}
-    if replicas and any(parameter.requires_grad and parameter not in reduced for parameter in model.parameters()):
+    if any_outside(replicas, (parameter for parameter in model.parameters() if parameter.requires_grad)):
         raise ValueError(
             "model holds parameters outside DistributedDataParallel, whose gradients would stay each rank's own: wrap "
             "all that is trained"

@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
-from course_lib.accumulation import checked_count, checked_loss_sum, start_count
+from course_lib.accumulation import checked_count, checked_loss_sum, count_window
+from course_lib.callbacks._requirements import require_plain_optimization
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -57,17 +57,14 @@ class ExactAccumulation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                "ExactAccumulation needs automatic optimization; with manual optimization call "
-                "course_lib.accumulation.accumulate(..., backward=self.manual_backward) in your own loop"
-            )
-        strategy = trainer.strategy
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
-            raise MisconfigurationException(
-                f"ExactAccumulation knows one device and DDP, got {type(strategy).__name__}, "
-                "which reduces or accumulates gradients in a way that this callback has not been tested with"
-            )
+        require_plain_optimization(
+            self,
+            trainer,
+            pl_module,
+            with_manual="call course_lib.accumulation.accumulate(..., backward=self.manual_backward) in your own loop",
+            other_strategies="which reduces or accumulates gradients in a way that this callback has not been tested "
+            "with",
+        )
         if sum(isinstance(callback, ExactAccumulation) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
             raise MisconfigurationException(
                 "there are two ExactAccumulation callbacks: gradients would be scaled twice"
@@ -118,9 +115,9 @@ class ExactAccumulation(Callback):
         of = math.ceil(batches / k) if math.isfinite(batches) else number if trainer.is_last_batch else None
         if not self._counts:  # one device, and training_step returned None for the whole window
             return
-        total = start_count(
+        total = count_window(
             sum(self._counts.values()), micro_batches=len(self._counts), number=number, number_of_windows=of
-        ).wait()
+        )
         self.global_count = total.global_count
         for parameter in pl_module.parameters():
             if parameter.grad is not None:

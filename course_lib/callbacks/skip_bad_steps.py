@@ -10,12 +10,12 @@ from itertools import islice
 from typing import Any, Literal, NamedTuple
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
+from course_lib.callbacks._requirements import require_plain_optimization
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
 from course_lib.skipping.guard import SCALER
@@ -113,17 +113,14 @@ class SkipBadSteps(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization:
-            raise MisconfigurationException(
-                "SkipBadSteps needs automatic optimization; with manual optimization use course_lib.skipping.StepGuard "
-                "in your training_step: guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()"
-            )
-        strategy = trainer.strategy
-        if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
-            raise MisconfigurationException(
-                f"SkipBadSteps knows one device and DDP, got {type(strategy).__name__}, whose ranks may not hold the "
-                "same gradients: they could not decide alike"
-            )
+        require_plain_optimization(
+            self,
+            trainer,
+            pl_module,
+            with_manual="use course_lib.skipping.StepGuard in your training_step: guard.mark(loss) ahead of "
+            "manual_backward, guard.step() for optimizer.step()",
+            other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
+        )
         self.attempts = self.updates = self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
 

@@ -6,6 +6,8 @@ from typing import Any
 
 import torch.distributed as dist
 
+from course_lib._ranks import in_group
+
 
 def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
     """The number of batches of an epoch, after making sure that all ranks have as many.
@@ -21,7 +23,7 @@ def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
         ValueError: The ranks' counts differ; the message names each rank's.
     """
     count = len(loader)
-    if not (dist.is_available() and dist.is_initialized()):
+    if not in_group():
         return count
     counts: list[Any] = [None] * dist.get_world_size(group)
     dist.all_gather_object(counts, count, group=group)

@@ -12,9 +12,8 @@ from collections.abc import Iterator, Mapping
 from types import FrameType
 from typing import Any, Literal
 
-import torch.distributed as dist
-
 from course_lib._arguments import int_of_at_least
+from course_lib._ranks import rank_of_this_process, world_size_of
 
 SamplerTail = Literal["spread", "drop", "pad"]
 
@@ -141,9 +140,8 @@ class EpochBatchSampler(ABC):
 
     def _world(self) -> tuple[int, int]:
         """The number of ranks and this rank, now."""
-        in_group = dist.is_available() and dist.is_initialized()
-        world_size = self.num_replicas or (dist.get_world_size() if in_group else 1)
-        rank = self.rank if self.rank is not None else (dist.get_rank() if in_group else 0)
+        world_size = self.num_replicas or world_size_of()
+        rank = self.rank if self.rank is not None else rank_of_this_process()
         if rank >= world_size:
             raise ValueError(f"rank must be from 0 to {world_size - 1} with {world_size} replicas, got {rank}")
         return world_size, rank

@@ -17,11 +17,11 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib._arguments import int_of_at_least
-from course_lib.accumulation import ddp_modules
+from course_lib._ranks import any_outside, ddp_modules, rank_of_this_process, world_size_of
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector, gradient_norm
 from course_lib.skipping.journal import Journal, Skip
-from course_lib.skipping.voting import rank_of_this_process, vote, world_size_of
+from course_lib.skipping.voting import vote
 
 NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_GRADIENT = "non-finite gradient"
@@ -129,8 +129,7 @@ class StepGuard:
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
         self._on_device = on_device if possible else False
         replicas = ddp_modules(model)
-        reduced = {parameter for replica in replicas for parameter in replica.parameters()}
-        if replicas and any(parameter not in reduced for parameter in self._parameters()):
+        if any_outside(replicas, self._parameters()):
             raise ValueError(
                 "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
                 "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from course_lib.accumulation import device_of
+from course_lib._ranks import device_of, world_size_of
 
 
 @overload
@@ -63,12 +63,3 @@ class Vote:
             self._work = None
             self._bad = bool(self._byte.item())
         return self._bad
-
-
-def world_size_of(group: dist.ProcessGroup | None = None) -> int:
-    """The number of ranks; 1 where there is no process group."""
-    return dist.get_world_size(group) if dist.is_available() and dist.is_initialized() else 1
-
-
-def rank_of_this_process() -> int:
-    return dist.get_rank() if dist.is_available() and dist.is_initialized() else 0

@@ -1,0 +1,48 @@
+"""What several topics ask about the ranks: how many, where their tensors belong, what DDP reduces."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+
+def in_group() -> bool:
+    return dist.is_available() and dist.is_initialized()
+
+
+def world_size_of(group: dist.ProcessGroup | None = None) -> int:
+    """The number of ranks; 1 where there is no process group."""
+    return dist.get_world_size(group) if in_group() else 1
+
+
+def rank_of_this_process() -> int:
+    return dist.get_rank() if in_group() else 0
+
+
+def device_of(group: dist.ProcessGroup | None) -> torch.device:
+    """Where a group's collectives take their tensors."""
+    if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
+        return torch.device("cpu")
+    return torch.device("cuda", torch.cuda.current_device())
+
+
+def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
+    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters."""
+    fsdp = sys.modules.get("torch.distributed.fsdp")
+    if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
+        raise ValueError(
+            "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
+            "whose reduction course_lib doesn't know"
+        )
+    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+
+
+def any_outside(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> bool:
+    """Whether some parameter is none of those that DDP reduces; never, where there is no DDP."""
+    reduced = {parameter for replica in replicas for parameter in replica.parameters()}
+    return bool(replicas) and any(parameter not in reduced for parameter in parameters)
