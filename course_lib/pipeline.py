@@ -1,0 +1,258 @@
+"""When each batch is fetched, waited for and delivered: measured on a loader, and modelled.
+
+A loader tells neither when a worker began a batch nor how long the training step stood still for it. So workers and
+prefetching are added by trial, where one measured epoch would say which side is the slow one.
+The rule: *the slower side sets the pace, workers / load_s or 1 / compute_s; prefetching evens out what varies, and
+makes nothing faster.*
+
+    >>> [round(predict_throughput(load_s=0.02, compute_s=0.01, workers=workers)) for workers in range(4)]
+    [33, 50, 100, 100]
+    >>> loader = DataLoader(dataset, batch_size=64, num_workers=2)
+    >>> for batch in trace(loader, compute=train_step):
+    ...     print(batch.batch, batch.worker, f"{batch.waited_s:.3f} s")
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import reprlib
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
+
+from course_lib._arguments import int_of_at_least
+
+Seconds = float | Sequence[float]
+
+
+@dataclass(frozen=True)
+class BatchTrace:
+    """The times of one batch, in seconds since the loader's iterator was asked for."""
+
+    batch: int
+    """Its position in the order of delivery, from 0."""
+    worker: int | None
+    """The worker that fetched it; None: the main process did."""
+    fetch_start_s: float
+    """The first sample was asked for, where the batch was fetched."""
+    fetch_end_s: float
+    """The samples were collated, in the same place."""
+    wait_start_s: float
+    """The main process asked for the batch."""
+    delivered_s: float
+    """The main process had it."""
+
+    @property
+    def waited_s(self) -> float:
+        """How long the main process stood still for this batch."""
+        return self.delivered_s - self.wait_start_s
+
+
+def trace(
+    loader: Iterable[Any], *, compute: Callable[[Any], object] | None = None, batches: int | None = None
+) -> list[BatchTrace]:
+    """Read a loader once, and say when each batch was fetched, waited for and delivered.
+
+    The loader stays as it is: a copy is read, by workers of its own, which end with the trace. The two share the
+    sampler: one that draws from a generator, or knows its epoch, has moved on by what was read.
+
+    Args:
+        loader: A DataLoader, torch's or one with the same attributes. A `worker_init_fn` finds a stand-in at
+            `get_worker_info().dataset`; attributes that it reads or sets there are the dataset's.
+        compute: The training step, called with each batch after its delivery.
+        batches: Stop after so many; default: the whole epoch.
+
+    Workers start before the first wait, or within it where the loader's `__iter__` is a generator. What takes a batch
+    to the main process, pinning included, comes after `fetch_end_s`.
+
+    Raises:
+        TypeError: `loader` is no DataLoader, reads a datapipe, or delivers something else than `collate_fn` returned.
+        ValueError: `batches` is not a positive int.
+    """
+    twin = _timed_copy(loader)
+    batches = None if batches is None else int_of_at_least(1, "batches", batches)
+    traces: list[BatchTrace] = []
+    end = object()
+    begin = time.perf_counter()
+    iterator = iter(twin)
+    try:
+        while batches is None or len(traces) < batches:
+            wait_start = time.perf_counter()
+            try:
+                item = next(iterator, end)
+            except BaseException as error:
+                if twin.num_workers:  # they live as long as torch's iterator, which the traceback would hold
+                    traceback.clear_frames(error.__traceback__)
+                raise
+            delivered = time.perf_counter()
+            if item is end:
+                break
+            if not (isinstance(item, tuple) and len(item) == 2 and isinstance(item[0], _Fetch)):
+                raise TypeError(
+                    f"{type(loader).__name__} delivers something else than its collate_fn returned: trace the "
+                    "DataLoader underneath, and leave to compute what is done to a batch afterwards"
+                )
+            fetch, batch = item
+            times = (at - begin for at in (fetch.start, fetch.end, wait_start, delivered))
+            traces.append(BatchTrace(len(traces), fetch.worker, *times))
+            if compute is not None:
+                compute(batch)
+    finally:
+        del iterator
+        vars(twin)["_iterator"] = None
+    return traces
+
+
+def simulate_pipeline(
+    load_s: Seconds, compute_s: Seconds, workers: int, prefetch: int = 2, *, batches: int
+) -> list[BatchTrace]:
+    """The records of an epoch in which nothing but fetching and computing takes time.
+
+    Batches are dealt to the workers in turn: `prefetch * workers` at the start, and one more at each delivery, before
+    the step computes. A worker fetches its batches one after another; they are delivered in order.
+
+    Args:
+        load_s: Seconds to fetch and collate a batch; a sequence begins anew when it is used up.
+        compute_s: Seconds of the training step, likewise.
+        workers: `num_workers`; 0: the main process fetches each batch when it needs it.
+        prefetch: `prefetch_factor`, the most batches that a worker is given ahead of their delivery.
+        batches: Batches in the epoch.
+
+    Raises:
+        ValueError: A time is negative or not finite, a sequence is empty, or an int is out of its range.
+    """
+    loads, computes = _seconds("load_s", load_s), _seconds("compute_s", compute_s)
+    workers, prefetch = int_of_at_least(0, "workers", workers), int_of_at_least(1, "prefetch", prefetch)
+    traces: list[BatchTrace] = []
+    wait_start, ahead = 0.0, prefetch * workers
+    for batch in range(int_of_at_least(1, "batches", batches)):
+        fetch_start = wait_start
+        if workers:
+            dealt = traces[batch - ahead].delivered_s if batch >= ahead else 0.0
+            free = traces[batch - workers].fetch_end_s if batch >= workers else 0.0
+            fetch_start = max(dealt, free)
+        fetch_end = fetch_start + loads[batch % len(loads)]
+        delivered = max(wait_start, fetch_end)
+        worker = batch % workers if workers else None
+        traces.append(BatchTrace(batch, worker, fetch_start, fetch_end, wait_start, delivered))
+        wait_start = delivered + computes[batch % len(computes)]
+    return traces
+
+
+def predict_throughput(
+    load_s: Seconds, compute_s: Seconds, workers: int, prefetch: int = 2, *, batches: int | None = None
+) -> float:
+    """Batches per second: of an epoch of `batches`, its first fill included, or by default of a run without end.
+
+    For constant times the latter is `1 / (load_s + compute_s)` without workers, else `min(workers / load_s,
+    1 / compute_s)`; infinite if nothing takes time. `prefetch` does not matter to it: one batch ahead keeps a worker
+    busy while the step computes, and more of them only bridge a batch that takes longer than others. For sequences
+    it is simulated, to within a percent.
+
+    The model leaves out, and real loaders are slower by it: samples that need the CPU, for which no more workers count
+    than cores are free; the start of the workers; the way of a batch from its worker, and to a GPU. Arguments and
+    errors are those of :func:`simulate_pipeline`.
+    """
+    loads, computes = _seconds("load_s", load_s), _seconds("compute_s", compute_s)
+    workers, prefetch = int_of_at_least(0, "workers", workers), int_of_at_least(1, "prefetch", prefetch)
+    if batches is not None:
+        count = int_of_at_least(1, "batches", batches)
+        seconds = simulate_pipeline(loads, computes, workers, prefetch, batches=count)[-1].delivered_s
+        seconds += computes[(count - 1) % len(computes)]
+    elif len(loads) == len(computes) == 1:
+        count, seconds = 1, max(computes[0], loads[0] / workers) if workers else loads[0] + computes[0]
+    else:
+        # Whole cycles, behind as many for the fill, which can shift no more batches than are prefetched: a percent.
+        cycle, enough = math.lcm(len(loads), len(computes), workers or 1), max(1000, 100 * prefetch * workers)
+        count = min(cycle * math.ceil(enough / cycle), max(enough, 100_000))
+        traces = simulate_pipeline(loads, computes, workers, prefetch, batches=2 * count + 1)
+        seconds = traces[-1].delivered_s - traces[count].delivered_s
+    return count / seconds if seconds else math.inf
+
+
+def _seconds(name: str, value: Seconds) -> list[float]:
+    try:
+        seconds = [float(each) for each in (value if isinstance(value, Iterable) else [value])]
+    except (TypeError, ValueError):
+        seconds = []
+    if not seconds or not all(0 <= each < math.inf for each in seconds):
+        got = reprlib.repr(value)
+        raise ValueError(f"{name} must be seconds, finite and at least 0: a number or a sequence of them, got {got}")
+    return seconds
+
+
+# ------------------------------------------------------------------------------------------ the copy that is timed
+
+
+def _timed_copy(loader: Any) -> Any:
+    missing = [name for name in ("dataset", "collate_fn", "num_workers") if name not in getattr(loader, "__dict__", ())]
+    if missing:
+        raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}, which has no {', '.join(missing)}")
+    if isinstance(loader.dataset, IterDataPipe | MapDataPipe):  # torch shards and seeds these by their type
+        raise TypeError(f"loader must read a Dataset, got the datapipe {type(loader.dataset).__name__}")
+    stopwatch = _StreamStopwatch if isinstance(loader.dataset, IterableDataset) else _Stopwatch
+    stands_for_both = stopwatch(loader.dataset, loader.collate_fn)
+    twin = copy.copy(loader)
+    # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
+    vars(twin).update(dataset=stands_for_both, collate_fn=stands_for_both, _iterator=None)
+    return twin
+
+
+@dataclass(frozen=True)
+class _Fetch:
+    """Travels with its batch; no tuple, so that pinning passes it on as it is."""
+
+    worker: int | None
+    start: float
+    end: float
+
+
+class _Stopwatch(Dataset[Any]):
+    """Stands for the dataset and the `collate_fn`, in whichever process they are called; all else is the dataset's."""
+
+    def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
+        vars(self).update(_timed_dataset=dataset, _timed_collate_fn=collate_fn, _timed_start=None)
+
+    def __getattr__(self, name: str) -> Any:
+        # How to be copied and pickled is not the dataset's to say; meanwhile there may be none to ask.
+        if name.startswith("__") or "_timed_dataset" not in vars(self):
+            raise AttributeError(f"{type(self).__name__} has no attribute {name}")
+        return getattr(self._timed_dataset, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        setattr(self._timed_dataset, name, value)
+
+    def __len__(self) -> int:
+        return len(self._timed_dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        self._start_timing()
+        return self._timed_dataset[index]
+
+    def __getitems__(self, indices: list[Any]) -> Any:
+        self._start_timing()
+        at_once = getattr(self._timed_dataset, "__getitems__", None)
+        return at_once(indices) if at_once else [self._timed_dataset[index] for index in indices]
+
+    def _start_timing(self) -> None:
+        # perf_counter is the machine's own monotonic clock on Linux, macOS and Windows: one for all its processes.
+        if self._timed_start is None:
+            vars(self)["_timed_start"] = time.perf_counter()
+
+    def __call__(self, samples: Any) -> tuple[_Fetch, Any]:
+        batch = self._timed_collate_fn(samples)
+        end, worker = time.perf_counter(), get_worker_info()
+        fetch = _Fetch(None if worker is None else worker.id, self._timed_start, end)
+        vars(self)["_timed_start"] = None
+        return fetch, batch
+
+
+class _StreamStopwatch(_Stopwatch, IterableDataset[Any]):
+    def __iter__(self) -> Iterator[Any]:
+        # zip asks its first argument first: the time is noted when a sample is asked for, not when it has come.
+        return (sample for _, sample in zip(iter(self._start_timing, "never"), self._timed_dataset, strict=False))
