@@ -1,0 +1,251 @@
+"""The processes of a loader: *one pipe a worker, one answer a task*.
+
+Torch's loader has one queue for the answers of all workers: they come as they are ready, wait in a dictionary for
+their turn, and a worker that is killed while it holds the queue's lock blocks the others. With a pipe for each worker
+the answers of one worker are in the order of its tasks, so that who dealt the tasks in turn only has to read the pipes
+in turn; and a pipe ends with its worker, so that a death is seen at once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import pickle
+import queue
+import random
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from multiprocessing.reduction import ForkingPickler
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+import torch.multiprocessing  # its pickler passes tensors through shared memory
+from torch.utils.data._utils import worker as torch_worker  # what torch.utils.data.get_worker_info() reads
+
+if TYPE_CHECKING:
+    from course_lib.loader import MiniDataLoader
+
+LOOK_SECONDS = 5.0
+"""How often who waits looks whether the other side lives: most ends are seen at once, by the end of the pipe."""
+
+
+@dataclass(frozen=True)
+class EpochBegins:
+    """To a worker: read the dataset from its beginning."""
+
+
+@dataclass(frozen=True)
+class StreamEnds:
+    """From a worker: there is no more in its part of the stream."""
+
+
+@dataclass(frozen=True)
+class Failure:
+    """From a worker: an error, as what the main process can raise."""
+
+    kind: type[BaseException]
+    message: str
+
+    @classmethod
+    def of(cls, error: BaseException, where: str) -> Failure:
+        text = "".join(traceback.format_exception(error))
+        return cls(type(error), f"Caught {type(error).__name__} {where}.\nOriginal {text}")
+
+    def error(self) -> BaseException:
+        try:
+            return self.kind(_Verbatim(self.message))
+        except Exception:  # its constructor wants something else
+            return RuntimeError(self.message)
+
+
+class _Verbatim(str):
+    """Keeps its lines in a KeyError too, which shows a message's repr."""
+
+    __repr__ = str.__str__
+
+
+def work(
+    pipe: Any, worker_id: int, num_workers: int, base_seed: int, dataset: Any, make_fetch: Any, init_fn: Any
+) -> None:
+    """A worker: answers each task, one after another, until the main process hangs up or is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
+    torch.set_num_threads(1)
+    _seed_generators(base_seed, worker_id)
+    torch_worker._worker_info = torch_worker.WorkerInfo(
+        id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=dataset
+    )
+    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
+    threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
+    where = f"in DataLoader worker process {worker_id}"
+    begun = None if init_fn is None else _attempt(where, init_fn, worker_id)
+    fetch: Any = begun if isinstance(begun, Failure) else _attempt(where, make_fetch)
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        while (task := tasks.get()) is not None:
+            if isinstance(task, EpochBegins):
+                fetch = begun if isinstance(begun, Failure) else _attempt(where, make_fetch)
+                continue
+            # A worker that could not begin, or whose stream is over, says so to each task.
+            answer = fetch if isinstance(fetch, Failure | StreamEnds) else _attempt(where, fetch, *task)
+            if isinstance(answer, StreamEnds):
+                fetch = answer
+            pipe.send_bytes(_pack(answer, where))
+            del task, answer  # not to hold a batch while waiting for the next task
+
+
+def _seed_generators(base_seed: int, worker_id: int) -> None:
+    random.seed(base_seed + worker_id)
+    torch.manual_seed(base_seed + worker_id)
+    words = np.random.SeedSequence([worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]).generate_state(4)
+    np.random.seed(words)  # noqa: NPY002 - the generator that datasets draw from
+
+
+def _receive(pipe: Any, tasks: queue.SimpleQueue[Any]) -> None:
+    """Take tasks as they come, so that the main process never waits to send one; ``None`` when it has gone."""
+    parent = os.getppid()
+    with contextlib.suppress(EOFError, OSError):
+        while os.getppid() == parent:
+            if pipe.poll(LOOK_SECONDS):
+                tasks.put(pipe.recv())
+    tasks.put(None)
+
+
+def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
+    """What ``act`` returns, or what is to be told of its end."""
+    try:
+        return act(*arguments)
+    except StopIteration:
+        return StreamEnds()
+    except Exception as error:
+        return Failure.of(error, where)
+
+
+def _pack(answer: Any, where: str) -> Any:
+    try:
+        return ForkingPickler.dumps(answer)
+    except Exception as error:
+        message = answer.message if isinstance(answer, Failure) else Failure.of(error, where).message
+        return ForkingPickler.dumps(Failure(RuntimeError, message))
+
+
+ENDED = "the workers of this iterator have ended: iter(loader) begins an epoch with new ones"
+HINTS = {
+    "SIGKILL": " (often: the machine was out of memory)",
+    "SIGBUS": " (often: shared memory is full; see `df /dev/shm`)",
+}
+
+
+class Crew:
+    """The workers of an iterator, a pipe to each, and whose tasks are still to be answered."""
+
+    def __init__(self, loader: MiniDataLoader[Any], base_seed: int) -> None:
+        self.processes: list[Any] = []
+        self.pipes: list[Any] = []
+        self.dealt: deque[int] = deque()
+        self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
+        self.in_order, self.closed, self.owner = loader.in_order, False, os.getpid()
+        self.thread: threading.Thread | None = None
+        context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        try:
+            for worker_id in range(loader.num_workers):
+                ours, theirs = context.Pipe()
+                self.pipes.append(ours)
+                setting = (worker_id, loader.num_workers, base_seed, loader.dataset)
+                arguments = (theirs, *setting, loader._make_fetch, loader.worker_init_fn)
+                process = context.Process(target=work, args=arguments, daemon=True)
+                process.start()
+                theirs.close()  # else the pipe would not end with the worker
+                self.processes.append(process)
+        except BaseException as error:
+            self.close()
+            if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
+                error.add_note("the start method of the workers pickles dataset, collate_fn and worker_init_fn")
+            raise
+
+    def send(self, worker: int, message: Any) -> None:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said when its answer is waited for
+            self.pipes[worker].send(message)
+
+    def deal(self, worker: int, indices: Any) -> None:
+        self.send(worker, (indices,))
+        self.dealt.append(worker)
+        self.tickets.release()
+
+    def answer(self, timeout: float) -> tuple[int, Any] | None:
+        """The next answer and its worker; ``None`` if none comes within ``timeout`` seconds."""
+        if self.closed:
+            raise RuntimeError(ENDED)
+        candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
+        ready = wait([self.pipes[worker] for worker in candidates], timeout)
+        if not ready:
+            return None
+        worker = next(worker for worker in candidates if self.pipes[worker] in ready)  # the longest without an answer
+        try:
+            answer = self.pipes[worker].recv()
+        except (EOFError, ConnectionError):
+            raise self._death_of(worker) from None
+        except BaseException as error:  # half a message may be read
+            self.close()
+            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+                raise RuntimeError(
+                    "Too many open files: each tensor from a worker takes one. Raise the limit (`ulimit -n`), or call "
+                    "torch.multiprocessing.set_sharing_strategy('file_system')"
+                ) from error
+            raise
+        self.dealt.remove(worker)
+        return worker, answer
+
+    def look(self) -> None:
+        """Raise if a worker is gone that still has to answer."""
+        for worker in {*self.dealt}:
+            if self.closed:
+                raise RuntimeError(ENDED)
+            if not self.processes[worker].is_alive():
+                raise self._death_of(worker)
+
+    def _death_of(self, worker: int) -> RuntimeError:
+        process = self.processes[worker]
+        process.join(LOOK_SECONDS)
+        code = process.exitcode or 0
+        name = signal.Signals(-code).name if code < 0 else ""
+        how = f"killed by {name}{HINTS.get(name, '')}" if name else f"exit code {process.exitcode}"
+        self.close()
+        return RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: worker {worker}, {how}")
+
+    def close(self) -> None:
+        """End the workers: politely first, and within ``LOOK_SECONDS`` in any case."""
+        if self.closed or os.getpid() != self.owner:  # a fork of the owner has no say
+            return
+        self.closed = True
+        for pipe in self.pipes:
+            _hang_up(pipe)
+        deadline = time.monotonic() + LOOK_SECONDS
+        try:
+            for process in self.processes:
+                process.join(max(0.0, deadline - time.monotonic()))
+        finally:  # also after a second Ctrl-C
+            for process in self.processes:
+                process.kill()
+                process.join()
+        self.tickets.release()
+        if self.thread is not None and self.thread is not threading.current_thread():
+            self.thread.join()
+        for pipe in self.pipes:
+            pipe.close()
+
+
+def _hang_up(pipe: Any) -> None:
+    """End the connection also where another process, forked meanwhile, holds a copy of our end."""
+    if os.name == "posix":
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as connection:
+            connection.shutdown(socket.SHUT_RDWR)
+    else:
+        pipe.close()

@@ -1,0 +1,391 @@
+"""A DataLoader to be read in one sitting, which behaves as torch's does.
+
+Between ``for batch in loader`` and a batch lie a sampler, a fetch, a collate and, with workers, a small distributed
+system. Here is the path, in its order: indices, fetch and collate, an iterator that fetches by itself, and one that
+deals tasks to workers (``_loader_workers``) and can pin what they answer (``_loader_pinning``).
+The rule: *one pipe a worker, one answer a task: batches come in the order in which their tasks were dealt, however
+fast each worker is.*
+
+    >>> loader = MiniDataLoader(range(10), batch_size=4, num_workers=2)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+Beyond torch's loader it has a state (``loader.state_dict()``), names a killed worker and its signal at once, and
+raises where a batch cannot be pickled, where torch's waits for ever. ``trace`` shows of either loader when each batch
+was fetched, waited for and delivered.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import itertools
+import math
+import warnings
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, Generic, TypeVar
+
+import torch
+from torch.utils.data import (
+    BatchSampler,
+    IterableDataset,
+    RandomSampler,
+    Sampler,
+    SequentialSampler,
+    default_collate,
+    default_convert,
+)
+
+from course_lib._loader_arguments import check_order, check_workers, context_of
+from course_lib._loader_pinning import PinningThread, can_pin, pin
+from course_lib._loader_workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
+from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline, trace
+
+__all__ = ["BatchTrace", "MiniDataLoader", "predict_throughput", "simulate_pipeline", "trace"]
+
+T = TypeVar("T")
+
+
+class MiniDataLoader(Generic[T]):
+    """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
+
+    Args:
+        dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``.
+        batch_size: Samples a batch; ``None`` delivers single samples.
+        shuffle: A new order in each epoch, drawn from ``generator``.
+        sampler: Yields indices; excludes ``shuffle``.
+        batch_sampler: Yields lists of indices; excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
+        num_workers: Processes that fetch and collate; with 0, whoever asks for the batch does.
+        collate_fn: Makes a batch of a list of samples. Default: torch's, which keeps tuples, dicts and their nesting.
+        pin_memory: Copy tensors to page-locked memory where there is an accelerator; with workers, in a thread.
+        drop_last: Leave out a smaller last batch (of a stream: of each worker).
+        timeout: Seconds to wait for a batch from workers; 0 waits as long as they live.
+        worker_init_fn: Called in each worker with its id, after it was seeded.
+        multiprocessing_context: A start method or a context; default: the platform's.
+        generator: Of the order and of the workers' seeds; default: torch's global one.
+        prefetch_factor: Batches that each worker may be ahead (2): memory against uneven loading times.
+        persistent_workers: Keep the workers, and their copies of the dataset, for the next epoch.
+        pin_memory_device: Without effect, as in torch.
+        in_order: ``False`` delivers what is ready first.
+
+    Raises:
+        ValueError, TypeError: An argument is out of its range, or two exclude each other.
+        RuntimeError: In an epoch: a worker was killed or has left, or ``timeout`` is over. An error of the dataset, of
+            ``collate_fn`` or of ``worker_init_fn`` keeps its type, and brings the worker's traceback.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        batch_size: int | None = 1,
+        shuffle: bool | None = None,
+        sampler: Iterable[Any] | None = None,
+        batch_sampler: Iterable[Any] | None = None,
+        num_workers: int = 0,
+        collate_fn: Callable[[Any], T] | None = None,
+        pin_memory: bool = False,
+        drop_last: bool = False,
+        timeout: float = 0,
+        worker_init_fn: Callable[[int], object] | None = None,
+        multiprocessing_context: Any = None,
+        generator: torch.Generator | None = None,
+        *,
+        prefetch_factor: int | None = None,
+        persistent_workers: bool = False,
+        pin_memory_device: str = "",
+        in_order: bool = True,
+    ) -> None:
+        check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
+        check_order(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
+        self.dataset, self.generator, self.in_order = dataset, generator, in_order
+        self.num_workers, self.persistent_workers, self.timeout = num_workers, persistent_workers, timeout
+        self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
+        self.worker_init_fn, self.multiprocessing_context = worker_init_fn, multiprocessing_context
+        self.pin_memory, self.pin_memory_device = pin_memory, pin_memory_device
+        if sampler is None:  # first indices …
+            if self._is_stream:
+                sampler = _NoIndex()
+            else:
+                sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
+        if batch_sampler is not None:  # … then batches of indices
+            batch_size = None
+        elif batch_size is not None:
+            batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
+        self.sampler, self.batch_sampler = sampler, batch_sampler
+        self.batch_size, self.drop_last = batch_size, drop_last
+        self.collate_fn: Any = collate_fn or (default_collate if self._auto_collation else default_convert)
+        self._iterator: _WorkerBatches | None = None
+        self._told_length: int | None = None
+        self._position: dict[str, Any] = {}  # in the epoch that runs; empty between epochs
+        self._resume: dict[str, Any] = {}  # of the epoch to go on with
+        self._initialized = True
+
+    @property
+    def _is_stream(self) -> bool:
+        return isinstance(self.dataset, IterableDataset)
+
+    @property
+    def _auto_collation(self) -> bool:
+        return self.batch_sampler is not None
+
+    @property
+    def _index_sampler(self) -> Any:
+        return self.batch_sampler if self._auto_collation else self.sampler
+
+    @property
+    def _make_fetch(self) -> Callable[[], Callable[[Any], Any]]:
+        return functools.partial(make_fetch, self.dataset, self._auto_collation, self.collate_fn, self.drop_last)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        frozen = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
+        if name in frozen and getattr(self, "_initialized", False):
+            raise ValueError(
+                f"{name} attribute should not be set after {type(self).__name__} is initialized: make a new loader"
+            )
+        if name == "multiprocessing_context":
+            value = context_of(value, self.num_workers)
+        super().__setattr__(name, value)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_iterator": None}  # a copy will have workers of its own
+
+    def __len__(self) -> int:
+        """Batches of an epoch; for a stream with a length, an estimate that does not ask how its workers share it."""
+        if not self._is_stream:
+            return len(self._index_sampler)
+        self._told_length = length = len(self.dataset)
+        if self.batch_size is None:
+            return length
+        return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
+
+    def __iter__(self) -> _Batches:
+        if self._iterator is not None and not self._iterator.closed:
+            self._iterator.begin_epoch(self)
+            return self._iterator
+        if not self.num_workers:
+            return _Batches(self)
+        iterator = _WorkerBatches(self)
+        if self.persistent_workers:
+            self._iterator = iterator
+        return iterator
+
+    def state_dict(self) -> dict[str, Any]:
+        """What the order of this epoch is drawn from, and the number of its batches that were *delivered*.
+
+        Batches that workers have fetched ahead do not count. Behind the last batch an epoch's state is the next one's.
+        """
+        return copy.deepcopy(self._resume or self._position or self._start())
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Make the next epoch the one of ``state``, behind the batches that were delivered.
+
+        Its order comes out again: the generator that it is drawn from is set back (torch's global one, where none was
+        given), and the sampler by its own ``load_state_dict``, where it has one. A stream has no position, so its
+        batches are read again up to there; it needs the same number of workers as before.
+        """
+        if set(state) != set(self._start()):
+            raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
+        if not self._is_stream and state["batches_delivered"] > len(self):
+            raise ValueError(
+                f"the state is {state['batches_delivered']} batches into an epoch, this loader's has {len(self)}: it "
+                "was saved with another dataset, sampler or batch size"
+            )
+        self._resume = copy.deepcopy(dict(state))
+
+    def _start(self) -> dict[str, Any]:
+        sampler = self._index_sampler
+        return {
+            "batches_delivered": 0,
+            "order_generator": self._order_generator.get_state(),
+            "sampler": sampler.state_dict() if hasattr(sampler, "state_dict") else None,
+            "draws_worker_seed": self._iterator is None or self._iterator.closed,
+        }
+
+    def _begin_epoch(self) -> dict[str, Any]:
+        """The position to count in: a restored one, with the sources of its order set back, or a new one."""
+        self._position, self._resume = dict(self._resume), {}
+        if not self._position:
+            self._position = self._start()
+        else:
+            self._order_generator.set_state(self._position["order_generator"])
+            if self._position["sampler"] is not None:
+                self._index_sampler.load_state_dict(self._position["sampler"])
+        return self._position
+
+    @property
+    def _order_generator(self) -> torch.Generator:
+        samplers = (self._index_sampler, getattr(self._index_sampler, "sampler", None))
+        generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
+        return next((generator for generator in generators if generator is not None), torch.default_generator)
+
+
+class _NoIndex(Sampler[None]):
+    """The sampler of a stream: of a batch of its indices only the length counts."""
+
+    def __iter__(self) -> Iterator[None]:
+        return itertools.repeat(None)
+
+
+def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Callable[[Any], Any]:
+    """The function that turns indices into a batch; at the end of a stream it raises ``StopIteration``."""
+
+    def from_map(indices: Any) -> Any:
+        try:
+            if not auto_collation:
+                return collate_fn(dataset[indices])
+            if getattr(dataset, "__getitems__", None):
+                return collate_fn(dataset.__getitems__(indices))
+            return collate_fn([dataset[index] for index in indices])
+        except StopIteration as error:  # it would end the epoch, without a word
+            raise RuntimeError(f"dataset or collate_fn raised StopIteration for {indices}") from error
+
+    def from_stream(indices: Any) -> Any:
+        if not auto_collation:
+            return collate_fn(next(stream))
+        samples = list(itertools.islice(stream, len(indices)))
+        if not samples or (drop_last and len(samples) < len(indices)):
+            raise StopIteration
+        return collate_fn(samples)
+
+    if not isinstance(dataset, IterableDataset):
+        return from_map
+    stream = iter(dataset)
+    return from_stream
+
+
+class _Batches:
+    """The iterator over an epoch; this one fetches where it is asked."""
+
+    def __init__(self, loader: MiniDataLoader[Any]) -> None:
+        self._index_sampler, self._dataset, self._is_stream = loader._index_sampler, loader.dataset, loader._is_stream
+        self._pins = can_pin(loader)
+        self._begin(loader, new_workers=True)
+        self._prepare(loader)
+        self._read_again()
+
+    def _begin(self, loader: MiniDataLoader[Any], new_workers: bool) -> None:
+        """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
+        self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._told_length, 0
+        self._indices = iter(self._index_sampler)
+        if self._position["draws_worker_seed"]:
+            self._base_seed = _draw_seed(loader.generator)
+        elif new_workers:  # the epoch that is resumed had its workers already
+            self._base_seed = _draw_seed(loader._order_generator.clone_state())
+        if not self._is_stream:
+            self._indices = itertools.islice(self._indices, self._position["batches_delivered"], None)
+
+    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
+        self._fetch = loader._make_fetch()
+
+    def _read_again(self) -> None:
+        try:
+            for _ in range(self._position["batches_delivered"] if self._is_stream else 0):
+                self._next_batch()
+        except StopIteration:
+            raise RuntimeError("the stream is over before the position of the state that was loaded") from None
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __len__(self) -> int:
+        return len(self._index_sampler)
+
+    def __getstate__(self) -> None:
+        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: give the other process the loader")
+
+    def __next__(self) -> Any:
+        try:
+            batch = self._next_batch()
+        except StopIteration:
+            self._position.clear()
+            raise
+        if self._position:
+            self._position["batches_delivered"] += 1
+        self._yielded += 1
+        if self._told_length is not None and self._yielded > self._told_length and self._is_stream:
+            warnings.warn(
+                f"Length of IterableDataset {self._dataset} was reported to be {self._told_length} (when accessing "
+                f"len(dataloader)), but {self._yielded} samples have been fetched. With workers, each has to read a "
+                "part of its own: see torch.utils.data.get_worker_info",
+                stacklevel=2,
+            )
+        return batch
+
+    def _next_batch(self) -> Any:
+        batch = self._fetch(next(self._indices))
+        return pin(batch) if self._pins else batch
+
+
+def _draw_seed(generator: torch.Generator | None) -> int:
+    return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+class _WorkerBatches(_Batches):
+    """The iterator over an epoch that workers fetch: a task is dealt for each batch that is delivered."""
+
+    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
+        self._crew = Crew(loader, self._base_seed)
+        self._workers = self._crew.processes
+        weakref.finalize(self, self._crew.close)
+        self._answers: Any = PinningThread(self._crew) if self._pins else self._crew
+        self._timeout, self._persistent = loader.timeout, loader.persistent_workers
+        self._prefetch_factor: int = loader.prefetch_factor or 1
+        self._deal_first()
+
+    @property
+    def closed(self) -> bool:
+        return self._crew.closed
+
+    def begin_epoch(self, loader: MiniDataLoader[Any]) -> None:
+        while any(self._load):  # what an epoch that was left has not been given
+            self._take()
+        for worker in range(len(self._workers)):
+            self._crew.send(worker, EpochBegins())
+        self._begin(loader, new_workers=False)
+        self._deal_first()
+        self._read_again()
+
+    def _deal_first(self) -> None:
+        self._turns = deque(range(len(self._workers)))  # of the workers that have more to read
+        self._load = [0] * len(self._workers)  # tasks that each has to answer
+        for _ in range(self._prefetch_factor * len(self._workers)):
+            self._deal()
+
+    def _deal(self) -> None:
+        """Send one task more to the worker whose turn it is; without ``in_order`` to the one that has fewest."""
+        if not self._turns:
+            return
+        try:
+            indices = next(self._indices)
+        except StopIteration:
+            return
+        worker = self._turns[0] if self._crew.in_order else min(self._turns, key=self._load.__getitem__)
+        self._turns.rotate(-1)
+        self._crew.deal(worker, indices)
+        self._load[worker] += 1
+
+    def _take(self) -> tuple[int, Any]:
+        while (item := self._answers.answer(self._timeout or LOOK_SECONDS)) is None:
+            self._crew.look()
+            if self._timeout:
+                raise RuntimeError(f"DataLoader timed out after {self._timeout} seconds")
+        self._load[item[0]] -= 1
+        return item  # type: ignore[no-any-return]
+
+    def _next_batch(self) -> Any:
+        while any(self._load):
+            worker, answer = self._take()
+            if isinstance(answer, StreamEnds):
+                if worker in self._turns:
+                    self._turns.remove(worker)
+                    self._deal()
+                continue
+            self._deal()
+            if isinstance(answer, Failure):
+                raise answer.error()
+            return answer
+        if not self._persistent:
+            self._crew.close()
+        raise StopIteration
