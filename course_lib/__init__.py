@@ -2,7 +2,10 @@
 
 - ``course_lib.steps``: count a run's optimizer steps before it starts (``plan_steps``, ``max_steps_for``).
 - ``course_lib.launch``: run a function on several ranks from a notebook, a script or a test (``run_ranks``).
-- ``course_lib.datasets``: small real data, offline (``load_digits``, ``load_words``).
+- ``course_lib.datasets``: small real data, offline, and integers on which a batch can be read (``load_digits``,
+  ``load_words``, ``Integers``, ``IntegerStream``).
+- ``course_lib.loader``: torch's DataLoader, to be read in one sitting, with a state (``MiniDataLoader``).
+- ``course_lib.pipeline``: when each batch was fetched, waited for and delivered (``trace``, ``predict_throughput``).
 - ``course_lib.accumulation``: small batches whose gradient is the big batch's (``windows``, ``accumulate``).
 - ``course_lib.samplers``: batch samplers that every rank can share (``ShuffledBatchSampler``, ``ShardedBatchSampler``).
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).

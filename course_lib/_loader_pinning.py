@@ -33,6 +33,7 @@ class PinningThread:
         except queue.Empty:
             return None
         if isinstance(item, BaseException):
+            self._pinned.put(item)  # whoever asks again is told so too
             raise item
         return item  # type: ignore[no-any-return]
 
@@ -45,6 +46,7 @@ class PinningThread:
                 while (item := self._crew.answer(LOOK_SECONDS)) is None:
                     self._crew.look()
                 self._pinned.put((item[0], self._pin(item[1], device_index)))
+                del item  # not to hold a batch while waiting for the next
         except BaseException as error:
             self._pinned.put(error)
 
@@ -65,8 +67,10 @@ def can_pin(loader: Any) -> bool:
         warnings.warn("pin_memory_device is deprecated and ignored: the accelerator is used", stacklevel=4)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type == "mps":
-        lack = "no accelerator is found" if accelerator is None else "not supported on MPS now"
-        warnings.warn(f"'pin_memory' argument is set as true but {lack}: batches stay in pageable memory", stacklevel=4)
+        lack = "no accelerator is found" if accelerator is None else "it is not supported on MPS now"
+        warnings.warn(
+            f"'pin_memory' argument is set as true but {lack}, then device pinned memory won't be used", stacklevel=4
+        )
         return False
     return True
 
@@ -83,12 +87,14 @@ def pin(data: Any) -> Any:
         pinned = [pin(value) for value in data]
     else:
         return data
+    if isinstance(data, tuple):
+        return type(data)(*pinned) if hasattr(data, "_fields") else type(data)(pinned)
     with contextlib.suppress(TypeError):  # a type that can be neither filled nor made of its elements: a dict or list
         if isinstance(data, MutableMapping):
             return _filled(data, pinned.items())
         if isinstance(data, MutableSequence):
             return _filled(data, enumerate(pinned))
-        return type(data)(*pinned) if hasattr(data, "_fields") else type(data)(pinned)  # type: ignore[call-arg]
+        return type(data)(pinned)  # type: ignore[call-arg]
     return pinned
 
 

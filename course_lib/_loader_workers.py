@@ -58,10 +58,13 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, where: str) -> Failure:
         text = "".join(traceback.format_exception(error))
-        return cls(type(error), f"Caught {type(error).__name__} {where}.\nOriginal {text}")
+        kind = RuntimeError if isinstance(error, StopIteration) else type(error)  # it would end the epoch, unheard
+        return cls(kind, f"Caught {type(error).__name__} {where}.\nOriginal {text}")
 
     def error(self) -> BaseException:
         try:
+            if getattr(self.kind, "message", None):
+                return self.kind(message=self.message)  # type: ignore[call-arg]
             return self.kind(_Verbatim(self.message))
         except Exception:  # its constructor wants something else
             return RuntimeError(self.message)
@@ -74,7 +77,14 @@ class _Verbatim(str):
 
 
 def work(
-    pipe: Any, worker_id: int, num_workers: int, base_seed: int, dataset: Any, make_fetch: Any, init_fn: Any
+    pipe: Any,
+    forked_from: int | None,
+    worker_id: int,
+    num_workers: int,
+    base_seed: int,
+    dataset: Any,
+    make_fetch: Any,
+    init_fn: Any,
 ) -> None:
     """A worker: answers each task, one after another, until the main process hangs up or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
@@ -83,22 +93,32 @@ def work(
     torch_worker._worker_info = torch_worker.WorkerInfo(
         id=worker_id, num_workers=num_workers, seed=base_seed + worker_id, dataset=dataset
     )
-    tasks: queue.SimpleQueue[Any] = queue.SimpleQueue()
-    threading.Thread(target=_receive, args=(pipe, tasks), daemon=True).start()
-    where = f"in DataLoader worker process {worker_id}"
-    begun = None if init_fn is None else _attempt(where, init_fn, worker_id)
-    fetch: Any = begun if isinstance(begun, Failure) else _attempt(where, make_fetch)
-    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
-        while (task := tasks.get()) is not None:
-            if isinstance(task, EpochBegins):
-                fetch = begun if isinstance(begun, Failure) else _attempt(where, make_fetch)
-                continue
-            # A worker that could not begin, or whose stream is over, says so to each task.
-            answer = fetch if isinstance(fetch, Failure | StreamEnds) else _attempt(where, fetch, *task)
-            if isinstance(answer, StreamEnds):
-                fetch = answer
-            pipe.send_bytes(_pack(answer, where))
-            del task, answer  # not to hold a batch while waiting for the next task
+    # Threads, so that the main process never waits to send a task, nor this one to have a large answer taken.
+    tasks, large = queue.SimpleQueue[Any](), queue.Queue[Any]()
+    for target, arguments in ((_watch, (pipe, forked_from)), (_receive, (pipe, tasks)), (_send, (pipe, large))):
+        threading.Thread(target=target, args=arguments, daemon=True).start()
+    where, begun = f"in DataLoader worker process {worker_id}", None
+    try:
+        if init_fn is not None:
+            init_fn(worker_id)
+    except Exception as error:
+        begun = Failure.of(error, where)
+    fetch: Any = begun or _attempt(where, make_fetch)
+    while (task := tasks.get()) is not None:
+        if isinstance(task, EpochBegins):
+            fetch = begun or _attempt(where, make_fetch)
+            continue
+        # A worker that could not begin, or whose stream is over, says so to each task.
+        answer = fetch if isinstance(fetch, Failure | StreamEnds) else _attempt(where, fetch, *task)
+        if isinstance(answer, StreamEnds):
+            fetch = answer
+        message = _pack(answer, where)
+        if len(message) > INLINE_BYTES or large.unfinished_tasks:
+            large.put(message)
+        else:
+            with contextlib.suppress(OSError):  # nobody listens any more: so will say the next task
+                pipe.send_bytes(message)
+        del task, answer, message  # not to hold a batch while waiting for the next task
 
 
 def _seed_generators(base_seed: int, worker_id: int) -> None:
@@ -108,14 +128,32 @@ def _seed_generators(base_seed: int, worker_id: int) -> None:
     np.random.seed(words)  # noqa: NPY002 - the generator that datasets draw from
 
 
+def _watch(pipe: Any, forked_from: int | None) -> None:
+    """Hang up for a main process that was killed: its forks, this worker too, hold copies of its end of the pipe."""
+    if forked_from is not None:
+        while os.getppid() == forked_from:
+            time.sleep(LOOK_SECONDS)
+        _hang_up(pipe)
+
+
 def _receive(pipe: Any, tasks: queue.SimpleQueue[Any]) -> None:
-    """Take tasks as they come, so that the main process never waits to send one; ``None`` when it has gone."""
-    parent = os.getppid()
-    with contextlib.suppress(EOFError, OSError):
-        while os.getppid() == parent:
-            if pipe.poll(LOOK_SECONDS):
+    """Take tasks as they come; behind the last, ``None`` instead of those for which nobody waits any more."""
+    try:
+        with contextlib.suppress(EOFError, OSError):
+            while True:
                 tasks.put(pipe.recv())
-    tasks.put(None)
+    finally:
+        with contextlib.suppress(queue.Empty):
+            while True:
+                tasks.get_nowait()
+        tasks.put(None)
+
+
+def _send(pipe: Any, large: queue.Queue[Any]) -> None:
+    with contextlib.suppress(OSError):
+        while True:
+            pipe.send_bytes(large.get())
+            large.task_done()
 
 
 def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
@@ -128,9 +166,28 @@ def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
         return Failure.of(error, where)
 
 
+INLINE_BYTES = 2**16
+"""The largest that is small; a few of them fit into a pipe of which nobody reads."""
+
+
+class _Pickler(ForkingPickler):
+    """Torch's, but small tensors are part of the message: in shared memory each takes a connection of its own."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is not torch.UntypedStorage or not 0 < value.nbytes() <= INLINE_BYTES:
+            return NotImplemented
+        if value.device.type != "cpu":
+            return NotImplemented
+        return _storage_of, (bytearray(torch.empty(0, dtype=torch.uint8).set_(value).numpy()),)
+
+
+def _storage_of(content: bytearray) -> torch.UntypedStorage:
+    return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
+
+
 def _pack(answer: Any, where: str) -> Any:
     try:
-        return ForkingPickler.dumps(answer)
+        return _Pickler.dumps(answer)
     except Exception as error:
         message = answer.message if isinstance(answer, Failure) else Failure.of(error, where).message
         return ForkingPickler.dumps(Failure(RuntimeError, message))
@@ -151,15 +208,16 @@ class Crew:
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
         self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
-        self.in_order, self.closed, self.owner = loader.in_order, False, os.getpid()
+        self.in_order, self._closed, self._owner = loader.in_order, False, os.getpid()
         self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
+        forked_from = os.getpid() if context.get_start_method() == "fork" else None
         try:
             for worker_id in range(loader.num_workers):
                 ours, theirs = context.Pipe()
                 self.pipes.append(ours)
                 setting = (worker_id, loader.num_workers, base_seed, loader.dataset)
-                arguments = (theirs, *setting, loader._make_fetch, loader.worker_init_fn)
+                arguments = (theirs, forked_from, *setting, loader._make_fetch, loader.worker_init_fn)
                 process = context.Process(target=work, args=arguments, daemon=True)
                 process.start()
                 theirs.close()  # else the pipe would not end with the worker
@@ -169,6 +227,10 @@ class Crew:
             if isinstance(error, TypeError | AttributeError | pickle.PicklingError):
                 error.add_note("the start method of the workers pickles dataset, collate_fn and worker_init_fn")
             raise
+
+    @property
+    def closed(self) -> bool:
+        return self._closed or os.getpid() != self._owner  # a fork of the owner can neither use nor end them
 
     def send(self, worker: int, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said when its answer is waited for
@@ -193,12 +255,15 @@ class Crew:
         except (EOFError, ConnectionError):
             raise self._death_of(worker) from None
         except BaseException as error:  # half a message may be read
-            self.close()
-            if isinstance(error, OSError) and error.errno == errno.EMFILE:
+            if getattr(error, "errno", None) == errno.EMFILE or "items of ancdata" in str(error):
+                self.close()
                 raise RuntimeError(
-                    "Too many open files: each tensor from a worker takes one. Raise the limit (`ulimit -n`), or call "
-                    "torch.multiprocessing.set_sharing_strategy('file_system')"
+                    "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or "
+                    "call torch.multiprocessing.set_sharing_strategy('file_system')"
                 ) from error
+            if isinstance(error, OSError):
+                raise self._death_of(worker) from error
+            self.close()
             raise
         self.dealt.remove(worker)
         return worker, answer
@@ -215,16 +280,19 @@ class Crew:
         process = self.processes[worker]
         process.join(LOOK_SECONDS)
         code = process.exitcode or 0
-        name = signal.Signals(-code).name if code < 0 else ""
-        how = f"killed by {name}{HINTS.get(name, '')}" if name else f"exit code {process.exitcode}"
         self.close()
-        return RuntimeError(f"DataLoader worker (pid(s) {process.pid}) exited unexpectedly: worker {worker}, {how}")
+        if code >= 0:
+            end = f"(pid(s) {process.pid}) exited unexpectedly: worker {worker}, exit code {process.exitcode}"
+        else:
+            name = signal.Signals(-code).name
+            end = f"(pid {process.pid}) is killed by signal: {name}{HINTS.get(name, '')}: worker {worker}"
+        return RuntimeError(f"DataLoader worker {end}")
 
     def close(self) -> None:
         """End the workers: politely first, and within ``LOOK_SECONDS`` in any case."""
-        if self.closed or os.getpid() != self.owner:  # a fork of the owner has no say
+        if self.closed:
             return
-        self.closed = True
+        self._closed = True
         for pipe in self.pipes:
             _hang_up(pipe)
         deadline = time.monotonic() + LOOK_SECONDS
@@ -245,7 +313,9 @@ class Crew:
 def _hang_up(pipe: Any) -> None:
     """End the connection also where another process, forked meanwhile, holds a copy of our end."""
     if os.name == "posix":
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(pipe.fileno())) as connection:
+        connection = socket.socket(fileno=pipe.fileno())
+        with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
+        connection.detach()
     else:
         pipe.close()

@@ -1,4 +1,4 @@
-"""Small real data, offline and instant.
+"""Small real data, offline and instant; and datasets of integers, on which a batch can be read.
 
 A chapter that downloads its data fails on a train, in CI and in five years; a chapter on random numbers shows
 no accuracy that means anything. So the data lie beside the code.
@@ -10,15 +10,23 @@ The rule: *what a number rests on is checked before it is used.* Each file has a
     labels.shape, labels.dtype          # (1797,), int64 in 0…9
     train = TensorDataset(images[:1500], labels[:1500])
     load_words()[:4]                    # ["down", "the", "rabbit", "hole"], of 2,000 words with 1 to 14 letters
+    list(DataLoader(Integers(5), 2))    # [tensor([0, 1]), tensor([2, 3]), tensor([4])]
+    list(DataLoader(IntegerStream(5), 2, num_workers=2))  # [tensor([0, 2]), tensor([1, 3]), tensor([4])]
 """
 
 import hashlib
 import io
+import operator
+from collections.abc import Iterator
 from pathlib import Path
+from typing import SupportsIndex
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset, get_worker_info
+
+from course_lib._arguments import int_of_at_least
 
 PACKAGE = Path(__file__).parent
 SHA256 = {
@@ -45,6 +53,49 @@ def load_words() -> list[str]:
     Raises FileNotFoundError where the file is missing, ValueError where its checksum is another.
     """
     return _read_checked("words.txt").decode("ascii").splitlines()
+
+
+class Integers(Dataset[int]):
+    """The integers 0…n-1 as a map-style dataset: sample i is the int i.
+
+    Raises ValueError where `n` is not an int of at least 0; IndexError for an index outside 0…n-1, and so for a
+    negative one, which in a list would count from the end: a sampler that yields it is wrong. What is no integer
+    (a float, a slice) raises TypeError.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = int_of_at_least(0, "n", n)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __getitem__(self, index: SupportsIndex) -> int:
+        number = operator.index(index)
+        if not 0 <= number < self.n:
+            raise IndexError(f"index {number} is outside of Integers({self.n}), which has the samples 0 to n-1")
+        return number
+
+
+class IntegerStream(IterableDataset[int]):
+    """The integers 0…n-1 as an iterable dataset, each once, whatever the number of the DataLoader's workers.
+
+    Worker i of W yields i, i+W, i+2W, …; where there are no workers, all come in order. The stream is not shared out
+    over ranks. `len` is that of the whole stream. Each worker makes batches of its own shard, so there may be more
+    of them than `len(loader)` says: 10 integers in batches of 4 are 3 batches; by two workers 4, of 4, 4, 1 and 1.
+
+    Raises ValueError where `n` is not an int of at least 0.
+    """
+
+    def __init__(self, n: int) -> None:
+        self.n = int_of_at_least(0, "n", n)
+
+    def __len__(self) -> int:
+        return self.n
+
+    def __iter__(self) -> Iterator[int]:
+        info = get_worker_info()
+        worker, workers = (0, 1) if info is None else (info.id, info.num_workers)
+        return iter(range(worker, self.n, workers))
 
 
 def data_path(name: str) -> Path:

@@ -25,6 +25,7 @@ import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from operator import length_hint
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -42,6 +43,7 @@ from course_lib._loader_arguments import check_order, check_workers, context_of
 from course_lib._loader_pinning import PinningThread, can_pin, pin
 from course_lib._loader_workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline, trace
+from course_lib.samplers.epoch import EpochBatchSampler
 
 __all__ = ["BatchTrace", "MiniDataLoader", "predict_throughput", "simulate_pipeline", "trace"]
 
@@ -175,7 +177,10 @@ class MiniDataLoader(Generic[T]):
         """What the order of this epoch is drawn from, and the number of its batches that were *delivered*.
 
         Batches that workers have fetched ahead do not count. Behind the last batch an epoch's state is the next one's.
+        Raises ValueError within an epoch that workers deliver without ``in_order``: it has no position.
         """
+        if self._position and not (self._resume or self.in_order or self.num_workers < 2):
+            raise ValueError("batches out of order have no position: take the state between epochs, or set in_order")
         return copy.deepcopy(self._resume or self._position or self._start())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -187,10 +192,11 @@ class MiniDataLoader(Generic[T]):
         """
         if set(state) != set(self._start()):
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
-        if not self._is_stream and state["batches_delivered"] > len(self):
+        delivered = state["batches_delivered"]
+        if not self._is_stream and delivered > length_hint(self._index_sampler, delivered):
             raise ValueError(
-                f"the state is {state['batches_delivered']} batches into an epoch, this loader's has {len(self)}: it "
-                "was saved with another dataset, sampler or batch size"
+                f"the state is {delivered} batches into an epoch, this loader's has {len(self)}: it was saved with "
+                "another dataset, sampler or batch size"
             )
         self._resume = copy.deepcopy(dict(state))
 
@@ -208,6 +214,8 @@ class MiniDataLoader(Generic[T]):
         self._position, self._resume = dict(self._resume), {}
         if not self._position:
             self._position = self._start()
+            if isinstance(self._index_sampler, EpochBatchSampler):  # which else says where its last iterator stands
+                self._position["sampler"] = self._index_sampler.state_dict(batches=0)
         else:
             self._order_generator.set_state(self._position["order_generator"])
             if self._position["sampler"] is not None:
@@ -218,7 +226,7 @@ class MiniDataLoader(Generic[T]):
     def _order_generator(self) -> torch.Generator:
         samplers = (self._index_sampler, getattr(self._index_sampler, "sampler", None))
         generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
-        return next((generator for generator in generators if generator is not None), torch.default_generator)
+        return next((each for each in generators if isinstance(each, torch.Generator)), torch.default_generator)
 
 
 class _NoIndex(Sampler[None]):
@@ -268,20 +276,19 @@ class _Batches:
     def _begin(self, loader: MiniDataLoader[Any], new_workers: bool) -> None:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._told_length, 0
-        self._indices = iter(self._index_sampler)
+        self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
+        self._indices = itertools.islice(iter(self._index_sampler), self._read, None)
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader._order_generator.clone_state())
-        if not self._is_stream:
-            self._indices = itertools.islice(self._indices, self._position["batches_delivered"], None)
 
     def _prepare(self, loader: MiniDataLoader[Any]) -> None:
         self._fetch = loader._make_fetch()
 
     def _read_again(self) -> None:
         try:
-            for _ in range(self._position["batches_delivered"] if self._is_stream else 0):
+            for _ in range(self._position["batches_delivered"] - self._read):
                 self._next_batch()
         except StopIteration:
             raise RuntimeError("the stream is over before the position of the state that was loaded") from None
@@ -302,19 +309,20 @@ class _Batches:
             self._position.clear()
             raise
         if self._position:
-            self._position["batches_delivered"] += 1
+            self._position["batches_delivered"] = self._read
         self._yielded += 1
         if self._told_length is not None and self._yielded > self._told_length and self._is_stream:
             warnings.warn(
                 f"Length of IterableDataset {self._dataset} was reported to be {self._told_length} (when accessing "
-                f"len(dataloader)), but {self._yielded} samples have been fetched. With workers, each has to read a "
-                "part of its own: see torch.utils.data.get_worker_info",
+                f"len(dataloader)), but {self._yielded} samples have been fetched. For multiprocessing data-loading, "
+                "this may be workers that do not each read a part of their own: see torch.utils.data.get_worker_info",
                 stacklevel=2,
             )
         return batch
 
     def _next_batch(self) -> Any:
-        batch = self._fetch(next(self._indices))
+        indices, self._read = next(self._indices), self._read + 1
+        batch = self._fetch(indices)
         return pin(batch) if self._pins else batch
 
 
@@ -382,6 +390,7 @@ class _WorkerBatches(_Batches):
                     self._turns.remove(worker)
                     self._deal()
                 continue
+            self._read += 1
             self._deal()
             if isinstance(answer, Failure):
                 raise answer.error()

@@ -1,12 +1,17 @@
+import math
+import pickle
 import re
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
+from torch.utils.data import DataLoader
 
 from course_lib import datasets
-from course_lib.datasets import data_path, load_digits, load_words
+from course_lib.datasets import Integers, IntegerStream, data_path, load_digits, load_words
 
 
 def test_digits_have_the_shapes_and_ranges_that_are_promised():
@@ -101,3 +106,90 @@ def test_the_packaged_file_comes_before_the_clone(tmp_path: Path, monkeypatch: p
 def test_every_checksum_stands_in_the_data_readme():
     readme = data_path("README.md").read_text(encoding="utf-8")
     assert all(name in readme and digest in readme for name, digest in datasets.SHA256.items())
+
+
+def batches(dataset: object, batch_size: int, **options: object) -> list[list[int]]:
+    return [batch.tolist() for batch in DataLoader(dataset, batch_size, **options)]
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 10])
+def test_integers_come_in_the_batches_of_a_range(n: int, num_workers: int):
+    # torch's DataLoader over a plain range is the oracle.
+    assert batches(Integers(n), 4, num_workers=num_workers) == batches(range(n), 4)
+    assert len(DataLoader(Integers(n), 4)) == math.ceil(n / 4)
+
+
+def test_integers_are_shuffled_as_a_range_is():
+    orders = [
+        batches(dataset, 4, shuffle=True, generator=torch.Generator().manual_seed(7))
+        for dataset in (Integers(10), range(10))
+    ]
+    assert orders[0] == orders[1] != batches(Integers(10), 4)
+
+
+def test_sample_i_is_the_int_i():
+    assert list(Integers(4)) == [0, 1, 2, 3]
+    for index in (3, np.int64(3), torch.tensor(3)):
+        assert type(Integers(4)[index]) is int and Integers(4)[index] == 3
+
+
+@pytest.mark.parametrize("index", [4, -1, -4, 10**12])
+def test_an_index_outside_is_refused_and_so_is_a_negative_one(index: int):
+    with pytest.raises(IndexError, match=rf"index {index} is outside of Integers\(4\)"):
+        Integers(4)[index]
+
+
+@pytest.mark.parametrize("index", [1.0, "1", slice(2), None])
+def test_an_index_is_an_integer(index: object):
+    with pytest.raises(TypeError, match="integer"):
+        Integers(4)[index]
+
+
+def test_a_worker_sends_the_index_error_on():
+    with pytest.raises(IndexError, match=r"index 9 is outside of Integers\(4\)"):
+        batches(Integers(4), 1, sampler=[0, 9], num_workers=1)
+
+
+@pytest.mark.parametrize("dataset", [Integers, IntegerStream])
+@pytest.mark.parametrize("n", [-1, 2.0, "3", True, None])
+def test_the_number_of_integers_is_checked(dataset: type, n: object):
+    with pytest.raises(ValueError, match=re.escape(f"n must be an int of at least 0, got {n!r}")):
+        dataset(n)
+
+
+@pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
+@pytest.mark.parametrize("n", [0, 1, 2, 10])
+@pytest.mark.parametrize("batch_size", [1, 4])
+def test_each_integer_of_a_stream_comes_once(n: int, num_workers: int, batch_size: int):
+    found = batches(IntegerStream(n), batch_size, num_workers=num_workers)
+    assert sorted(i for batch in found for i in batch) == list(range(n))
+    workers = max(1, num_workers)
+    for batch in found:  # worker i yields i, i+W, …
+        assert batch == list(range(batch[0], batch[0] + workers * len(batch), workers))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_a_stream_with_one_reader_is_in_order(num_workers: int):
+    assert batches(IntegerStream(10), 4, num_workers=num_workers) == batches(range(10), 4)
+
+
+def test_the_batches_that_are_documented():
+    assert batches(IntegerStream(5), 2, num_workers=2) == [[0, 2], [1, 3], [4]]
+    loader = DataLoader(IntegerStream(10), 4, num_workers=2)
+    assert len(loader) == 3
+    assert [len(batch) for batch in loader] == [4, 4, 1, 1]
+
+
+def test_a_stream_can_be_read_twice_and_by_workers_that_stay():
+    loader = DataLoader(IntegerStream(7), 2, num_workers=2, persistent_workers=True)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        first, second = ([batch.tolist() for batch in loader] for _ in range(2))
+    assert first == second == [[0, 2], [1, 3], [4, 6], [5]]
+
+
+def test_both_travel_to_workers_that_are_spawned():
+    for dataset in (Integers(3), IntegerStream(3)):
+        assert list(pickle.loads(pickle.dumps(dataset))) == [0, 1, 2]
+    assert len(IntegerStream(3)) == 3

@@ -17,6 +17,8 @@ from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
 MODULES = {
     "00_start_here": "start_here",
+    "01_batching": "batching",
+    "02_dataloader_internals": "dataloader_internals",
     "04_gradient_accumulation": "gradient_accumulation",
     "05_counting_steps": "counting_steps",
     "06_batch_samplers_ddp": "batch_samplers",
