@@ -6,7 +6,6 @@ import os
 import random
 import re
 import statistics
-import time
 from dataclasses import replace
 
 import pytest
@@ -626,10 +625,9 @@ def test_the_mistake_of_one_rank_ends_the_run():
     def accumulate_mean(rank):
         accumulate(DistributedDataParallel(make_net()), window, mean_of_all if rank else loss_sum, count)
 
-    begin = time.perf_counter()
+    # Not a RankTimeout: rank 0, which waits for rank 1 in DDP's reduction, is not waited for.
     with pytest.raises(RankError, match="rank 1 raised: ValueError: the loss must be a sum") as caught:
-        run_ranks(accumulate_mean, timeout=20)
-    assert time.perf_counter() - begin < 10
+        run_ranks(accumulate_mean)
     assert isinstance(caught.value.__cause__, ValueError)
 
 

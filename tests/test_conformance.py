@@ -775,6 +775,6 @@ def test_the_callers_generators_and_warnings_stay_as_they_are():
 
 
 def test_a_small_sampler_is_judged_in_a_moment():
-    begin = time.perf_counter()
+    begin = time.process_time()
     assert check_batch_sampler(Contiguous, range(40)).ok
-    assert time.perf_counter() - begin < 2
+    assert time.process_time() - begin < 2
