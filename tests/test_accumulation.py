@@ -348,7 +348,7 @@ def test_ranks_with_buffers_and_different_numbers_of_micro_batches_stay_in_step(
             accumulate(model, window, loss_sum, count)
         return gradient(model)
 
-    first, second = (result.value for result in run_ranks(train, timeout=20))
+    first, second = (result.value for result in run_ranks(train, timeout=120))
     assert torch.equal(first, second)
 
 
@@ -592,7 +592,7 @@ def refusals(rank):
 
 
 def test_both_ranks_are_told_at_once():
-    results = run_ranks(refusals, timeout=20)
+    results = run_ranks(refusals, timeout=120)
     assert max(result.seconds for result in results) < 10
     unequal = "the ranks have different numbers of windows (rank 0: 2, rank 1: {}): the longer ones would wait for ever"
     empty = "at least one micro-batch, got an empty one on rank 1: every rank takes part"
@@ -642,7 +642,7 @@ def test_a_rank_that_is_gone_is_missed_in_the_count():
         accumulate(model, window, loss_sum, count)
 
     with pytest.raises(RankError, match="rank 0 exited with code 3") as caught:
-        run_ranks(accumulate_until_gone, timeout=20)
+        run_ranks(accumulate_until_gone, timeout=120)
     (report,) = (report for report in caught.value.reports if report.rank == 1)
     assert "RuntimeError: a rank did not take part in counting this window" in report.error
 
@@ -671,7 +671,7 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
             "sparse": told(nn.Embedding(2, 4, sparse=True), words),
         }
 
-    for result in run_ranks(told_of_each, timeout=20):
+    for result in run_ranks(told_of_each, timeout=120):
         for name, message in {
             "sharded": "model must be plain or DistributedDataParallel, got sharded parameters (FSDP)",
             "static": "static_graph=True does not go with no_sync in the first window",

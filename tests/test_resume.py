@@ -201,7 +201,8 @@ def test_a_trainer_resumes_on_another_number_of_ranks(tmp_path, before, after, l
         return fit(folder, loader, checkpoint, devices=world_size, strategy="ddp", **flags)
 
     def on_ranks(world_size, folder, checkpoint, ahead=False, **flags):
-        results = run_ranks(run, world_size, args=(world_size, tmp_path / folder, checkpoint, ahead, flags))
+        arguments = (world_size, tmp_path / folder, checkpoint, ahead, flags)
+        results = run_ranks(run, world_size, args=arguments, timeout=240)
         return [entry for result in results for entry in result.value]
 
     stop = 9 if before == 2 else 17  # within the second epoch
@@ -241,7 +242,7 @@ def test_every_way_gives_the_same_batches(how, workers):
         trainer.fit(model, loader)
         return model.seen
 
-    seen = [result.value for result in run_ranks(run)]
+    seen = [result.value for result in run_ranks(run, timeout=240)]
     for rank in range(2):
         expected = []
         for epoch in range(3):
@@ -286,8 +287,8 @@ def test_a_killed_run_goes_on_with_other_ranks_and_workers(tmp_path, case):
     path = str(tmp_path / "checkpoint")
     before, after = rng.randint(1, 3), rng.randint(1, 3)
     with pytest.raises(RankError, match="killed by SIGKILL"):
-        run_ranks(train_and_die, before, args=(before, path, rng.randint(0, 8), rng.choice([0, 0, 2])))
-    seen = run_ranks(train_and_die, after, args=(after, path, -1, rng.choice([0, 0, 2])))[0].value
+        run_ranks(train_and_die, before, args=(before, path, rng.randint(0, 8), rng.choice([0, 0, 2])), timeout=240)
+    seen = run_ranks(train_and_die, after, args=(after, path, -1, rng.choice([0, 0, 2])), timeout=240)[0].value
     assert Counter(primary(seen)) == Counter((epoch, index) for epoch in range(2) for index in range(41))
 
 

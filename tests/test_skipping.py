@@ -251,7 +251,7 @@ def test_a_rank_that_does_not_vote_is_an_error_of_the_others():
         raise KeyError("no such file")
 
     with pytest.raises(RankError, match="no such file"):
-        run_ranks(ask, timeout=20)
+        run_ranks(ask, timeout=120)
 
 
 # ------------------------------------------------------------------------------------------ every second bad
@@ -416,7 +416,7 @@ def test_a_rank_alone_with_its_guard_raises_within_the_timeout():
             loss_of(model, make_batch(0)).backward()
 
     with pytest.raises(RankError, match=r"rank 0 made a StepGuard, and rank 1 did not within 0.5 s"):
-        run_ranks(lonely, timeout=20)
+        run_ranks(lonely, timeout=120)
 
 
 def test_what_one_rank_knows_too_late_is_an_error_and_no_silent_update():
@@ -429,7 +429,7 @@ def test_what_one_rank_knows_too_late_is_an_error_and_no_silent_update():
         return guard.step()
 
     with pytest.raises(RankError, match=r"rank 1 found its window bad \(late\), and the reduced gradients"):
-        run_ranks(late, timeout=20)
+        run_ranks(late, timeout=120)
     guard = make_guard()
     guard.backward(loss_of(guard.model, make_batch(0)))
     guard.reject("alone, there is nobody to tell")
@@ -845,4 +845,4 @@ def head_outside(rank):
 
 def test_parameters_that_ddp_does_not_reduce_are_refused():
     with pytest.raises(RankError, match="the optimizer holds parameters outside DistributedDataParallel"):
-        run_ranks(head_outside, timeout=20, backend="gloo")
+        run_ranks(head_outside, timeout=120, backend="gloo")
