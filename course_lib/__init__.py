@@ -11,6 +11,7 @@
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
 - ``course_lib.skipping``: skip a bad step on all ranks, so that nothing of it stays (``StepGuard``, ``vote``).
+- ``course_lib.memory``: where a step's memory goes, measured or predicted (``measure_peak``, ``predict_peak``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
   ``SkipBadSteps``); needs the extra ``lightning``.
 

@@ -1,0 +1,238 @@
+"""What is alive after a step: containers and their lengths, tensors, the autograd graph behind them, processes.
+
+`torch.cuda.memory_allocated` says how much, never whose, and does not see the CPU. Python's garbage collector knows
+every container there is, and so every tensor that Python can reach; the graph, which only C++ holds, hangs on the
+tensors' `grad_fn`.
+
+    with Census() as census:
+        census.begin()                             # what is alive now is put aside: only what comes later is searched
+        step()
+        census.count().tensors
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import sys
+import weakref
+from collections import Counter, deque
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import psutil
+import torch
+from torch import Tensor
+
+LruCache: Any = type(functools.lru_cache(lambda: None))
+# As the builtin types count it: a subclass's own `__len__` is the caller's code.
+_LENGTHS: dict[type, Callable[[Any], int]] = {
+    list: list.__len__,
+    dict: dict.__len__,
+    set: set.__len__,
+    deque: deque.__len__,
+    LruCache: lambda cache: int(cache.cache_info().currsize),
+}
+_MOST_NODES = 100_000
+_MOST_ROOTS = 50
+_ALONE = next(map(sys.getrefcount, [[]]))
+
+
+@dataclass(frozen=True)
+class Count:
+    """One look after a step. `lengths` has the containers whose length is no longer that of the beginning."""
+
+    tensors: int
+    tensor_bytes: int
+    graph_nodes: int
+    host_bytes: int
+    worker_bytes: int
+    device_bytes: int
+    lengths: dict[int, int]
+
+
+class Census:
+    """Counts what lives, from `begin` on. It holds the containers of that moment, until it is left.
+
+    `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds, and neither copies pages
+    that are shared with DataLoader workers. What a caller had frozen before is not watched, and is frozen again in the
+    end, with all that is alive then.
+    """
+
+    def __init__(self, device: torch.device | str | int | None = None) -> None:
+        self.device = device
+        self.groups: dict[type, list[Any]] = {}
+        """The containers, by the builtin type that they are of."""
+        self.lengths: list[int] = []
+        self.tensors_before: list[weakref.ref[Tensor]] = []
+        self.graph_sizes: Counter[int] = Counter()
+        """The nodes that each graph of the first look had, for itself and in all."""
+        self.storage_sizes: set[int] = set()
+        """The bytes of each storage at the first look."""
+
+    def __enter__(self) -> Census:
+        self._frozen_before = gc.get_freeze_count() > 0
+        self.groups = {kind: [] for kind in _LENGTHS}
+        self._put_aside()
+        return self
+
+    def begin(self) -> None:
+        """Put aside what a warm-up has made, too. What grows from here on is counted.
+
+        Workers that the warm-up forks share their pages with this process until one of both writes to them, be it a
+        reference count: what is older than the workers has been looked at before.
+        """
+        self._put_aside()
+        self.lengths = self._lengths()
+
+    def _put_aside(self) -> None:
+        gc.collect()
+        objects = gc.get_objects()
+        mine = {id(self.groups), id(self.tensors_before), *map(id, self.groups.values())}
+        # gc does not track a dict of numbers, strings or arrays; what holds it is tracked. Long lists are left out, as
+        # a look at their elements would copy the pages of a dataset.
+        holders = (o for o in objects if not issubclass(type(o), (list, tuple, set, deque)))
+        objects += {id(o): o for o in gc.get_referents(*holders) if type(o) is dict and not gc.is_tracked(o)}.values()
+        # A dict may have been found before, untracked.
+        mine.update(map(id, self.groups[dict]))
+        kinds = {t: next((k for k in _LENGTHS if issubclass(t, k)), None) for t in set(map(type, objects))}
+        for o in objects:
+            kind = kinds[type(o)]
+            if kind is not None and o is not objects and id(o) not in mine:
+                self.groups[kind].append(o)
+        inner = {id(o) for cache in self.groups[LruCache] for o in gc.get_referents(cache)}
+        self.groups[dict] = [o for o in self.groups[dict] if id(o) not in inner]
+        self.tensors_before += [weakref.ref(o) for o in objects if issubclass(type(o), Tensor)]
+        del objects, o
+        gc.freeze()
+
+    def __exit__(self, *_: object) -> None:
+        self.thaw()
+        if self._frozen_before:
+            gc.freeze()
+
+    def thaw(self) -> None:
+        """Let go of what was put aside, for a search that has to see it. Nothing can be counted after that."""
+        # An error's traceback keeps this object for as long as somebody keeps the error.
+        self.groups, self.lengths, self.tensors_before = {}, [], []
+        gc.unfreeze()
+
+    def count(self) -> Count:
+        gc.collect()
+        tensors = self.tensors()
+        roots = graph_roots(tensors, {})
+        if not self.graph_sizes:
+            whole = [len(nodes) for tensor, _ in roots[-_MOST_ROOTS:] for _, nodes in graph_roots([tensor], {})]
+            self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
+            self.storage_sizes = {storage_of(tensor)[1] for tensor in tensors}
+        host, workers = _process_bytes()
+        return Count(
+            len(tensors),
+            sum(dict(map(storage_of, tensors)).values()),
+            sum(len(nodes) for _, nodes in roots),
+            host,
+            workers,
+            _device_bytes(self.device),
+            self._changed_lengths(),
+        )
+
+    def tensors(self) -> list[Tensor]:
+        """All that Python reaches, and the `.grad` of leaves, which C++ alone may hold."""
+        found = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
+        found += [tensor for ref in self.tensors_before if (tensor := ref()) is not None]
+        grads = [t.grad for t in found if t.is_leaf and t.grad is not None]
+        return list({id(t): t for t in found + grads}.values())
+
+    def containers(self) -> list[Any]:
+        """In the order of `lengths`."""
+        return [o for group in self.groups.values() for o in group]
+
+    def _lengths(self) -> list[int]:
+        return [n for kind, group in self.groups.items() for n in map(_LENGTHS[kind], group)]
+
+    def _changed_lengths(self) -> dict[int, int]:
+        for kind in (list, dict, set, deque):
+            group = self.groups[kind]
+            for i in [i for i, references in enumerate(map(sys.getrefcount, group)) if references == _ALONE]:
+                group[i] = kind()  # this list alone holds it: the run has let it go
+        lengths = zip(self.lengths, self._lengths(), strict=True)
+        return {i: now for i, (before, now) in enumerate(lengths) if now != before}
+
+
+def storage_of(tensor: Tensor) -> tuple[int, int]:
+    """What tells the storage from others, and its bytes; (0, 0) where there is none of its own (sparse)."""
+    try:
+        storage = tensor.untyped_storage()
+        return storage._cdata, storage.nbytes()
+    except (RuntimeError, NotImplementedError, ValueError):
+        return 0, 0
+
+
+# ------------------------------------------------------------------------------------------- the graph behind tensors
+
+
+def graph_roots(tensors: Iterable[Tensor], seen: dict[int, Any]) -> list[tuple[Tensor, list[Any]]]:
+    """Each tensor with a `grad_fn`, oldest first, and the nodes that no older one had reached; `seen` takes them.
+
+    Oldest first, so that a state that is carried from step to step answers for its past, and the loss that was made
+    from it for one step alone.
+    """
+    nodes = ((tensor, _grad_fn(tensor)) for tensor in tensors)
+    roots = sorted(((t, node) for t, node in nodes if node is not None), key=lambda root: root[1]._sequence_nr())
+    reached = []
+    for tensor, root in roots:
+        own, ahead = [], [root]
+        while ahead and len(seen) < _MOST_NODES:
+            node = ahead.pop()
+            if id(node) not in seen:
+                seen[id(node)] = node  # holds the wrapper: another one would get its id
+                own.append(node)
+                ahead += [parent for parent, _ in node.next_functions if parent is not None]
+        reached.append((tensor, own))
+    return reached
+
+
+def _grad_fn(tensor: Tensor) -> Any:
+    try:
+        return tensor.grad_fn
+    except RuntimeError:  # a view made under no_grad and written to
+        return None
+
+
+def saved_storages(nodes: Iterable[Any]) -> dict[int, int]:
+    """Bytes by storage of what the nodes keep for backward. Packed tensors (checkpoints, offloading) stay packed."""
+    found: dict[int, int] = {}
+    names: dict[type, list[str]] = {}
+    for node in nodes:
+        for name in names.setdefault(type(node), [a for a in dir(type(node)) if a.startswith("_raw_saved_")]):
+            try:
+                raw = getattr(node, name)
+                saved = [one.data for one in (raw if isinstance(raw, tuple) else (raw,)) if one.unpack_hook is None]
+            except (RuntimeError, AttributeError):  # freed by backward
+                continue
+            found.update(storage_of(tensor) for tensor in saved if isinstance(tensor, Tensor))
+    return found
+
+
+# ------------------------------------------------------------------------------------------------------- processes
+
+
+def _process_bytes() -> tuple[int, int]:
+    """Resident bytes of this process, and the bytes that its child processes share with nobody."""
+    process = psutil.Process()
+    private = 0
+    for child in process.children(recursive=True):
+        try:
+            private += child.memory_full_info().uss
+        except psutil.Error:  # ended since, or another user's
+            continue
+    return process.memory_info().rss, private
+
+
+def _device_bytes(device: torch.device | str | int | None) -> int:
+    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        return 0
+    if device is None:
+        return sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count()))
+    return torch.cuda.memory_allocated(device) if torch.device(device).type == "cuda" else 0

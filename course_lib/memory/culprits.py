@@ -1,0 +1,371 @@
+"""From numbers that grow to the names of what grows.
+
+A container's length says it of itself. A graph or a tensor in a variable is found by elimination: what the containers'
+new entries hold is taken off, and the rest must be behind one of the tensors that Python still holds.
+"""
+
+from __future__ import annotations
+
+import gc
+import re
+import sys
+import types
+from collections import Counter, deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any, NamedTuple
+
+from torch import Tensor
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
+
+from course_lib.memory.census import Census, Count, LruCache, graph_roots, saved_storages, storage_of
+from course_lib.memory.holders import held_by_python, holder_of, is_ours, kind_of
+
+SMALL = 1024
+"""Bytes a step below which a log of numbers or strings is let grow: floats in a list take 32."""
+SMALL_IN_WORKERS = 64 * 1024
+"""The same for all worker processes together, whose prefetching makes noise."""
+SMALL_IN_PROCESS = 1024 * 1024
+"""The same for this process, as far as nothing else explains its growth."""
+
+
+@dataclass(frozen=True)
+class Culprit:
+    """One thing that grows. Bytes are those of storages and Python objects, as far as only this culprit holds them."""
+
+    kind: str
+    """graph, tensors, cache, hooks, exceptions, objects, workers or process."""
+    holder: str
+    """list `losses` (attribute of Trainer)"""
+    per_step_count: float
+    """Entries of the container, nodes of the graph, or tensors; 0 where only bytes are known."""
+    per_step_bytes: float
+    what: str
+    """What comes with each step, in words."""
+    advice: str
+
+    def __str__(self) -> str:
+        size = f", {_bytes(self.per_step_bytes)} a step" if self.per_step_bytes else ""
+        return f"{self.kind}: {self.holder} {self.what}{size}\n    -> {self.advice}"
+
+
+def find_culprits(census: Census, counts: list[Count], series: dict[str, list[int]]) -> list[Culprit]:
+    """Containers first; then graphs and tensors that no container explains; then what only a process shows."""
+    alive = _look_around(census, counts)
+    behind = [_behind(grown, alive) for grown in alive.grown]
+    found = [culprit for one in behind if (culprit := _container(one)) is not None]
+    explained = {id(o) for one in behind for o in one.tensors}
+    rest = [tensor for tensor in alive.tensors if id(tensor) not in explained]
+    seen = {id(node): node for one in behind for node in one.nodes}
+
+    nodes = growth(series["graph_nodes"]) - sum(one.nodes_per_step for one in behind)
+    if nodes >= 0.5:
+        found += _graphs(rest, seen, nodes, alive, len(series["graph_nodes"]))
+    tensors = growth(series["tensors"]) - sum(one.tensors_per_step for one in behind)
+    longer = growth(series["tensor_bytes"]) - sum(one.bytes_per_step for one in behind)
+    if tensors >= 0.5:
+        found += _nested(rest, tensors, alive, len(series["tensors"]), alone=not found)
+    elif longer >= SMALL and not any(culprit.kind == "graph" for culprit in found):
+        found += _longer(rest, longer, alive, len(series["tensor_bytes"]))
+    found += _workers(growth(series["worker_bytes"], slowest=0))
+    return found or _processes(series)
+
+
+def growth(series: Sequence[float], slowest: float = 0.5) -> float:
+    """How much a series grows per step; 0 where it does not grow throughout.
+
+    The last third must lie above the first, and both the lows and the highs must rise to the last third by at least
+    `slowest` of what they rose before. The rate is that of the end.
+    """
+    n = len(series)
+    third = n // 3
+    thirds = series[:third], series[third : n - third], series[n - third :]
+    lows, highs = [min(part) for part in thirds], [max(part) for part in thirds]
+    if lows[2] <= highs[0]:
+        return 0
+    for first, middle, last in (lows, highs):
+        if last <= middle or last - middle < slowest * (middle - first):
+            return 0
+    return (lows[2] - lows[1] + highs[2] - highs[1]) / (n - third)
+
+
+# ------------------------------------------------------------------------------------ what containers account for
+
+
+# All that is held here is in lists and named tuples of running functions, so that no search finds it by a name.
+class _Grown(NamedTuple):
+    container: Any
+    rate: float
+    entries: int
+    """How many it got while it was watched."""
+
+
+class _Alive(NamedTuple):
+    """What the census leaves behind for the search: what is there after the last step."""
+
+    grown: list[_Grown]
+    new: set[int]
+    tensors: list[Tensor]
+    old_storages: set[int]
+    graph_sizes: Counter[int]
+    storage_sizes: set[int]
+
+
+def _look_around(census: Census, counts: list[Count]) -> _Alive:
+    containers, grown = census.containers(), []
+    for i in counts[-1].lengths:
+        lengths = [count.lengths.get(i, census.lengths[i]) for count in counts]
+        if rate := growth(lengths):
+            grown.append(_Grown(containers[i], rate, lengths[-1] - census.lengths[i]))
+    new = {id(o) for o in gc.get_objects()} - set(map(id, containers))
+    old_storages = {storage_of(t)[0] for ref in census.tensors_before if (t := ref()) is not None}
+    alive = _Alive(grown, new, census.tensors(), old_storages, census.graph_sizes, census.storage_sizes)
+    census.thaw()
+    return alive
+
+
+class _Behind(NamedTuple):
+    """What hangs on the new entries of a container, and on nothing that was there before."""
+
+    grown: _Grown
+    tensors: list[Tensor]
+    nodes: list[Any]
+    errors: bool
+    bytes_per_step: float
+    tensors_per_step: float
+    nodes_per_step: float
+
+
+def _behind(grown: _Grown, alive: _Alive) -> _Behind:
+    entries = [_walk(entry, alive.new) for entry in _newest(grown.container, grown.entries, alive.new)]
+    objects = {key: o for entry in entries for key, o in entry.items()}
+    # What two entries share is not what one of them brings.
+    times = Counter(key for entry in entries for key in entry)
+    own = [o for key, o in objects.items() if times[key] == 1]
+    tensors = [o for o in objects.values() if issubclass(type(o), Tensor)]
+    storages = [dict(storage_of(o) for o in entry.values() if issubclass(type(o), Tensor)) for entry in entries]
+    times_stored = Counter(storage for entry in storages for storage in entry)
+    stored = {s: n for entry in storages for s, n in entry.items() if times_stored[s] == 1}
+    graphs = [nodes for _, nodes in graph_roots(tensors, {})]
+    nodes = [node for graph in graphs for node in graph]
+    stored |= saved_storages(nodes)
+    size = sum(map(_size, own)) + sum(n for s, n in stored.items() if s not in alive.old_storages)
+    per_step = grown.rate / grown.entries
+    return _Behind(
+        grown,
+        tensors,
+        nodes,
+        any(isinstance(o, BaseException) and o.__traceback__ is not None for o in own),
+        size * per_step,
+        len(tensors) * per_step,
+        # The first graph reaches the leaves, which all share.
+        (median(map(len, graphs)) * len(graphs) if graphs else 0) * per_step,
+    )
+
+
+def _container(one: _Behind) -> Culprit | None:
+    container, rate = one.grown.container, one.grown.rate
+    if isinstance(container, deque) and container.maxlen is not None:
+        return None  # a deque that knows its end
+    holder = holder_of(container) or f"{kind_of(container)} without a name"
+    hooks = re.search(r"`_\w*hooks`", holder)
+    kind = (
+        "hooks" if hooks else "exceptions" if one.errors else "cache" if type(container) is LruCache
+        else "graph" if one.nodes else "tensors" if one.tensors else "objects"
+    )  # fmt: skip
+    if kind == "objects" and one.bytes_per_step < SMALL:
+        return None
+    what = f"gets {_number(rate)} more {'entries' if rate != 1 else 'entry'} a step"
+    if one.tensors:
+        what += f", with {_number(one.tensors_per_step)} of {_description(_most_alike(one.tensors)[0])}"
+    if one.nodes:
+        what += f" and a graph of {_number(one.nodes_per_step)} nodes"
+    advice = _ADVICE["dict" if kind in ("graph", "tensors") and isinstance(container, dict) else kind]
+    if kind == "cache" and (end := container.cache_info().maxsize) is not None:
+        advice += f". It ends at maxsize={end} entries"
+    return Culprit(kind, holder, rate, one.bytes_per_step, what, advice)
+
+
+def _newest(container: Any, count: int, new: set[int]) -> list[tuple[Any, ...]]:
+    """The entries that came while it was watched; of numbers, strings and arrays, which gc doesn't know, the last."""
+    if type(container) is LruCache:
+        held = gc.get_referents(container)
+        held += [o for inner in held if type(inner) is dict for o in gc.get_referents(inner)]
+        return [(o,) for o in {id(o): o for o in held if id(o) in new}.values()]
+    entries = list(dict.items(container)) if isinstance(container, dict) else [(o,) for o in container]
+    known = [entry for entry in entries if any(id(o) in new for o in entry)]
+    plain = [entry for entry in entries if not any(map(gc.is_tracked, entry))]
+    return known + plain[len(plain) - max(0, count - len(known)) :]
+
+
+def _walk(entry: tuple[Any, ...], new: set[int]) -> dict[int, Any]:
+    """By id, what is reached from an entry through what is new; not what the watch itself holds."""
+    reached: dict[int, Any] = {}
+    ahead = list(entry)
+    while ahead and len(reached) < _MOST_OBJECTS:
+        o = ahead.pop()
+        if id(o) in reached or (gc.is_tracked(o) and id(o) not in new) or isinstance(o, type | types.ModuleType):
+            continue
+        if isinstance(o, types.FrameType) and is_ours(o):
+            continue  # an exception's frames lead back to here
+        reached[id(o)] = o
+        ahead += gc.get_referents(o)
+    return reached
+
+
+_MOST_OBJECTS = 10_000
+
+
+def _size(o: Any) -> int:
+    try:
+        return sys.getsizeof(o)
+    except Exception:  # a type's own __sizeof__
+        return 0
+
+
+# ------------------------------------------------------------------------------------ what no container accounts for
+
+
+def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
+    with_graph = [tensor for tensor, _ in graph_roots(rest, {})]
+    # Python objects of what a graph saved live on without a holder; they would each take a step's nodes.
+    held = held_by_python(with_graph, besides=(rest, alive.tensors))
+    gradients = {id(tensor.grad) for tensor in alive.tensors if tensor.is_leaf}
+    held += [tensor for tensor in with_graph if id(tensor) in gradients - set(map(id, held))]
+    sizes, roots = alive.graph_sizes.copy(), []
+    for tensor, nodes in graph_roots(held, seen):
+        whole = len(graph_roots([tensor], {})[0][1])
+        before = next((size for size in (whole, len(nodes)) if sizes[size]), None)
+        if before is not None:
+            sizes[before] -= 1  # this one, or one like it, was there after the first step
+        elif len(nodes) > rate * steps / 4:
+            roots.append((tensor, nodes))
+    total = sum(len(nodes) for _, nodes in roots)
+    found = []
+    for tensor, nodes in roots:
+        saved = saved_storages(nodes)
+        shared = [t for t in alive.tensors if id(t) not in alive.new and storage_of(t)[0] in saved]
+        for tensor_before in held_by_python(shared, besides=(rest, alive.tensors, with_graph, held)):
+            saved.pop(storage_of(tensor_before)[0], None)  # weights, a dataset
+        kept, inner = sum(saved.values()), sum(bool(node.next_functions) for node in nodes)
+        own_rate = rate * len(nodes) / total
+        holder = _holder(tensor, alive.tensors) or "a tensor that no Python object holds"
+        what = f"has {_number(own_rate)} more graph nodes a step"
+        found.append(Culprit("graph", holder, own_rate, kept * own_rate / max(1, inner), what, _ADVICE["variable"]))
+    return found
+
+
+def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: bool) -> list[Culprit]:
+    """Tensors in tuples in tuples, lists that are made anew in each step, a graph that holds itself."""
+    new = [tensor for tensor in rest if id(tensor) in alive.new]
+    alike = _most_alike(held_by_python(new, besides=(rest, alive.tensors)))
+    names: Counter[str] = Counter()
+    if len(alike) >= rate * steps / 4:
+        # The last step's own are among them: what most are held by is meant.
+        holders = [_holder(tensor, alive.tensors) for tensor in alike[:: max(1, len(alike) // 3)]]
+        names = Counter(re.sub(r"(\[\d+\])+", "[…]", name) for name in holders if name)
+    holder = max(names, key=lambda name: names[name], default=None)
+    alike = alike if holder else _most_alike(new)
+    if holder is None and not (alone and alike):
+        return []  # a graph that has been named holds them
+    size = rate * sum(dict(map(storage_of, alike)).values()) / len(alike)
+    what = f"is one of {_number(rate)} more tensors a step, most of {_description(alike[0])}"
+    if holder is not None:
+        return [Culprit("tensors", holder, rate, size, what, _ADVICE["tensors"])]
+    holder = "a tensor that no Python object holds"
+    return [Culprit("graph", holder, rate, size, what, _ADVICE["cycle"])]
+
+
+def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
+    changed = [tensor for tensor in rest if storage_of(tensor)[1] not in alive.storage_sizes]
+    tensor = max(changed, key=lambda t: storage_of(t)[1], default=None)
+    if tensor is None or storage_of(tensor)[1] < rate * steps / 2:
+        return []
+    holder = _holder(tensor, rest) or "a tensor without a name"
+    what = f"gets longer: it is now of {_description(tensor)}"
+    return [Culprit("tensors", holder, 0, rate, what, _ADVICE["tensors"])]
+
+
+def _workers(rate: float) -> list[Culprit]:
+    if rate < SMALL_IN_WORKERS:
+        return []
+    loaders = [o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter]
+    number = sum(len(loader._workers) for loader in loaders)
+    processes = f"{number} DataLoader worker{'s'[: number > 1]}" if loaders else "child processes"
+    records = max((found for loader in loaders for found in _records(loader._dataset)), default=None)
+    holder = f"{records[1]}, read by {processes}" if records else processes
+    return [Culprit("workers", holder, 0, rate, "is copied into the workers' own memory", _ADVICE["workers"])]
+
+
+_MANY_RECORDS = 1000  # fewer can't be the bytes that are copied in each step
+
+
+def _records(dataset: Any, depth: int = 3) -> Iterator[tuple[int, str]]:
+    """Length and name of the containers in a dataset, and in the datasets that it wraps."""
+    for name, value in getattr(dataset, "__dict__", {}).items():
+        if isinstance(value, list | dict | set | tuple) and len(value) >= _MANY_RECORDS:
+            yield len(value), f"{kind_of(value)} `{name}` (attribute of {type(dataset).__name__})"
+        if depth:
+            for inner in value if isinstance(value, list | tuple) and len(value) < 100 else [value]:
+                yield from _records(inner, depth - 1)
+
+
+def _processes(series: dict[str, list[int]]) -> list[Culprit]:
+    device, host = growth(series["device_bytes"]), growth(series["host_bytes"])
+    if device < SMALL and host < SMALL_IN_PROCESS:
+        return []
+    holder = "the CUDA allocator" if device >= SMALL else "this process"
+    what = "holds more, and no Python container, tensor or graph accounts for it"
+    return [Culprit("process", holder, 0, device if device >= SMALL else host, what, _ADVICE["process"])]
+
+
+def _holder(tensor: Tensor, tensors: list[Tensor]) -> str | None:
+    name = holder_of(tensor)
+    if name is None:  # C++ alone holds gradients
+        owner = next((t for t in tensors if t.is_leaf and t.grad is tensor), None)
+        name = None if owner is None else holder_of(owner)
+        return name and f"`.grad` of {name}"
+    return name
+
+
+# ----------------------------------------------------------------------------------------------------- in words
+
+_ADVICE = {
+    "variable": "it keeps every step's graph: add `loss.item()` or `loss.detach()`; detach a state that goes from step "
+    "to step; zero a gradient that `create_graph=True` made",
+    "graph": "a tensor with a grad_fn keeps the graph of its step: keep `loss.item()` or `loss.detach()`",
+    "tensors": "keep numbers (`.item()`) or a bounded deque, or empty it at the end of each window or epoch",
+    "dict": "a key that is new in each step is never found again: bound the dict, use keys that come back, or store "
+    "`.detach()`ed results only",
+    "cache": "a tensor is hashed by identity, so a new one is never found again: cache what is computed from plain "
+    "values, or nothing",
+    "hooks": "register once before the loop, or call `handle.remove()` at the end of the step",
+    "exceptions": "an exception's traceback holds its frames and their tensors: keep `str(error)`, or "
+    "`error.with_traceback(None)`",
+    "objects": "empty it at the end of each window or epoch, or write it to disk",
+    "cycle": "a parameter and its gradient hold each other through the graph of `create_graph=True`: use "
+    "`torch.autograd.grad`, or set `.grad = None`",
+    "workers": "reading a Python object writes its reference count, and so copies its page to each worker: keep the "
+    "records in one array or tensor. What `__getitem__` caches, each worker caches for itself",
+    "process": "look for what C++ holds: a cache of a library, an array in a variable that gets longer",
+}
+
+
+def _description(tensor: Tensor) -> str:
+    return f"shape {tuple(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}, {tensor.device}"
+
+
+def _most_alike(tensors: list[Tensor]) -> list[Tensor]:
+    groups: dict[str, list[Tensor]] = {}
+    for tensor in tensors:
+        groups.setdefault(_description(tensor), []).append(tensor)
+    return max(groups.values(), key=len, default=[])
+
+
+def _number(n: float) -> str:
+    return f"{n:.1f}".removesuffix(".0")
+
+
+def _bytes(n: float) -> str:
+    return f"{n:.0f} B" if n < 1024 else f"{n / 1024:.1f} KiB" if n < 1024**2 else f"{n / 1024**2:.1f} MiB"

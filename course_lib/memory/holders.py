@@ -1,0 +1,217 @@
+"""Who holds an object, as its reader would name it: `losses` (attribute of Trainer).
+
+`gc.get_referrers` answers with dicts, cells and tuples, which have no names. A name is where the way up ends: in a
+module, a function, an instance, a generator, the notebook's outputs.
+
+    holder_of(trainer.losses)          # "list `losses` (attribute of Trainer)"
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import itertools
+import re
+import reprlib
+import sys
+import types
+from collections import deque
+from typing import Any, NamedTuple
+
+from torch import Tensor
+
+from course_lib.memory.census import LruCache
+
+_DEEPEST = 24
+_WIDEST = 16
+_MOST_SEARCHED = 200
+_UNNAMED = (list, tuple, set, frozenset, deque, types.CellType, types.MethodType, types.TracebackType)
+# What IPython keeps of outputs and inputs: Out, _, __, _12, _i12 ...
+_NOTEBOOK = re.compile(r"_+|_i*\d*|Out|In|_oh|_ih|_dh")
+
+
+class _Root(NamedTuple):
+    rank: int
+    """0: a name that the reader gave; 1: one that the notebook gave."""
+    text: str
+    """The name, and where it is."""
+
+
+def holder_of(target: Any) -> str | None:
+    """The shortest way by which Python holds `target`; None where no Python object does.
+
+    Locals of functions that are running have no name here, unless an inner function or a generator holds them.
+    """
+    modules = {id(vars(m)): m.__name__ for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)}
+    if type(target) is LruCache:
+        return f"functools.lru_cache of `{target.__name__}`"
+    ring: dict[int, tuple[Any, ...]] = {id(target): (target,)}  # by the outermost object: the way to it
+    seen = {id(target)}
+    found: list[_Root] = []
+    for _ in range(_DEEPEST):
+        wider: dict[int, tuple[Any, ...]] = {}
+        mine = {id(ring), *map(id, ring.values())}
+        for holder in gc.get_referrers(*(chain[-1] for chain in ring.values())):
+            if id(holder) not in seen | mine and not is_ours(holder) and not _is_shell(holder):
+                seen.add(id(holder))
+                chain = next(ring[id(o)] for o in gc.get_referents(holder) if id(o) in ring)
+                root = _root(holder, chain, modules)
+                if root is not None:
+                    found.append(root)
+                elif len(wider) < _WIDEST:
+                    wider[id(holder)] = (*chain, holder)
+        if not wider or any(root.rank == 0 for root in found):
+            break
+        ring = wider
+    if not found:
+        return None
+    return f"{kind_of(target)} {min(found).text}"
+
+
+def held_by_python(tensors: list[Tensor], besides: tuple[Any, ...]) -> list[Tensor]:
+    """Those of the last 200 of `tensors` that some Python object holds, other than the lists of the search itself."""
+    searched = tensors[-_MOST_SEARCHED:]
+    mine = {id(searched), id(tensors), *map(id, besides)}
+    holders = [holder for holder in gc.get_referrers(*searched) if id(holder) not in mine]
+    held = {id(o) for o in gc.get_referents(*holders)}
+    return [tensor for tensor in searched if id(tensor) in held]
+
+
+def kind_of(target: Any) -> str:
+    if issubclass(type(target), Tensor):
+        return "tensor"
+    return next((k.__name__ for k in (list, dict, set, deque) if issubclass(type(target), k)), type(target).__name__)
+
+
+def is_ours(holder: Any) -> bool:
+    """Functions and frames of this package hold what they look at."""
+    frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
+    names = getattr(frame, "f_globals" if isinstance(frame, types.FrameType) else "__globals__", None)
+    return isinstance(names, dict) and str(names.get("__name__")).startswith(f"{__package__}.")
+
+
+def _is_shell(holder: Any) -> bool:
+    """IPython's objects hold what the notebook's names hold, too."""
+    return str(type(holder).__module__).partition(".")[0] in ("IPython", "ipykernel")
+
+
+def _root(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _Root | None:
+    """The name that `holder` gives to the last of `chain`, with the way from there down to the first."""
+    child = chain[-1]
+    if id(holder) in modules:
+        names = [name for name, value in holder.items() if value is child]
+        outputs = sorted((name for name in names if _NOTEBOOK.fullmatch(name)), key=len)
+        outputs = [f"`{outputs[-1]}{_way(chain)}` (the notebook's outputs)"] if outputs else []
+        for name in names:
+            if not _NOTEBOOK.fullmatch(name):
+                return _Root(0, ", also ".join([f"`{name}{_way(chain)}` (global of {modules[id(holder)]})", *outputs]))
+        return _Root(1, outputs[0]) if outputs else None
+    if isinstance(holder, types.FunctionType):
+        return _root_in_function(holder, chain)
+    if isinstance(holder, functools.partial):
+        return _root_in_partial(holder, chain)
+    if type(holder) is LruCache:
+        return _Root(0, f"in functools.lru_cache of `{holder.__name__}`")
+    if isinstance(holder, types.GeneratorType | types.FrameType):
+        return _root_in_frame(holder, chain)
+    if isinstance(holder, _UNNAMED) or _is_dict(holder):
+        return None
+    return _root_in_instance(holder, chain)
+
+
+def _root_in_function(function: types.FunctionType, chain: tuple[Any, ...]) -> _Root | None:
+    child, code, name = chain[-1], function.__code__, function.__name__
+    if child is function.__closure__ and len(chain) > 2:
+        variable = code.co_freevars[_index(child, chain[-2])]
+        return _Root(0, f"`{variable}{_way(chain[:-2])}` (closure of `{name}`)")
+    if isinstance(child, tuple) and child is function.__defaults__ and len(chain) > 1:
+        arguments = code.co_varnames[: code.co_argcount][-len(child) :]
+        return _Root(0, f"`{arguments[_index(child, chain[-2])]}{_way(chain[:-1])}` (default argument of `{name}`)")
+    for inside, where in ((function.__kwdefaults__, "default argument"), (function.__dict__, "attribute")):
+        if child is inside and len(chain) > 1:
+            return _Root(0, f"`{_key(inside, chain[-2])}{_way(chain[:-1])}` ({where} of `{name}`)")
+    return None
+
+
+def _root_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) -> _Root | None:
+    child, name = chain[-1], getattr(partial.func, "__name__", "its function")
+    if len(chain) < 2 or (child is not partial.args and child is not partial.keywords):
+        return None
+    if child is partial.keywords:
+        argument = _key(child, chain[-2])
+    else:
+        try:
+            argument = list(inspect.signature(partial.func).parameters)[_index(child, chain[-2])]
+        except (TypeError, ValueError, IndexError):
+            argument = f"argument {_index(child, chain[-2])}"
+    return _Root(0, f"`{argument}{_way(chain[:-1])}` (argument of `{name}`, in a functools.partial)")
+
+
+def _root_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
+    frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
+    if frame is None:
+        return None
+    found = next((name for name, value in frame.f_locals.items() if value is chain[-1]), None)
+    if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
+        frame.f_locals.clear()  # a copy that would keep what the function itself lets go
+    where = "generator" if isinstance(holder, types.GeneratorType) else "function"
+    return _Root(0, f"`{found}{_way(chain)}` (local of the {where} `{frame.f_code.co_name}`)") if found else None
+
+
+def _root_in_instance(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
+    child = chain[-1]
+    owner = f"class {holder.__name__}" if isinstance(holder, type) else type(holder).__name__
+    attributes = _attributes(holder)
+    if len(chain) > 1 and _is_dict(child) and (child is attributes or isinstance(holder, type)):
+        child, chain = chain[-2], chain[:-1]
+    name = next((name for name, value in attributes.items() if value is child), None)
+    return _Root(0, f"`{name}{_way(chain)}` (attribute of {owner})") if name else None
+
+
+def _attributes(holder: Any) -> dict[str, Any]:
+    """Attributes, looked up without running properties."""
+    try:
+        own = object.__getattribute__(holder, "__dict__") if not isinstance(holder, type) else dict(vars(holder))
+    except AttributeError:
+        own = {}
+    if isinstance(holder, Tensor):
+        hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
+        return {**own, **{name: getattr(holder, name) for name in hooks}} if holder.is_leaf else own
+    slots = {
+        name: value
+        for kind in type(holder).__mro__
+        for name, member in vars(kind).items()
+        if isinstance(member, types.MemberDescriptorType) and (value := _slot(member, holder)) is not None
+    }
+    return {**own, **slots} if slots else own
+
+
+def _slot(member: types.MemberDescriptorType, holder: Any) -> Any:
+    try:
+        return member.__get__(holder)
+    except AttributeError:
+        return None
+
+
+def _way(chain: tuple[Any, ...]) -> str:
+    """The subscripts that lead from the last of `chain` to the first."""
+    steps = []
+    for inner, outer in itertools.pairwise(chain):
+        if _is_dict(outer):
+            steps.append(f"[{reprlib.repr(_key(outer, inner))}]")
+        elif isinstance(outer, (list, tuple, deque)):
+            steps.append(f"[{_index(outer, inner)}]")
+    return "".join(reversed(steps))
+
+
+def _is_dict(o: Any) -> bool:
+    return issubclass(type(o), dict)
+
+
+def _key(holder: dict[Any, Any], child: Any) -> Any:
+    return next((key for key, value in dict.items(holder) if value is child), "…")
+
+
+def _index(holder: Any, child: Any) -> int:
+    return next(i for i, value in enumerate(holder) if value is child)

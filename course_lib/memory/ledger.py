@@ -1,0 +1,289 @@
+"""Every byte that tensors hold, written down with what it is for.
+
+An allocator knows how many bytes are taken, and not for what; a model's parameters are known, and are seldom half of
+it. The rule: *a storage is counted once, from the operator that made it until its last tensor is gone; what it was for
+is what became of it.* A gradient is born as one more product of the backward, so categories are decided afterwards,
+and the peak is found by going through the ledger once more.
+
+    with StorageLedger() as ledger:
+        ledger.name_model(model)
+        model(x).sum().backward()
+    ledger.peak().by_category           # {"parameters": 1200, …, "activations": 640, …}
+
+The ledger sees operators, not kernels, so it works as well where no kernel runs: under fake tensors.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
+"""What a byte can be for; where two fit, the first one counts.
+
+- ``parameters``, ``buffers``: the module's.
+- ``gradients``: what ``.grad`` of a parameter holds, from the operator that made it.
+- ``optimizer``: its state.
+- ``inputs``: the batch, and what else was there before and was read.
+- ``activations``: made in a forward and still there in the backward after it, or made again in that backward
+  (checkpointing).
+- ``temporary``: the rest, as what a backward makes and drops.
+"""
+
+
+class StorageLedger(TorchDispatchMode):
+    """Counts the storages of all tensors that pass through an operator while the ledger is entered.
+
+    Seen is what an operator takes or returns, fake tensors too. A tensor that was there before counts
+    from the beginning where it is named (``name``, ``name_model``, ``name_optimizer``, or by an optimizer's step), else
+    from the first operator that reads it.
+
+    Not seen: what a kernel allocates and frees inside (workspaces, packed weights), sparse layouts other than COO, and
+    the inside of compiled functions.
+
+    Args:
+        device_type: Where the tensors are that count: ``"cpu"`` or ``"cuda"``.
+
+    Attributes:
+        watching: False: operators run unseen.
+        operators: Names of the operators seen, as ``"aten.convolution"``.
+    """
+
+    def __init__(self, device_type: str = "cpu") -> None:
+        super().__init__()
+        self.device_type = device_type
+        self.watching = True
+        self.operators: set[str] = set()
+        self._phase: str | None = None
+        self._before: list[Entry] = []
+        self._entries: list[Entry] = []
+        self._live: dict[int, Storage] = {}
+        self._clock = self._last_backward = 0
+        self._stepping = 0
+        self._handles: list[Any] = []
+
+    def __enter__(self) -> StorageLedger:
+        self._handles.append(register_optimizer_step_pre_hook(self._step_begins))
+        self._handles.append(register_optimizer_step_post_hook(self._step_ends))
+        super().__enter__()
+        return self
+
+    def __exit__(self, *exception: Any) -> None:
+        super().__exit__(*exception)
+        while self._handles:
+            self._handles.pop().remove()
+        for storage in self._live.values():  # what is freed from now on is not this ledger's
+            storage.watch = None
+            storage.last_backward = self._last_backward
+        self._live.clear()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if not self.watching or func.namespace == "prim":  # prim: asks a fake tensor for its device
+            return func(*args, **kwargs)
+        self._clock += 1
+        self.operators.add(str(func.overloadpacket))
+        if in_backward():
+            self._last_backward = self._clock
+        for tensor in tensors_in((args, kwargs)):
+            self._meet(tensor, made_here=False)
+        result = func(*args, **kwargs)
+        for tensor in tensors_in(result):
+            self._meet(tensor, made_here=True)
+        return result
+
+    def begin(self, phase: str) -> None:
+        """Label what follows, instead of the ``"forward"``, ``"backward"`` and ``"step"`` that are found."""
+        self._phase = phase
+        self._entries.append(Entry(phase, _NOTHING, 0))
+
+    # ------------------------------------------------------------------------------------------------- categories
+
+    def name(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """Say what tensors are for, from when they were made; those that no operator made here, from the beginning."""
+        for tensor in tensors:
+            for storage in self._meet(tensor, made_here=False):
+                storage.category = min(category, storage.category or category, key=CATEGORIES.index)
+                if not storage.made_here:
+                    first = self._entries[storage.first_entry]
+                    self._before.append(first)
+                    self._entries[storage.first_entry] = first._replace(delta=0)
+                    storage.made_here = True  # counted as if by an operator before all others
+
+    def arrive(self, category: str, tensors: Iterable[Tensor]) -> None:
+        """Count tensors from now on: they come from where nobody watched, as a batch does from its loader."""
+        for tensor in tensors:
+            self._meet(tensor, made_here=True)
+            self.name(category, [tensor])
+
+    def name_model(self, model: nn.Module) -> None:
+        """Name a module's parameters, its buffers, and the gradients that are there now."""
+        self.name("parameters", model.parameters())
+        self.name("buffers", model.buffers())
+        self.name("gradients", (p.grad for p in model.parameters() if p.grad is not None))
+
+    def name_optimizer(self, optimizer: Optimizer) -> None:
+        """Name an optimizer's parameters, its state, and the gradients that are there now."""
+        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        self.name("parameters", parameters)
+        self.name("gradients", (p.grad for p in parameters if p.grad is not None))
+        self.name("optimizer", tensors_in(list(optimizer.state.values())))
+
+    def leave_out(self, tensors: Iterable[Tensor]) -> None:
+        """Don't count these, now or ever: they lie on another device."""
+        for tensor in tensors:
+            for storage in self._meet(tensor, made_here=False):
+                storage.counted = False
+
+    def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self.name_optimizer(optimizer)
+        self._stepping += 1
+
+    def _step_ends(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping -= 1
+        self.name_optimizer(optimizer)
+
+    # ---------------------------------------------------------------------------------------------------- reading
+
+    def mark(self) -> int:
+        """This place in the ledger, for ``history(since=…)``."""
+        return len(self._entries)
+
+    def history(self, since: int = 0, sizes: Callable[[Sequence[Entry]], list[int]] | None = None) -> list[Moment]:
+        """What was held at a mark, and after each allocation, free and beginning of a phase since.
+
+        ``sizes`` turns all entries, from the beginning, into the bytes that each adds; default: exact bytes.
+        """
+        entries = [entry for entry in self._before + self._entries if entry.storage.counted]
+        skipped = sum(entry.storage.counted for entry in self._before + self._entries[:since])
+        added = sizes(entries) if sizes else [entry.delta for entry in entries]
+        held = dict.fromkeys(CATEGORIES, 0)
+        for entry, delta in zip(entries[:skipped], added, strict=False):
+            held[self._category(entry.storage)] += delta
+        moments = [Moment("before", dict(held))]
+        for entry, delta in zip(entries[skipped:], added[skipped:], strict=True):
+            held[self._category(entry.storage)] += delta
+            if delta or entry.storage is _NOTHING:
+                moments.append(Moment(entry.phase, dict(held)))
+        return moments
+
+    def peak(self, since: int = 0) -> Moment:
+        """The moment that held most."""
+        return max(self.history(since), key=lambda moment: moment.total)
+
+    def _category(self, storage: Storage) -> str:
+        if storage.category is not None:
+            return storage.category
+        if not storage.made_here:
+            return "inputs"
+        backward = self._last_backward if storage.last_backward is None else storage.last_backward
+        held = storage.born_in == "forward" and backward > storage.born
+        return "activations" if held or storage.recomputed else "temporary"
+
+    # ---------------------------------------------------------------------------------------------------- writing
+
+    def _meet(self, tensor: Tensor, made_here: bool) -> list[Storage]:
+        met = []
+        for untyped in storages_of(tensor) if tensor.device.type == self.device_type else ():
+            storage = self._live.get(id(untyped))
+            nbytes = untyped.nbytes()
+            if storage is None:
+                storage = Storage(made_here, self._clock, self._found_phase(), self.mark())
+                # Python keeps a storage's object for as long as the storage lives, so its end is the storage's.
+                storage.watch = weakref.ref(untyped, self._end_of(id(untyped)))
+                self._live[id(untyped)] = storage
+                self._entries.append(Entry(self._phase or storage.born_in, storage, nbytes))
+            elif nbytes != storage.nbytes:  # resized in place
+                self._entries.append(Entry(self._phase or self._found_phase(), storage, nbytes - storage.nbytes))
+            storage.nbytes = nbytes
+            met.append(storage)
+        return met
+
+    def _end_of(self, key: int) -> Callable[[Any], None]:
+        ledger = weakref.ref(self)
+
+        def end(_: Any) -> None:
+            self = ledger()
+            storage = self._live.pop(key, None) if self is not None else None
+            if self is not None and storage is not None:
+                storage.last_backward = self._last_backward
+                self._entries.append(Entry(self._phase or self._found_phase(), storage, -storage.nbytes))
+
+        return end
+
+    def _found_phase(self) -> str:
+        if in_backward():
+            return "backward"
+        # A closure runs the forward inside the step, with gradients enabled.
+        return "step" if self._stepping and not torch.is_grad_enabled() else "forward"
+
+
+class Storage:
+    """What the ledger knows of one storage."""
+
+    __slots__ = (
+        "born", "born_in", "category", "counted", "first_entry", "last_backward", "made_here", "nbytes", "recomputed",
+        "watch",
+    )  # fmt: skip
+
+    def __init__(self, made_here: bool, born: int, born_in: str, first_entry: int) -> None:
+        self.made_here = made_here
+        self.born = born
+        self.born_in = born_in
+        # A backward runs without gradients, but for what is recomputed in it (or differentiated once more).
+        self.recomputed = born_in == "backward" and torch.is_grad_enabled()
+        self.first_entry = first_entry
+        self.nbytes = 0
+        self.category: str | None = None
+        self.counted = True
+        self.last_backward: int | None = None
+        """When the last backward before its end ran; None while it lives."""
+        self.watch: weakref.ref[Any] | None = None
+
+
+_NOTHING = Storage(True, 0, "forward", 0)
+"""Where a phase begins."""
+
+
+class Entry(NamedTuple):
+    phase: str
+    storage: Storage
+    delta: int
+    """Bytes added; negative where they were freed."""
+
+
+class Moment(NamedTuple):
+    """What was held after an allocation or a free."""
+
+    phase: str
+    by_category: dict[str, int]
+
+    @property
+    def total(self) -> int:
+        return sum(self.by_category.values())
+
+
+def tensors_in(tree: Any) -> Iterator[Tensor]:
+    return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
+
+
+def in_backward() -> bool:
+    # No public function tells; before torch 2.1 there was none at all.
+    return torch._C._current_graph_task_id() != -1
+
+
+def storages_of(tensor: Tensor) -> list[Any]:
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
+    try:
+        return [tensor.untyped_storage()]
+    except (NotImplementedError, RuntimeError):  # a subclass or layout without a storage of its own
+        return []

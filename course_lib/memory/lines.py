@@ -1,0 +1,360 @@
+"""One rank's search for a batch size: what it expects of a size, and what it has tried.
+
+Every moment of a step holds ``const + c · b`` bytes; which moment is the peak changes with ``b``: the optimizer's step
+for small batches, the end of the forward for large ones. So two peaks give no line, but two whole timelines give one
+for each moment, and the peak is the highest of them.
+"""
+
+from __future__ import annotations
+
+import gc
+from bisect import bisect_right
+from collections import OrderedDict, defaultdict
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_map
+from torch.utils.data import DataLoader
+
+from course_lib._arguments import int_of_at_least
+from course_lib.memory.ledger import storages_of, tensors_in
+from course_lib.memory.measuring import measure_peak
+from course_lib.memory.predicting import _default_loss, predict_peak
+from course_lib.memory.restoring import restored
+from course_lib.memory.wording import readable
+
+MAX_BATCH_SIZE = 2**16
+CLOSE = 1.02
+"""How much larger a size must promise to be, to be worth another trial."""
+
+MultipleOf = int | Literal["power of two"]
+OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
+"""Outcomes of a trial; over several ranks the smallest counts."""
+
+
+class Trial(NamedTuple):
+    """Two real steps at one size, on this rank."""
+
+    batch_size: int
+    nbytes: int | None
+    """The peak; None where an out-of-memory error came first."""
+    ran: bool
+    """False where any rank met an out-of-memory error."""
+
+    def __str__(self) -> str:
+        told = "out of memory" if self.nbytes is None else readable(self.nbytes)
+        elsewhere = ", out of memory on another rank" if self.nbytes is not None and not self.ran else ""
+        return f"{self.batch_size}: {told}{elsewhere}"
+
+
+class Search:
+    """What one rank knows. Where ranks must agree, `find_batch_size` sees to it.
+
+    Attributes:
+        lines: Bytes held at each moment of a step, by size: predicted, or measured where that is impossible.
+        off: Bytes measured less bytes predicted, by size.
+        promised: What the lines said of a size before it was tried.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        batch_fn: Callable[[int], Any] | DataLoader[Any],
+        optimizer: Optimizer,
+        *,
+        loss_fn: Callable[[nn.Module, Any], Tensor] | None,
+        step_fn: Callable[[Any], Any] | None,
+        limit_bytes: int | None,
+        fraction: float,
+        max_batch_size: int | None,
+        multiple_of: MultipleOf,
+    ) -> None:
+        if loss_fn is not None and step_fn is not None:
+            raise ValueError("loss_fn and step_fn were both given: a step_fn runs its own loss, leave loss_fn out")
+        if not 0 < fraction <= 1:
+            raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
+        if multiple_of != "power of two":
+            multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
+        self.multiple_of: MultipleOf = multiple_of
+        self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
+        self.loss_fn = loss_fn or _default_loss
+        self.batches = _Batches(batch_fn)
+        self.upper = self.batches.most
+        if max_batch_size is not None:
+            self.upper = int_of_at_least(1, "max_batch_size", max_batch_size)
+        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
+        if self.device.type == "cpu":
+            self.elsewhere += self.batches.sample_bytes
+        self.predicted = False
+        self.lines: dict[int, list[int]] = {}
+        self.off: dict[int, int] = {}
+        self.promised: dict[int, int | None] = {}
+        self.tables: dict[int, str] = {}
+        self.doubts: list[str] = []
+        self.trials: list[Trial] = []
+        self.fitted: list[int] = []
+
+    # ----------------------------------------------------------------------------------------------- what is expected
+
+    def predict_small_sizes(self) -> bool:
+        """Predict two; False if that is impossible."""
+        # CUDA's allocator rounds to 512 bytes, which in very small batches would pass for their slope.
+        small = 64 if self.device.type == "cuda" else 2
+        if self.step_fn is not None:
+            return False
+        try:
+            for size in sorted({min(small, self.upper), min(2 * small, self.upper)}):
+                self.predict(size)
+        except RuntimeError as error:
+            self.lines.clear()
+            self.doubts = [f"found by trials alone, as the step could not be predicted: {error}"]
+        return bool(self.lines)
+
+    def predict(self, size: int) -> None:
+        prediction = predict_peak(
+            lambda: self.model,
+            self.batches,
+            lambda parameters: _twin(self.optimizer, self.model, parameters),
+            loss_fn=self.loss_fn,
+            batch_size=size,
+            device=self.device.type,
+        )
+        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
+        self.lines[size] = [self.elsewhere + held for held in moments]
+        self.tables[size], self.doubts = str(prediction), list(prediction.doubts)
+        if self.batches.differ:
+            self.doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
+
+    def on_lines(self, size: int) -> int:
+        """The highest of the lines through the two known sizes that are nearest."""
+        if size in self.lines:
+            return max(self.lines[size])
+        near = sorted(sorted(self.lines, key=lambda known: abs(known - size))[:2])
+        if len(near) == 1:  # a constant of at least 0 makes it no more than this
+            return max(self.lines[near[0]]) * max(size, near[0]) // near[0]
+        first, second = (self.lines[known] for known in near)
+        if len(first) != len(second):  # other kernels at another size
+            first, second = [max(first)], [max(second)]
+        distance, ahead = near[1] - near[0], size - near[0]
+        return max(a + (b - a) * ahead // distance for a, b in zip(first, second, strict=True))
+
+    def expected(self, size: int) -> int:
+        """The lines, corrected by what was measured."""
+        if not self.off:
+            return self.on_lines(size)
+        (a, off), *further = sorted(self.off.items(), key=lambda known: abs(known[0] - size))
+        if further:
+            b, other = further[0]
+            return self.on_lines(size) + off + (other - off) * (size - a) // (b - a)
+        # One point doesn't tell a constant from a slope: whichever asks for more.
+        return self.on_lines(size) + max(off, off * size // a)
+
+    def largest(self) -> int:
+        return bisect_right(range(1, self.upper + 1), self.limit, key=self.expected)
+
+    # --------------------------------------------------------------------------------------------- what is to be tried
+
+    def next_size(self, last: bool) -> int:
+        """0 where what has run is good enough, or nothing is left to try."""
+        tried = {trial.batch_size for trial in self.trials}
+        if not self.predicted and len(self.lines) < 2:  # the lines are still to be found
+            size = min(2, self.upper) if not self.trials else self.largest() if self.fitted else 1
+            return size if size not in tried else 0 if 1 in tried else 1
+        largest = self.largest()
+        if not largest and not self.fitted:
+            raise MemoryError(self._too_large())
+        if self.predicted and self.doubts and not self.trials:
+            largest = (largest + 1) // 2  # kernels that a prediction can't see into
+        if last and not self.fitted:
+            largest = max(1, largest * 9 // 10)
+        size = self.rounded(largest)
+        if not size and not self.fitted:
+            raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
+        return 0 if size in tried or size <= max(self.fitted, default=0) * CLOSE else size
+
+    def rounded(self, size: int) -> int:
+        if self.multiple_of == "power of two":
+            return 1 << size.bit_length() - 1 if size else 0
+        return size - size % self.multiple_of
+
+    def run(self, size: int) -> int:
+        """Take two steps, and say how that went."""
+        self.promised[size] = self.on_lines(size) if self.lines else None
+        cuda = self.device.type == "cuda"
+        if cuda:
+            _clean()
+        peak = None
+        try:
+            with restored(self.model, self.optimizer):
+                peak = measure_peak(
+                    lambda: self._steps(size), model=self.model, optimizer=self.optimizer, device=self.device
+                )
+        except (RuntimeError, MemoryError) as error:
+            if not is_out_of_memory(error):
+                raise
+        if peak is None:  # past the except, whose error holds the frames that hold the batch
+            _clean()
+            self.trials.append(Trial(size, None, ran=False))
+            return OUT_OF_MEMORY
+        held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device) if cuda else 0)
+        self.trials.append(Trial(size, held, ran=True))
+        if self.predicted:
+            self.off[size] = held - self.on_lines(size)
+        else:
+            unseen = held - max(moment.total for moment in peak.timeline)
+            self.lines[size] = [moment.total + unseen for moment in peak.timeline]
+        self.tables.setdefault(size, str(peak))
+        return WITHIN if held <= self.limit else ABOVE
+
+    def _steps(self, size: int) -> None:
+        # The first makes the optimizer's state, beside which the second has to fit.
+        self._step(size)
+        self._step(size)
+
+    def _step(self, size: int) -> None:
+        batch = tree_map(lambda x: x.to(self.device) if isinstance(x, Tensor) else x, self.batches(size))
+        if self.step_fn is not None:
+            self.step_fn(batch)
+            return
+        torch.autograd.backward(self.loss_fn(self.model, batch))
+        self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)
+        self.model.zero_grad(set_to_none=True)
+
+    def conclude(self, size: int, outcome: int) -> None:
+        """Take note of what all ranks together found out about a size."""
+        if outcome == WITHIN:
+            self.fitted.append(size)
+        else:
+            self.upper = max(1, min(self.upper, size - 1 if outcome == ABOVE else size // 2))
+            self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
+
+    # --------------------------------------------------------------------------------------------------- what came out
+
+    def answer(self) -> int:
+        best = max((size for size in self.fitted if size == self.rounded(size)), default=0)
+        if not best:
+            if any(trial.batch_size == 1 for trial in self.trials) and not self.fitted:
+                raise MemoryError(self._too_large())
+            raise MemoryError(
+                f"no batch size that is a multiple of {self.multiple_of} was seen to stay within "
+                f"{readable(self.limit)}. Tried {'; '.join(map(str, self.trials))}. Set max_batch_size below these"
+            )
+        return best
+
+    def surprise(self) -> list[str]:
+        """What the trials say about the prediction."""
+        above = {size: off for size, off in self.off.items() if off > 0}
+        if not above:
+            return []
+        size, off = max(above.items())
+        return [
+            f"a step of {size} held {readable(off)} ({off / self.on_lines(size):.1%}) more than predicted: something "
+            "that a prediction doesn't see, and that may differ from batch to batch"
+        ]
+
+    def _too_large(self) -> str:
+        if self.predicted and 1 not in self.tables:
+            self.predict(1)
+        table = self.tables.get(1, "the step ran out of memory")
+        return f"not even a batch of 1 fits into {readable(self.limit)} on this rank or another; {table}"
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Of a device, of the CPU's allocator, or of a library that could not get its workspace."""
+    told = str(error)
+    words = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
+    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in told for word in words)
+
+
+def _clean() -> None:
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+
+
+# ----------------------------------------------------------------------------------------------- what the caller gives
+
+
+class _Batches:
+    """Makes batches, and looks whether they grow with the size."""
+
+    def __init__(self, batch_fn: Callable[[int], Any] | DataLoader[Any]) -> None:
+        self.make: Callable[[int], Any]
+        self.most = MAX_BATCH_SIZE
+        self.sample_bytes = 0
+        self.differ = False
+        """Whether batches of one size came in several shapes."""
+        if isinstance(batch_fn, DataLoader):
+            dataset, collate = batch_fn.dataset, batch_fn.collate_fn
+            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
+                raise ValueError("batch_fn must be a function of the size where the loader's dataset is a stream")
+            # Copied, as it may be a view of all the data, which would count whole.
+            sample = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dataset[0])
+            self.make, self.most = lambda size: collate([sample] * size), len(dataset)
+            self.sample_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors_in(sample))
+        elif callable(batch_fn):
+            self.make = batch_fn
+        else:
+            raise ValueError(f"batch_fn must be a function of the size, or a DataLoader, got {batch_fn!r}")
+        self._shapes: dict[int, list[tuple[int, ...]]] = {}
+
+    def __call__(self, size: int) -> Any:
+        batch = self.make(size)
+        shapes = [tuple(tensor.shape) for tensor in tensors_in(batch)]
+        for other, known in self._shapes.items():
+            if shapes and other != size and shapes == known:
+                raise ValueError(
+                    f"batch_fn made the same shapes for sizes {other} and {size} ({shapes[0]}, …): it must make as "
+                    "many samples as asked for. If its data ran out, set max_batch_size"
+                )
+        self.differ |= self._shapes.get(size, shapes) != shapes
+        self._shapes[size] = shapes
+        return batch
+
+
+def _twin(optimizer: Optimizer, model: nn.Module, parameters: list[nn.Parameter]) -> Optimizer:
+    """The same optimizer, of other parameters, without state and without the caller's hooks."""
+    instead = dict(zip(map(id, model.parameters()), parameters, strict=True))
+    unknown = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in instead]
+    if unknown:
+        raise ValueError(
+            f"optimizer has {len(unknown)} parameters that model doesn't hold: give one module that holds them all"
+        )
+    twin: Optimizer = object.__new__(type(optimizer))
+    own = {name: value for name, value in vars(optimizer).items() if name != "step"}  # which a scheduler wraps
+    hooks = {name: OrderedDict() for name in own if name.endswith("_hooks")}  # type: ignore[var-annotated]
+    twin.__dict__.update(own | hooks)
+    twin.state = defaultdict(dict)
+    twin.param_groups = [
+        group | {"params": [instead[id(p)] for p in group["params"]]} for group in optimizer.param_groups
+    ]
+    return twin
+
+
+def _memory(
+    model: nn.Module, optimizer: Optimizer, device: torch.device, limit_bytes: int | None, fraction: float
+) -> tuple[int, int]:
+    """What the device holds beside model and optimizer, and what may be held in all."""
+    tensors = [*model.parameters(), *model.buffers(), *tensors_in(list(optimizer.state.values()))]
+    storages = {id(s): s.nbytes() for t in tensors if t.device == device for s in storages_of(t)}
+    held = sum(storages.values())
+    elsewhere = 0
+    if device.type == "cuda":
+        _clean()
+        elsewhere = max(0, torch.cuda.memory_reserved(device) - held)
+    if limit_bytes is not None:
+        return elsewhere, int_of_at_least(1, "limit_bytes", limit_bytes)
+    if device.type == "cuda":
+        free = torch.cuda.mem_get_info(device)[0]
+    else:
+        try:
+            import psutil
+        except ImportError:
+            raise ValueError("limit_bytes must be given on a CPU without psutil, which tells the free memory") from None
+        free = psutil.virtual_memory().available
+    return elsewhere, held + elsewhere + int(free * fraction)

@@ -1,0 +1,108 @@
+"""The peak of one call, measured."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import nn
+from torch.optim import Optimizer
+
+from course_lib.memory.ledger import Moment, StorageLedger, tensors_in
+from course_lib.memory.wording import in_categories, readable
+
+
+@dataclass(frozen=True)
+class PeakMemory:
+    """What a call needed at its worst moment; what was there before it included."""
+
+    peak_bytes: int
+    by_category: dict[str, int]
+    """At the peak; the sum is ``peak_bytes``. ``CATEGORIES`` says what they mean. On CUDA also ``unseen``: what the
+    allocator gave out, and no tensor accounts for."""
+    how: str
+    """``"CUDA allocator"`` or ``"tensor storages counted on the CPU"``."""
+    value: Any
+    """What the call returned."""
+    timeline: list[Moment]
+    """What was held after each allocation and free: ``(phase, bytes by category)``."""
+
+    def __str__(self) -> str:
+        return "\n".join([f"peak: {readable(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
+
+
+def measure_peak(
+    fn: Callable[[], Any],
+    *,
+    model: nn.Module | None = None,
+    optimizer: Optimizer | None = None,
+    device: torch.device | str | None = None,
+) -> PeakMemory:
+    """Call ``fn()`` once and measure the most memory that it held at a time.
+
+    On a CPU that is a count of tensor storages, in exact bytes: what operators return, until their last tensor is gone.
+    What kernels take and free inside themselves isn't in it, nor is the process's own memory. On CUDA the peak is
+    ``torch.cuda.max_memory_allocated``; the ledger runs along to tell its categories.
+
+    What exists before ``fn`` counts from the beginning, as far as it is ``model``'s or ``optimizer``'s, or steps inside
+    of ``fn``. Any other tensor counts, as one of the inputs, from the first operator that reads it. On CUDA the
+    allocator counts all that is there.
+
+    Args:
+        fn: A training step, say. It runs slower than usual: each operator is looked at. Not seen: tensors inside a
+            compiled function.
+        model: Names its parameters and buffers, and its arguments as inputs. Without it parameters are known by the
+            optimizer's step alone, and a batch made inside ``fn`` counts as activations.
+        optimizer: For its state where ``fn`` doesn't step.
+        device: Default: where the model's first parameter is, else the CPU. Resets torch's peak statistics on CUDA.
+
+    Raises:
+        ValueError: ``fn`` isn't callable, or a device that torch doesn't measure.
+    """
+    if not callable(fn):
+        raise ValueError(
+            f"fn must be a function without arguments, got {fn!r}: write measure_peak(lambda: step(batch))"
+        )
+    device = _device(model, device)
+    ledger = StorageLedger(device.type)
+    hook = None
+    if model is not None:
+        hook = model.register_forward_pre_hook(
+            lambda _, args, kwargs: ledger.name("inputs", tensors_in((args, kwargs))), with_kwargs=True
+        )
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+        torch.cuda.reset_peak_memory_stats(device)
+    try:
+        with ledger:
+            _name(ledger, model, optimizer)
+            value = fn()
+            _name(ledger, model, optimizer)
+    finally:
+        if hook is not None:
+            hook.remove()
+    timeline = ledger.history()
+    peak = max(timeline, key=lambda moment: moment.total)
+    if device.type == "cpu":
+        return PeakMemory(peak.total, peak.by_category, "tensor storages counted on the CPU", value, timeline)
+    torch.cuda.synchronize(device)
+    allocated = torch.cuda.max_memory_allocated(device)
+    categories = peak.by_category | {"unseen": allocated - peak.total}
+    return PeakMemory(allocated, categories, "CUDA allocator", value, timeline)
+
+
+def _device(model: nn.Module | None, device: torch.device | str | None) -> torch.device:
+    first = next(model.parameters(), None) if model is not None else None
+    chosen = torch.device(device) if device is not None else first.device if first is not None else torch.device("cpu")
+    if chosen.type not in ("cpu", "cuda"):
+        raise ValueError(f"device must be a CPU or a CUDA device, got {str(chosen)!r}")
+    return chosen
+
+
+def _name(ledger: StorageLedger, model: nn.Module | None, optimizer: Optimizer | None) -> None:
+    if model is not None:
+        ledger.name_model(model)
+    if optimizer is not None:
+        ledger.name_optimizer(optimizer)

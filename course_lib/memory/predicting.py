@@ -1,0 +1,415 @@
+"""The peak of a training step, predicted: no kernel runs, and no GPU is needed."""
+
+from __future__ import annotations
+
+import copy
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import (
+    DataDependentOutputException,
+    DynamicOutputShapeException,
+    FakeTensor,
+    FakeTensorMode,
+    UnsupportedOperatorException,
+)
+from torch.optim import Optimizer
+from torch.utils._pytree import tree_leaves, tree_map
+
+from course_lib._arguments import int_of_at_least
+from course_lib.memory.allocator import CachingAllocator
+from course_lib.memory.kernels import AsOnCuda, FakeCopies, FakeLedger, without_data
+from course_lib.memory.ledger import Entry, Moment, Storage, tensors_in
+from course_lib.memory.wording import MIB, in_categories, readable
+
+PRECISIONS = ("fp32", "bf16", "bf16-true")
+Precision = Literal["fp32", "bf16", "bf16-true"]
+
+
+@dataclass(frozen=True)
+class PeakPrediction:
+    """What a training step will need at its worst moment."""
+
+    peak_bytes: int
+    by_category: dict[str, int]
+    """At the peak; the sum is ``peak_bytes``. ``CATEGORIES`` says what they mean."""
+    timeline: list[Moment]
+    """The steady step: ``(phase, bytes by category)`` after each allocation and free. The phases: ``"batch"``,
+    ``"forward"``, ``"backward"``, ``"step"``, ``"zero_grad"``."""
+    reserved_bytes: int
+    """On CUDA an estimate of what the allocator takes from the device for both steps, cached blocks included
+    (``torch.cuda.max_memory_reserved``); on a CPU the peak. The CUDA context comes on top: hundreds of MiB."""
+    device: str
+    precision: str
+    batch_size: int | None
+    doubts: list[str] = field(default_factory=list)
+    """What was noticed and isn't in these numbers, or is a guess."""
+
+    def fits(self, total_bytes: int, fraction: float = 0.9) -> bool:
+        """Whether the peak, and on CUDA what is reserved for it, stays within a fraction of the memory there is."""
+        return max(self.peak_bytes, self.reserved_bytes) <= total_bytes * fraction
+
+    def peak_by_phase(self) -> dict[str, int]:
+        """The most bytes that each phase of the step holds at a time."""
+        most: dict[str, int] = {}
+        for moment in self.timeline[1:]:
+            most[moment.phase] = max(most.get(moment.phase, 0), moment.total)
+        return most
+
+    def table(self) -> str:
+        """The peak by category, the peak of each phase, and the doubts."""
+        at = "" if self.batch_size is None else f" at batch size {self.batch_size}"
+        lines = [f"predicted peak: {readable(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
+        lines += in_categories(self.by_category)
+        if self.device == "cuda":
+            lines.append(f"  about {readable(self.reserved_bytes)} reserved by the allocator, without the CUDA context")
+        lines.append("by phase: " + ", ".join(f"{name} {readable(n)}" for name, n in self.peak_by_phase().items()))
+        return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
+
+    __str__ = table
+
+
+def predict_peak(
+    model_fn: Callable[[], nn.Module],
+    batch_fn: Callable[..., Any],
+    optimizer_fn: Callable[[list[nn.Parameter]], Optimizer],
+    *,
+    loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
+    batch_size: int | None = None,
+    precision: Precision = "fp32",
+    accumulate: int = 1,
+    ddp: bool = False,
+    device: str = "cuda",
+) -> PeakPrediction:
+    """Predict the peak of a training step by taking two of them with fake tensors, which have a shape and no data.
+
+    A step is ``accumulate`` times: batch, forward and backward, then ``optimizer.step()`` and
+    ``zero_grad(set_to_none=True)``. The second step is the steady one, as the optimizer has its state: its peak is
+    returned. A micro-batch's graph and outputs are gone when the next one begins, its loss is not.
+
+    Args:
+        model_fn: Makes the module; not called for real memory, so it may be larger than this machine. One that exists
+            already is copied, without its data. ``.to("cuda")`` in it is fine.
+        batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
+            where a ``batch_size`` is given.
+        optimizer_fn: Makes the optimizer from the list of parameters. Without a choice of its own it is the default
+            of the device: on CUDA ``foreach``, whose temporaries are as large as the parameters.
+        loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
+            Default: of a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; of a dict
+            what ``model(**batch)`` returns as ``loss``; of a tensor the mean of the output.
+        batch_size: Handed to ``batch_fn``.
+        precision: ``"fp32"``; ``"bf16"``: autocast around the forward and the loss, with the copies of the weights
+            that it keeps until then; ``"bf16-true"``: the model, floating inputs and all that follows. An
+            ``autocast("cuda")`` of the model's own is not seen.
+        accumulate: Micro-batches of a window. The loss is divided by it.
+        ddp: Adds the buckets of ``DistributedDataParallel`` to the gradients: once more their bytes, as
+            ``gradient_as_bucket_view`` is False by default.
+        device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
+            is known to choose; ``"cpu"``: exact bytes.
+
+    Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that
+    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors. What
+    can be noticed of that is in ``doubts``. Checkpointing (``torch.utils.checkpoint``) is seen.
+
+    The random generators, the default dtype and the grad mode are as before, afterwards.
+
+    Raises:
+        ValueError: An argument out of range, functions that return something else than asked for, a loss that isn't
+            0-dim or has no graph.
+        RuntimeError: The step needs values that no kernel has computed, or an operator that has no fake kernel.
+    """
+    if precision not in PRECISIONS:
+        raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
+    if device not in ("cuda", "cpu"):
+        raise ValueError(f'device must be "cuda" or "cpu", got {device!r}')
+    accumulate = int_of_at_least(1, "accumulate", accumulate)
+    if batch_size is not None:
+        batch_size = int_of_at_least(1, "batch_size", batch_size)
+        batch_fn = _with_size(batch_fn, batch_size)
+    ledger = FakeLedger()
+    cuda = AsOnCuda() if device == "cuda" else None
+    with _undisturbed(), ExitStack() as stack:
+        fake = FakeTensorMode(allow_non_fake_inputs=True)
+        # Module.to swaps its tensors, which needs them without weak references: the memo's.
+        fake.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
+        stack.enter_context(fake)
+        stack.enter_context(cuda or nullcontext())
+        stack.enter_context(ledger)
+        stack.enter_context(_explained())
+        ledger.begin("setup")
+        with FakeCopies():
+            model = _model(model_fn, precision)
+        ledger.name_model(model)
+        optimizer = _optimizer(optimizer_fn, model, device)
+        ledger.name_optimizer(optimizer)
+        if ddp:
+            buckets = [torch.empty(n, dtype=dtype) for n, dtype in _buckets(model)]
+            ledger.name("gradients", buckets)
+        custom: set[str] = set()
+        for micro_batches in (1, accumulate):  # the first step is for the optimizer's state
+            mark = ledger.mark()
+            for _ in range(micro_batches):
+                ledger.begin("batch")
+                ledger.watching = False  # what a loader needs to make it is no memory of the device
+                batch = _batch(batch_fn, precision)
+                ledger.watching = True
+                ledger.arrive("inputs", tensors_in(batch))
+                ledger.begin("forward")
+                with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
+                    loss = (loss_fn or _default_loss)(model, batch)
+                _check_loss(loss)
+                custom |= _custom_functions(loss)
+                loss = loss / accumulate if accumulate > 1 else loss
+                ledger.begin("backward")
+                torch.autograd.backward(loss)
+            ledger.begin("step")
+            optimizer.step()
+            if device == "cuda":
+                ledger.leave_out(_on_the_host(optimizer))
+            ledger.begin("zero_grad")
+            optimizer.zero_grad(set_to_none=True)
+            model.zero_grad(set_to_none=True)
+    blocks = _Blocks() if device == "cuda" else None
+    timeline = ledger.history(mark, blocks)
+    peak = max(timeline, key=lambda moment: moment.total)
+    return PeakPrediction(
+        peak_bytes=peak.total,
+        by_category=peak.by_category,
+        timeline=timeline,
+        reserved_bytes=blocks.allocator.reserved if blocks else peak.total,
+        device=device,
+        precision=precision,
+        batch_size=batch_size,
+        doubts=list(_doubts(ledger, model, cuda, custom, ddp)),
+    )
+
+
+@contextmanager
+def _undisturbed() -> Iterator[None]:
+    """What model_fn and the others may set stays as it was: generators, default dtype and device, grad mode."""
+    python, numpy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()  # noqa: NPY002
+    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    try:
+        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+            yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)  # noqa: NPY002
+        torch.set_default_dtype(dtype)
+
+
+@contextmanager
+def _explained() -> Iterator[None]:
+    """What fake tensors refuse, in the words of somebody who doesn't know of them."""
+    try:
+        yield
+    except (DataDependentOutputException, DynamicOutputShapeException) as error:
+        raise RuntimeError(
+            f"the step reads a value, or has a shape that depends on one ({error.func}), and a prediction has no "
+            "values: take .item(), print, boolean indexing and packed sequences out of loss_fn and the model, or use "
+            "measure_peak"
+        ) from error
+    except UnsupportedOperatorException as error:
+        raise RuntimeError(
+            f"no fake kernel is registered for {error.func}, so its outputs are unknown: register one with "
+            "torch.library.register_fake, or use measure_peak"
+        ) from error
+
+
+# --------------------------------------------------------------------------------------------- what the caller gives
+
+
+def _with_size(batch_fn: Callable[..., Any], batch_size: int) -> Callable[[], Any]:
+    return lambda: batch_fn(batch_size)
+
+
+def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
+    model = model_fn()
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model_fn must return a torch.nn.Module, got {_kind(model)}")
+    real = [t for t in [*model.parameters(), *model.buffers()] if not isinstance(t, FakeTensor)]
+    if real:
+        # The caller's own module must not change: a copy whose tensors have no data.
+        model = copy.deepcopy(model, {id(t): without_data(t) for t in real})
+    elsewhere = {t.device.type for t in [*model.parameters(), *model.buffers()]} - {"cpu"}
+    if elsewhere:
+        raise ValueError(f'device="cpu" needs a model on the CPU, got one on {", ".join(elsewhere)}')
+    if precision == "bf16-true":
+        model.to(torch.bfloat16)
+    return model
+
+
+def _optimizer(optimizer_fn: Callable[[list[nn.Parameter]], Optimizer], model: nn.Module, device: str) -> Optimizer:
+    optimizer = optimizer_fn(list(model.parameters()))
+    if not isinstance(optimizer, Optimizer):
+        raise ValueError(f"optimizer_fn must return a torch.optim.Optimizer, got {_kind(optimizer)}")
+    for group in optimizer.param_groups:
+        if device == "cuda" and group.get("foreach", False) is None and not group.get("fused"):
+            group["foreach"] = True  # the default for parameters on CUDA
+    return optimizer
+
+
+def _batch(batch_fn: Callable[[], Any], precision: str) -> Any:
+    def fake(leaf: Any) -> Any:
+        if isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor):
+            leaf = without_data(leaf)
+        low = precision == "bf16-true" and isinstance(leaf, Tensor) and leaf.is_floating_point()
+        return leaf.detach().to(torch.bfloat16).requires_grad_(leaf.requires_grad) if low else leaf
+
+    batch = batch_fn()
+    if not any(True for _ in tensors_in(batch)):
+        raise ValueError(
+            f"batch_fn must return tensors, be they in tuples, lists and dicts, got {_kind(batch)}: "
+            "what a batch is to the model, as collated by the loader"
+        )
+    return tree_map(fake, batch)
+
+
+def _default_loss(model: nn.Module, batch: Any) -> Tensor:
+    if isinstance(batch, Mapping):
+        output = model(**batch)
+        loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)
+    elif isinstance(batch, Tensor):
+        output = model(batch)
+        output = output[0] if isinstance(output, Sequence) else output
+        loss = output.mean() if isinstance(output, Tensor) else output
+    elif isinstance(batch, Sequence) and len(batch) == 2:
+        output = model(batch[0])
+        output = output[0] if isinstance(output, Sequence) else output
+        loss = F.mse_loss(output, batch[1]) if batch[1].is_floating_point() else F.cross_entropy(output, batch[1])
+    else:
+        loss = None
+    if not isinstance(loss, Tensor):
+        raise ValueError(
+            "loss_fn must be given: there is a default for a tensor, a pair (x, y), and a dict with which the model "
+            f"returns a loss; got a batch that is {_kind(batch)}"
+        )
+    return loss
+
+
+def _check_loss(loss: Any) -> None:
+    if not isinstance(loss, Tensor) or loss.dim():
+        got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else _kind(loss)
+        raise ValueError(f"loss_fn must return a 0-dim tensor, got {got}")
+    if not loss.requires_grad:
+        raise ValueError("loss_fn must return a loss with a graph, got one that requires no gradient: is all frozen?")
+
+
+def _kind(value: Any) -> str:
+    kinds = {"Tensor" if isinstance(leaf, Tensor) else type(leaf).__name__ for leaf in tree_leaves(value)}
+    inside = f" of {', '.join(sorted(kinds))}" if isinstance(value, Mapping | list | tuple) and kinds else ""
+    return f"{type(value).__name__}{inside}" if not isinstance(value, str | int | float | None) else repr(value)
+
+
+# ------------------------------------------------------------------------------------------------- what CUDA does
+
+
+class _Blocks:
+    """Turns exact bytes into those of the blocks that CUDA's allocator would hand out."""
+
+    def __init__(self) -> None:
+        self.allocator = CachingAllocator()
+
+    def __call__(self, entries: Sequence[Entry]) -> list[int]:
+        exact: dict[Storage, int] = {}
+        added = []
+        for entry in entries:
+            exact[entry.storage] = exact.get(entry.storage, 0) + entry.delta
+            freed = self.allocator.free(entry.storage)
+            added.append(self.allocator.allocate(entry.storage, exact[entry.storage]) - freed)
+        return added
+
+
+def _on_the_host(optimizer: Optimizer) -> list[Tensor]:
+    """Counters of steps, which stay on the CPU unless the optimizer is fused or capturable."""
+    return [
+        value
+        for group in optimizer.param_groups
+        if not group.get("fused") and not group.get("capturable")
+        for parameter in group["params"]
+        for value in optimizer.state.get(parameter, {}).values()
+        if isinstance(value, Tensor) and value.dim() == 0
+    ]
+
+
+def _buckets(model: nn.Module) -> Iterator[tuple[int, torch.dtype]]:
+    """Elements and dtype of DDP's buckets: in reverse order up to 1 MiB, then up to 25 MiB."""
+    sizes: dict[torch.dtype, list[int]] = {}
+    limits: dict[torch.dtype, int] = {}
+    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
+        open_buckets = sizes.setdefault(parameter.dtype, [0])
+        open_buckets[-1] += parameter.numel()
+        if open_buckets[-1] * parameter.element_size() >= limits.get(parameter.dtype, MIB):
+            limits[parameter.dtype] = 25 * MIB
+            open_buckets.append(0)
+    return ((elements, dtype) for dtype, all_of in sizes.items() for elements in all_of if elements)
+
+
+# ---------------------------------------------------------------------------------------------------------- doubts
+
+_PRODUCTS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
+
+
+def _doubts(ledger: FakeLedger, model: nn.Module, cuda: AsOnCuda | None, custom: set[str], ddp: bool) -> Iterator[str]:
+    used = ledger.operators
+    if not any(module.training for module in model.modules()):
+        yield "the model is in eval mode, so this is no training step: BatchNorm and dropout would keep more"
+    if cuda is not None:
+        if used & _PRODUCTS:
+            yield (
+                f"cuBLAS's workspaces of forward and backward are not in it: 2 × {CUBLAS_WORKSPACE:,} B, "
+                f"on Hopper 2 × {CUBLAS_WORKSPACE_HOPPER:,} B"
+            )
+        if "aten.convolution" in used:
+            yield (
+                "cuDNN's workspaces of convolutions are not in it: their size is chosen at run time, and with "
+                "torch.backends.cudnn.benchmark larger ones are tried"
+            )
+        if cuda.reserve_bytes:
+            yield f"what cuDNN keeps for recurrent layers is a guess: {cuda.reserve_bytes:,} B, over all"
+        if any("_scaled_dot_product_" in name for name in used):
+            yield (
+                "attention is taken to run fused wherever its shapes allow; a backend switched off, an old GPU or the "
+                "padding of a mask would need more"
+            )
+    else:
+        if used & {"aten.convolution", "aten.mkldnn_rnn_layer"}:
+            yield "what oneDNN takes inside of convolutions and LSTMs is not in it, here as in measure_peak"
+        if ledger.workspace_bytes:
+            yield f"what oneDNN keeps of LSTMs is computed by oneDNN 3's layout: {ledger.workspace_bytes:,} B, over all"
+    if custom:
+        yield f"custom autograd functions ({', '.join(sorted(custom))}): what they keep outside of tensors is not seen"
+    foreign = sorted({name.split(".")[0] for name in used} - {"aten", "prims", "profiler"})
+    if foreign:
+        yield f"operators of {', '.join(foreign)}: their fake kernels tell outputs, not workspaces"
+    if ddp:
+        yield "DDP's buckets are taken as rebuilt; its first backward and NCCL's own buffers need more"
+
+
+CUBLAS_WORKSPACE = 4096 * 1024 * 2 + 16 * 1024 * 8
+CUBLAS_WORKSPACE_HOPPER = 4096 * 8 * 1024
+"""For each thread that multiplies: defaults of CUBLAS_WORKSPACE_CONFIG, in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+
+
+def _custom_functions(loss: Tensor) -> set[str]:
+    ahead: list[Any] = [loss.grad_fn]
+    seen: set[Any] = set()
+    names: set[str] = set()
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
+            "_Recurr"
+        ):
+            names.add(type(node).__name__.removesuffix("Backward"))
+        ahead += [parent for parent, _ in node.next_functions]
+    return names

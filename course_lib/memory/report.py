@@ -1,0 +1,106 @@
+"""One page about the memory of a running job."""
+
+from __future__ import annotations
+
+import gc
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.optim import Optimizer
+
+from course_lib.memory.ledger import storages_of, tensors_in
+from course_lib.memory.wording import readable
+
+SHOWN = 10
+"""How many kinds of tensors are listed."""
+
+
+def peak_report(
+    model: nn.Module | None = None, optimizer: Optimizer | None = None, device: torch.device | str | None = None
+) -> str:
+    """What this process holds now: by category as far as it was given, and what the allocator or the system say.
+
+    Args:
+        model: For its parameters, their gradients and the buffers.
+        optimizer: For its state, and its parameters where there is no model.
+        device: Default: where the parameters are, else the CPU. Bytes of categories count wherever they are.
+    """
+    parameters = _parameters(model, optimizer)
+    chosen = torch.device(device) if device is not None else parameters[0].device if parameters else torch.device("cpu")
+    lines = [f"memory of this process ({chosen})"]
+    if parameters:
+        lines.append(_line("parameters", parameters, f"{sum(p.numel() for p in parameters):,} elements"))
+        gradients = [p.grad for p in parameters if p.grad is not None]
+        lines.append(_line("gradients", gradients, f"of {len(gradients)} of {len(parameters)} parameters"))
+    if model is not None:
+        lines.append(_line("buffers", model.buffers()))
+    if optimizer is not None:
+        lines.append(_line("optimizer", tensors_in(list(optimizer.state.values())), type(optimizer).__name__))
+    return "\n".join(lines + (_on_cuda(chosen) if chosen.type == "cuda" else _on_cpu()))
+
+
+def _parameters(model: nn.Module | None, optimizer: Optimizer | None) -> list[Tensor]:
+    if model is not None:
+        return list(model.parameters())
+    return [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else []
+
+
+def _line(name: str, tensors: Iterable[Tensor], note: str = "") -> str:
+    storages = {id(storage): storage.nbytes() for tensor in tensors for storage in storages_of(tensor)}
+    return f"  {name:<12} {readable(sum(storages.values())):>11}{f'  {note}' if note else ''}"
+
+
+def _on_cuda(device: torch.device) -> list[str]:
+    free, total = torch.cuda.mem_get_info(device)
+    allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
+    most = torch.cuda.max_memory_allocated(device)
+    return [
+        f"  {'allocated':<12} {readable(allocated):>11}  tensors now; at most {readable(most)}",
+        f"  {'reserved':<12} {readable(reserved):>11}  taken from the device by the allocator, cached blocks included",
+        f"  {'device':<12} {readable(total - free):>11}  used by all processes, of {readable(total)}",
+        "nvidia-smi counts what is reserved, and on top of it the CUDA context, loaded kernels and what libraries take "
+        "by themselves (NCCL): some hundred MiB a process. It looks now and then, so it misses peaks.",
+    ]
+
+
+def _on_cpu() -> list[str]:
+    lines = [_resident()] if _resident() else []
+    kinds: dict[str, list[int]] = {}
+    seen = set()
+    total = 0
+    for tensor in _live_tensors():
+        for storage in storages_of(tensor):
+            if id(storage) not in seen:
+                seen.add(id(storage))
+                total += storage.nbytes()
+                kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+                kinds.setdefault(kind, []).append(storage.nbytes())
+    lines.append(f"  {'tensors':<12} {readable(total):>11}  in {len(seen):,} storages that Python can reach:")
+    largest = sorted(kinds.items(), key=lambda item: (-sum(item[1]), item[0]))
+    lines += [f"    {readable(sum(of)):>13}  {len(of):,} × {kind}" for kind, of in largest[:SHOWN]]
+    if len(largest) > SHOWN:
+        lines.append(
+            f"    {readable(sum(map(sum, dict(largest[SHOWN:]).values()))):>13}  of {len(largest) - SHOWN} more kinds"
+        )
+    return [*lines, "What only a graph holds (saved activations) is not reachable from Python: measure_peak counts it."]
+
+
+def _resident() -> str:
+    try:
+        import psutil
+    except ImportError:
+        return ""
+    return (
+        f"  {'resident':<12} {readable(psutil.Process().memory_info().rss):>11}  of the process, the libraries included"
+    )
+
+
+def _live_tensors() -> list[Tensor]:
+    # By type: isinstance would ask lazy modules and proxies for their class, which wakes them up.
+    return [
+        found
+        for found in gc.get_objects()
+        if issubclass(type(found), Tensor) and not issubclass(type(found), FakeTensor) and found.device.type == "cpu"
+    ]

@@ -1,0 +1,288 @@
+"""What batch size finders do on a device of limited memory: their trials, their errors, and whether the answer ran."""
+
+from __future__ import annotations
+
+import gc
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from itertools import groupby
+from typing import Any, NamedTuple
+from unittest import mock
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.tuner import Tuner
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from course_lib.memory import StorageLedger, measure_peak
+from course_lib.memory.fitting import find_batch_size
+from course_lib.memory.lines import Search
+from course_lib.notebook.display import quiet_lightning
+
+FEATURES, CLASSES, DATASET = 32, 10, 100_000
+
+
+class Attempt(NamedTuple):
+    batch_size: int
+    ran: bool
+
+
+class SimulatedDevice:
+    """Runs steps on the CPU, and raises CUDA's out-of-memory error where their tensors hold more than the limit.
+
+    Attributes:
+        attempts: The steps that were begun, and whether they came to their end.
+    """
+
+    def __init__(self, limit_bytes: int) -> None:
+        self.limit_bytes = limit_bytes
+        self.attempts: list[Attempt] = []
+
+    def run(self, batch_size: int, model: nn.Module, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
+        self.attempts.append(Attempt(batch_size, False))
+        ledger = _LimitedLedger(self.limit_bytes)
+        with ledger:
+            ledger.name_model(model)
+            ledger.name_optimizer(optimizer)
+            value = step()
+        self.attempts[-1] = Attempt(batch_size, True)
+        return value
+
+    def trials(self) -> list[Attempt]:
+        """The attempts, with the steps of one size in a row taken together."""
+        grouped = [
+            (size, list(steps)) for size, steps in groupby(self.attempts, key=lambda attempt: attempt.batch_size)
+        ]
+        return [Attempt(size, all(step.ran for step in steps)) for size, steps in grouped]
+
+
+class _LimitedLedger(StorageLedger):
+    def __init__(self, limit_bytes: int) -> None:
+        super().__init__()
+        self.limit_bytes = limit_bytes
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if sum(storage.nbytes for storage in self._live.values()) > self.limit_bytes:
+            raise torch.OutOfMemoryError("CUDA out of memory. (A simulated device of the CPU.)")
+        return result
+
+
+# ----------------------------------------------------------------------------------------------------- what is trained
+
+
+def make_model() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
+
+
+def make_batch(size: int) -> tuple[Tensor, Tensor]:
+    return torch.ones(size, FEATURES), torch.zeros(size, dtype=torch.long)
+
+
+def make_optimizer(model: nn.Module) -> Optimizer:
+    return torch.optim.SGD(model.parameters(), lr=1e-3, momentum=0.9)
+
+
+def train_step(model: nn.Module, optimizer: Optimizer, size: int) -> None:
+    x, y = make_batch(size)
+    F.cross_entropy(model(x), y).backward()  # type: ignore[no-untyped-call]
+    optimizer.step()
+    optimizer.zero_grad()
+
+
+class TruePeaks:
+    """Bytes that two steps hold at most, measured, each size once."""
+
+    def __init__(self) -> None:
+        self.known: dict[int, int] = {}
+
+    def __call__(self, size: int) -> int:
+        if size not in self.known:
+            model = make_model()
+            optimizer = make_optimizer(model)
+
+            def steps() -> None:
+                for _ in range(2):
+                    train_step(model, optimizer, size)
+
+            self.known[size] = measure_peak(steps, model=model, optimizer=optimizer).peak_bytes
+        return self.known[size]
+
+    def largest(self, limit_bytes: int) -> int:
+        """The largest size within a limit, by trying: doubling, then halving the gap."""
+        fits, too_large = 0, 1
+        while self(too_large) <= limit_bytes:
+            fits, too_large = too_large, 2 * too_large
+        while too_large - fits > 1:
+            middle = (fits + too_large) // 2
+            fits, too_large = (middle, too_large) if self(middle) <= limit_bytes else (fits, middle)
+        return fits
+
+
+# ---------------------------------------------------------------------------------------------------------- the finders
+
+
+def ours(device: SimulatedDevice) -> int:
+    """`find_batch_size`, whose trials run on the simulated device."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    steps = Search._steps
+
+    def steps_there(search: Search, size: int) -> None:
+        device.run(size, model, optimizer, lambda: steps(search, size))
+
+    with mock.patch.object(Search, "_steps", steps_there):
+        return find_batch_size(model, make_batch, optimizer, limit_bytes=device.limit_bytes).batch_size
+
+
+def halving(device: SimulatedDevice, start: int = 8192) -> int:
+    """The retry loop: from a size that is surely too large, half of it after each error."""
+    model = make_model()
+    optimizer = make_optimizer(model)
+    while True:
+        try:
+            for _ in range(2):
+                device.run(start, model, optimizer, partial(train_step, model, optimizer, start))
+            return start
+        except RuntimeError as error:
+            if "out of memory" not in str(error):
+                raise
+            optimizer.zero_grad()
+            start //= 2
+
+
+class _Module(LightningModule):
+    def __init__(self, device: SimulatedDevice, batch_size: int) -> None:
+        super().__init__()
+        self.net, self.simulated, self.batch_size, self.samples = make_model(), device, batch_size, 0
+
+    def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
+        self.samples = len(batch[0])  # which need not be what self.batch_size says
+
+    def training_step(self, batch: Any) -> Tensor:
+        x, y = batch
+        return F.cross_entropy(self.net(x), y)
+
+    def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
+        # A Trainer frees gradients after the forward; as everybody else's, these are gone before it.
+        optimizer.zero_grad()
+        self.simulated.run(
+            self.samples, self.net, optimizer.optimizer, lambda: optimizer.step(closure=optimizer_closure)
+        )
+
+    def configure_optimizers(self) -> Optimizer:
+        return make_optimizer(self.net)
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        data: Any = range(DATASET)
+        return DataLoader(data, self.batch_size, collate_fn=lambda samples: make_batch(len(samples)))
+
+
+def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2, **options: Any) -> int | None:
+    """Lightning's own finder; `own_size` is the module's batch size before."""
+    quiet_lightning()
+    with _little_garbage(), tempfile.TemporaryDirectory() as folder:
+        trainer = Trainer(
+            accelerator="cpu",
+            logger=False,
+            enable_checkpointing=False,
+            enable_progress_bar=False,
+            enable_model_summary=False,
+            max_epochs=1,
+            default_root_dir=folder,
+        )
+        return Tuner(trainer).scale_batch_size(_Module(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
+
+
+@contextmanager
+def _little_garbage() -> Iterator[None]:
+    """Lightning collects garbage before each trial; what was there before needs no further look."""
+    frozen_before = gc.get_freeze_count() > 0
+    gc.freeze()
+    try:
+        yield
+    finally:
+        if not frozen_before:
+            gc.unfreeze()
+
+
+FINDERS: dict[str, Callable[[SimulatedDevice], int | None]] = {
+    "find_batch_size": ours,
+    "Lightning, power": lightning,
+    "Lightning, binsearch": lambda device: lightning(device, "binsearch"),
+    "retry loop, halving": halving,
+}
+
+
+# ------------------------------------------------------------------------------------------------------- the comparison
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """What one finder did within one limit."""
+
+    limit_bytes: int
+    answer: int
+    largest: int
+    """The largest size that fits, measured."""
+    trials: list[Attempt]
+
+    @property
+    def errors(self) -> int:
+        return sum(not trial.ran for trial in self.trials)
+
+    @property
+    def share(self) -> float:
+        return self.answer / self.largest
+
+    @property
+    def answer_ran(self) -> bool:
+        return Attempt(self.answer, True) in self.trials
+
+
+def spread_limits(smallest: int, largest: int, number: int) -> list[int]:
+    """Bytes, each the same factor above the one before."""
+    return [int(limit) for limit in np.geomspace(smallest, largest, number)]
+
+
+def compare(
+    limits: Sequence[int],
+    finders: dict[str, Callable[[SimulatedDevice], int | None]] | None = None,
+    peaks: TruePeaks | None = None,
+) -> dict[str, list[Outcome]]:
+    """Each finder within each limit (bytes), on a device of its own.
+
+    A Trainer's step holds some bytes more than the steps that `TruePeaks` measures (a copy of the loss): where a limit
+    has no room for them beside one sample, Lightning halves to 0, and its loader raises.
+    """
+    peaks = peaks or TruePeaks()
+    outcomes: dict[str, list[Outcome]] = {}
+    for name, finder in (finders or FINDERS).items():
+        outcomes[name] = []
+        for limit in limits:
+            device = SimulatedDevice(limit)
+            answer = finder(device)
+            assert answer is not None
+            outcomes[name].append(Outcome(limit, answer, peaks.largest(limit), device.trials()))
+    return outcomes
+
+
+def table(outcomes: dict[str, list[Outcome]]) -> str:
+    """A line for each finder: mean trials and errors, the range of answer / largest that fits, how many answers ran."""
+    lines = [f"{'finder':<22} {'trials':>6} {'errors':>6}   {'answer / largest':<16} {'answer was run'}"]
+    for name, of in outcomes.items():
+        n = len(of)
+        shares = [outcome.share for outcome in of]
+        lines.append(
+            f"{name:<22} {sum(len(o.trials) for o in of) / n:>6.1f} {sum(o.errors for o in of) / n:>6.1f}   "
+            f"{f'{min(shares):.2f} … {max(shares):.2f}':<16} {sum(o.answer_ran for o in of)} of {n}"
+        )
+    return "\n".join(lines)

@@ -1,0 +1,664 @@
+"""Loops with a planted leak, whose holder is known, and loops that are clean."""
+
+import collections
+import functools
+import gc
+import itertools
+import random
+import re
+import sys
+import weakref
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+from course_lib.memory.culprits import growth
+from course_lib.memory.growth import watch_growth
+
+
+@pytest.fixture(autouse=True, scope="module")
+def put_aside_what_the_test_session_holds():
+    # Half a million objects of plugins; a look at all of them is as right, and slow.
+    gc.collect()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def small_model():
+    return nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 1))
+
+
+class Trainer:
+    """One plain step, and places where a leak can be planted."""
+
+    def __init__(self, optimizer=torch.optim.SGD, **options):
+        self.model = small_model()
+        self.optimizer = optimizer(self.model.parameters(), lr=0.01, **options)
+        self.total = 0
+        self.losses = []
+        self.history = {"loss": []}
+
+    def loss(self):
+        return self.model(torch.randn(4, 8)).square().mean()
+
+    def step(self):
+        loss = self.loss()
+        self.optimizer.zero_grad()
+        loss.backward()
+        self.optimizer.step()
+        return loss
+
+
+# -------------------------------------------------------------------------------------------------- planted leaks
+
+running = 0
+LEAKS = {}
+
+
+def leak(kind, *holders):
+    def register(make):
+        LEAKS[make.__name__] = (make, kind, holders)
+        return make
+
+    return register
+
+
+@leak("graph", "tensor `total` (closure of `step`)")
+def total_in_a_closure():
+    trainer, total = Trainer(), 0
+
+    def step():
+        nonlocal total
+        total = total + trainer.step()
+
+    return step
+
+
+@leak("graph", f"tensor `running` (global of {__name__})")
+def total_in_a_global():
+    trainer = Trainer()
+
+    def step():
+        global running
+        running = running + trainer.step()
+
+    return step
+
+
+@leak("graph", "tensor `total` (attribute of Trainer)")
+def total_in_an_attribute():
+    trainer = Trainer()
+
+    def step():
+        trainer.total += trainer.step()
+
+    return step
+
+
+@leak("graph", "tensor `total` (closure of `step`)")
+def total_in_place_in_an_evaluation():
+    trainer, total = Trainer(), torch.zeros(())
+
+    def step():
+        nonlocal total
+        total += trainer.loss()
+
+    return step
+
+
+@leak("graph", "tensor `hidden` (closure of `step`)")
+def hidden_state_that_is_carried():
+    # The loss of the last step reaches the whole graph as well: it was made from `hidden`, and is not to blame.
+    cell, hidden, loss = nn.RNNCell(4, 4), torch.zeros(1, 4), None
+
+    def step():
+        nonlocal hidden, loss
+        hidden = cell(torch.randn(1, 4), hidden)
+        loss = hidden.square().mean()
+
+    return step
+
+
+@leak("graph", "list `losses` (attribute of Trainer)")
+def list_of_losses():
+    trainer = Trainer()
+    return lambda: trainer.losses.append(trainer.step())
+
+
+@leak("graph", "list `history['loss']` (attribute of Trainer)")
+def list_of_losses_in_a_dict():
+    trainer = Trainer()
+    return lambda: trainer.history["loss"].append(trainer.step())
+
+
+@leak("tensors", "list `outputs` (closure of `<lambda>`)")
+def list_of_detached_tensors():
+    trainer, outputs = Trainer(), []
+    return lambda: outputs.append(trainer.step().detach())
+
+
+@leak("tensors", "tensor `outputs[…]` (closure of `step`)")
+def list_that_is_made_anew():
+    trainer, outputs = Trainer(), []
+
+    def step():
+        nonlocal outputs
+        outputs = [*outputs, trainer.step().detach()]
+
+    return step
+
+
+@leak("tensors", "dict `cache` (closure of `step`)")
+def dict_by_step():
+    model, cache, number = small_model(), {}, itertools.count()
+
+    def step():
+        with torch.no_grad():
+            cache[next(number)] = model(torch.randn(4, 8))
+
+    return step
+
+
+@leak("objects", "dict `cache` (closure of `<lambda>`)")
+def dict_of_arrays():
+    # gc tracks neither arrays nor a dict of them.
+    cache, number = {}, itertools.count()
+    return lambda: cache.update({next(number): np.zeros(1000)})
+
+
+@leak("cache", "functools.lru_cache of `embed`")
+def lru_cache_of_tensors():
+    @functools.lru_cache(maxsize=128)
+    def embed(x):
+        return x * 2
+
+    return lambda: embed(torch.randn(4, 8))
+
+
+@leak("cache", "functools.lru_cache of `embed`")
+def unbounded_cache_of_tensors():
+    @functools.cache
+    def embed(x):
+        return x * 2
+
+    return lambda: embed(torch.randn(4, 8))
+
+
+@leak("hooks", "dict `_forward_hooks` (attribute of Linear)")
+def hook_registered_in_each_step():
+    trainer = Trainer()
+
+    def step():
+        trainer.model[0].register_forward_hook(lambda module, args, output: None)
+        trainer.step()
+
+    return step
+
+
+@leak("graph", "list `activations` (closure of `keep`)")
+def activations_kept_by_a_hook():
+    trainer, activations = Trainer(), []
+
+    def keep(module, args, output):
+        activations.append(output)
+
+    trainer.model[0].register_forward_hook(keep)
+    return trainer.step
+
+
+@leak("exceptions", "list `errors` (closure of `step`)")
+def exceptions_with_their_frames():
+    errors = []
+
+    def step():
+        batch = torch.randn(64, 64)
+        try:
+            batch @ torch.randn(3, 3)
+        except RuntimeError as error:
+            errors.append(error)
+
+    return step
+
+
+@leak("tensors", "list `param_groups` (attribute of SGD)")
+def parameter_group_in_each_step():
+    trainer = Trainer()
+
+    def step():
+        trainer.optimizer.add_param_group({"params": [nn.Parameter(torch.zeros(3))]})
+        trainer.step()
+
+    return step
+
+
+@leak("graph", "`.grad` of tensor `weight` (closure of `step`)")
+def gradient_with_its_graph():
+    weight = nn.Parameter(torch.ones(3))
+
+    def step():
+        (weight**3).sum().backward(create_graph=True)
+
+    return step
+
+
+@leak("graph", "that no Python object holds")
+def cycle_of_parameter_and_gradient():
+    def step():
+        weight = nn.Parameter(torch.ones(3))
+        (weight**3).sum().backward(create_graph=True)
+
+    return step
+
+
+@leak("tensors", "tensor `buffer` (closure of `step`)")
+def tensor_that_gets_longer():
+    trainer, buffer = Trainer(), torch.zeros(0, 8)
+    trainer.model.append(nn.Linear(1, 10_000))  # larger, and not to blame
+
+    def step():
+        nonlocal buffer
+        trainer.step()
+        buffer = torch.cat([buffer, torch.randn(64, 8)])
+
+    return step
+
+
+@leak("tensors", "tensor `chain[…]` (closure of `step`)")
+def tuples_in_tuples():
+    chain = ()
+
+    def step():
+        nonlocal chain
+        chain = (chain, torch.zeros(3))
+
+    return step
+
+
+@leak("process", "this process")
+def arrays_that_python_cannot_see():
+    chain = ()
+
+    def step():
+        nonlocal chain
+        chain = (chain, np.ones(2**19))
+
+    return step
+
+
+@leak("tensors", "list `seen` (default argument of `step`)")
+def list_in_a_default_argument():
+    def step(seen=[]):  # noqa: B006
+        seen.append(torch.zeros(3))
+
+    return step
+
+
+@leak("tensors", "list `seen` (argument of `keep`, in a functools.partial)")
+def list_in_a_partial():
+    def keep(seen):
+        seen.append(torch.zeros(3))
+
+    return functools.partial(keep, [])
+
+
+@leak("tensors", "list `seen` (local of the generator `train`)")
+def list_in_a_generator():
+    def train():
+        seen = []
+        while True:
+            yield seen.append(torch.zeros(3))
+
+    return functools.partial(next, train())
+
+
+@pytest.mark.filterwarnings("ignore:Using backward.* with create_graph=True")
+@pytest.mark.parametrize("name", LEAKS)
+def test_the_culprit_has_its_name(name):
+    make, kind, holders = LEAKS[name]
+    report = watch_growth(make())
+    assert not report.ok
+    assert {culprit.kind for culprit in report.culprits} == {kind}, str(report)
+    for holder in holders:
+        assert any(holder in culprit.holder for culprit in report.culprits), str(report)
+    assert len(report.culprits) == len(holders), str(report)
+
+
+class Records(Dataset):
+    def __init__(self, n):
+        self.records = [(f"a record of one sample, number {i}", float(i)) for i in range(n)]
+
+    def __len__(self):
+        return len(self.records)
+
+    def __getitem__(self, i):
+        return self.records[i][1]
+
+
+def batches_of(dataset, batch_size):
+    loader = DataLoader(dataset, batch_size, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+    while True:
+        yield from loader
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="workers are not forked on Windows")
+def test_workers_that_copy_what_they_read():
+    report = watch_growth(functools.partial(next, batches_of(Records(200_000), 6_000)))
+    (culprit,) = report.culprits
+    assert culprit.kind == "workers"
+    assert culprit.holder == "list `records` (attribute of Records), read by 1 DataLoader worker"
+    assert culprit.per_step_bytes > 500_000  # 6000 strings alone lie in that
+
+
+# ---------------------------------------------------------------------------------------------------- clean loops
+
+CLEAN = []
+
+
+def clean(make):
+    CLEAN.append(make)
+    return make
+
+
+@clean
+def plain_sgd():
+    return Trainer().step
+
+
+@clean
+def adamw_with_a_schedule():
+    trainer = Trainer(torch.optim.AdamW)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(trainer.optimizer, 100)
+    return lambda: (trainer.step(), schedule.step())
+
+
+@clean
+def logs_of_numbers_and_strings():
+    trainer, log, rows = Trainer(), [], {}
+
+    def step():
+        loss = trainer.step().item()
+        log.append(loss)
+        rows[len(log)] = {"step": len(log), "loss": loss, "message": f"step {len(log)}: {loss:.3f}"}
+
+    return step
+
+
+@clean
+def bounded_deque():
+    trainer, recent = Trainer(), collections.deque(maxlen=100)
+    return lambda: recent.append(trainer.step().detach())
+
+
+@clean
+def moving_average():
+    trainer = Trainer()
+    average = [parameter.detach().clone() for parameter in trainer.model.parameters()]
+    smooth = torch.zeros(())
+
+    def step():
+        nonlocal smooth
+        smooth = 0.9 * smooth + 0.1 * trainer.step().detach()
+        for mean, parameter in zip(average, trainer.model.parameters(), strict=True):
+            mean.lerp_(parameter.detach(), 0.1)
+
+    return step
+
+
+@clean
+def moving_average_module():
+    trainer = Trainer()
+    average = torch.optim.swa_utils.AveragedModel(trainer.model)
+    return lambda: (trainer.step(), average.update_parameters(trainer.model))
+
+
+@clean
+def four_micro_batches():
+    # Up and down: the list of losses, and the graph behind it, are let go in each fourth call.
+    trainer, window = Trainer(), []
+
+    def step():
+        window.append(trainer.loss())
+        if len(window) == 4:
+            trainer.optimizer.zero_grad()
+            torch.stack(window).mean().backward()
+            trainer.optimizer.step()
+            window.clear()
+
+    return step
+
+
+@clean
+def cache_that_fills_up():
+    model, cache, number = small_model(), {}, itertools.count()
+
+    def step():
+        key = next(number) % 8
+        if key not in cache:
+            cache[key] = model(torch.randn(4, 8)).detach()
+
+    return step
+
+
+@clean
+def carried_state_that_is_detached():
+    cell, hidden, loss = nn.RNNCell(4, 4), torch.zeros(1, 4), None
+
+    def step():
+        nonlocal hidden, loss
+        hidden = cell(torch.randn(1, 4), hidden.detach())
+        loss = hidden.square().mean()
+
+    return step
+
+
+@clean
+def batches_of_random_sizes():
+    trainer, draw, held = Trainer(), random.Random(0), {}
+
+    def step():
+        held["batch"] = torch.randn(draw.randrange(1, 100), 8)
+        held["list"] = list(range(draw.randrange(100)))
+        trainer.step()
+
+    return step
+
+
+@clean
+def new_model_in_each_step():
+    return lambda: Trainer().step()
+
+
+@clean
+def cycles_that_gc_collects():
+    def step():
+        ring = [torch.zeros(100)]
+        ring.append(ring)
+
+    return step
+
+
+@clean
+def exceptions_as_strings():
+    errors = []
+
+    def step():
+        try:
+            torch.zeros(2, 2) @ torch.zeros(3, 3)
+        except RuntimeError as error:
+            errors.append(str(error))
+
+    return step
+
+
+@clean
+def workers_over_a_tensor():
+    return functools.partial(next, batches_of(TensorDataset(torch.randn(60_000, 4)), 2_000))
+
+
+@pytest.mark.parametrize("make", CLEAN, ids=lambda make: make.__name__)
+def test_a_clean_loop_is_silent(make):
+    report = watch_growth(make())
+    assert report.ok, str(report)
+    assert str(report).startswith("nothing grew in 12 steps: ")
+
+
+# ------------------------------------------------------------------------------------------------------ the trend
+
+
+@pytest.mark.parametrize(
+    ("series", "rate"),
+    [
+        (range(12), 1),
+        ([0, 0, 0, 1, 1, 1, 1, 2, 2, 2, 2, 3], 0.25),
+        ([step + 5 * (step % 2) for step in range(30)], 1),
+        (range(13), 1),
+        ([7] * 12, 0),
+        ([1, 2, 3, 0] * 3, 0),
+        ([min(step, 8) for step in range(12)], 0),  # full
+        ([*range(6), *range(6)], 0),
+        ([0] * 11 + [1], 0),  # once
+        (range(12, 0, -1), 0),
+    ],
+)
+def test_growth(series, rate):
+    assert growth(list(series)) == pytest.approx(rate, abs=0.2 if rate else 0)
+
+
+def test_noise_seldom_grows():
+    draw = random.Random(0)
+    assert sum(growth([draw.random() for _ in range(12)]) > 0 for _ in range(10_000)) < 100
+
+
+# ------------------------------------------------------------------------------------------- numbers, words, traces
+
+
+def test_the_numbers_of_a_list_of_losses():
+    trainer, losses = Trainer(), []
+    (culprit,) = (report := watch_growth(lambda: losses.append(trainer.step()), steps=9, warmup=1)).culprits
+    assert len(losses) == 10
+    assert culprit.per_step_count == 1
+    assert "1 more entry a step, with 1 of shape (), float32, cpu and a graph of 7 nodes" in culprit.what
+    assert report.series["graph_nodes"] == [4 + 7 * n for n in range(2, 11)]  # 4 parameters' AccumulateGrad
+    assert str(report).startswith("1 thing grew in 9 steps\ngraph: list `losses` (closure of `<lambda>`) gets 1 more")
+    assert "`loss.item()`" in str(report)
+
+
+def test_bytes_of_what_is_held():
+    outputs, views, whole = [], [], torch.zeros(1000)
+    (culprit,) = watch_growth(lambda: (outputs.append(torch.zeros(100, 100)), len(outputs))).culprits
+    assert 40_000 <= culprit.per_step_bytes < 41_000
+    (culprit,) = watch_growth(lambda: views.append(whole[:10])).culprits
+    assert culprit.per_step_bytes < 1000  # the storage was there before
+
+
+def test_the_graph_of_an_evaluation_holds_activations():
+    model, total = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 1)), 0
+
+    def step():
+        nonlocal total
+        total = total + model(torch.randn(64, 8)).sum()
+
+    (culprit,) = watch_growth(step).culprits
+    assert culprit.per_step_bytes == pytest.approx(64 * (256 + 8) * 4, rel=0.02)
+
+
+def test_two_culprits_are_told_apart():
+    trainer, outputs = Trainer(), []
+
+    def step():
+        trainer.total = trainer.total + trainer.step()
+        outputs.append(torch.zeros(3))
+
+    found = {culprit.kind: culprit.holder for culprit in watch_growth(step).culprits}
+    assert found == {"tensors": "list `outputs` (closure of `step`)", "graph": "tensor `total` (attribute of Trainer)"}
+
+
+def test_the_notebooks_own_names_come_second():
+    main = sys.modules["__main__"]
+    try:
+        main.kept = main._ = main._5 = []
+        (culprit,) = watch_growth(lambda: main.kept.append(torch.zeros(3))).culprits
+        assert culprit.holder == "list `kept` (global of __main__), also `_5` (the notebook's outputs)"
+        del main.kept, main._, main._5
+        main.Out = {5: []}
+        (culprit,) = watch_growth(lambda: main.Out[5].append(torch.zeros(3))).culprits
+        assert culprit.holder == "list `Out[5]` (the notebook's outputs)"
+    finally:
+        for name in ("kept", "_", "_5", "Out"):
+            vars(main).pop(name, None)
+
+
+def test_it_leaves_nothing_behind():
+    model, losses, seen = small_model(), [], []
+
+    def step():
+        batch = torch.zeros(3)
+        seen.append(weakref.ref(batch))
+        losses.append(model(torch.zeros(4, 8)).sum())
+
+    states = random.getstate(), torch.get_rng_state()
+    assert not watch_growth(step).ok
+    assert gc.isenabled() and gc.get_freeze_count() > 0  # as the fixture wants it
+    assert not any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
+    assert random.getstate() == states[0] and torch.equal(torch.get_rng_state(), states[1])
+    assert [ref() for ref in seen] == [None] * 15
+    held = [weakref.ref(loss) for loss in losses]
+    losses.clear()
+    assert [ref() for ref in held] == [None] * 15
+
+
+def test_what_was_not_frozen_is_not_frozen_afterwards():
+    gc.unfreeze()
+    try:
+        watch_growth(lambda: None, steps=6)
+        assert gc.get_freeze_count() == 0
+        with pytest.raises(ZeroDivisionError):
+            watch_growth(lambda: 1 / 0, steps=6, warmup=0)
+        assert gc.get_freeze_count() == 0
+    finally:
+        gc.freeze()
+
+
+# ------------------------------------------------------------------------------------------------------- bad input
+
+
+def test_an_error_in_step_comes_through_and_keeps_nothing():
+    number, error = itertools.count(), KeyError("mine")
+
+    def step():
+        if next(number) == 5:
+            raise error
+
+    with pytest.raises(KeyError) as raised:
+        watch_growth(step)
+    assert raised.value is error
+    containers = [o for o in gc.get_objects() if type(o).__name__ == "Census"]
+    assert all(not census.groups and not census.tensors_before for census in containers)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        (dict(step=torch.zeros(())), TypeError, "step must be callable without arguments, got tensor(0.): give the"),
+        (dict(step=print, steps=5), ValueError, "steps must be an int of at least 6, got 5"),
+        (dict(step=print, steps=12.0), ValueError, "steps must be an int of at least 6, got 12.0"),
+        (dict(step=print, warmup=-1), ValueError, "warmup must be an int of at least 0, got -1"),
+    ],
+)
+def test_bad_input(arguments, error, message):
+    with pytest.raises(error, match=re.escape(message)):
+        watch_growth(**arguments)
+
+
+@pytest.mark.gpu
+def test_cuda_memory():
+    model, outputs = small_model().cuda(), []
+    report = watch_growth(lambda: outputs.append(model(torch.randn(256, 8, device="cuda")).detach()))
+    (culprit,) = report.culprits
+    assert "1 of shape (256, 1), float32, cuda:0" in culprit.what
+    assert report.series["device_bytes"][-1] - report.series["device_bytes"][0] == 11 * 1024
+    assert watch_growth(lambda: model(torch.randn(256, 8, device="cuda")).sum().backward()).ok
