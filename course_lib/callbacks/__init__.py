@@ -3,10 +3,12 @@
 - ``StepAudit``: plan a run's optimizer steps, count them, and say where the two differ (``course_lib.steps``).
 - ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).
 - ``SkipBadSteps``: a bad step is skipped on all ranks, and leaves nothing behind (``course_lib.skipping``).
+- ``FindBatchSize``: sets the largest batch size that fits, before the fit begins (``course_lib.memory``).
 """
 
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
+from course_lib.callbacks.find_batch_size import FindBatchSize
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
 
-__all__ = ["ExactAccumulation", "SkipBadSteps", "StepAudit", "StepCountError"]
+__all__ = ["ExactAccumulation", "FindBatchSize", "SkipBadSteps", "StepAudit", "StepCountError"]
