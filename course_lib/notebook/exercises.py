@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import copy
 import numbers
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
@@ -36,13 +36,15 @@ class Exercise:
     """A question with a number or a function for an answer.
 
     ``cases`` are the keyword arguments with which an answer is called, the simplest first; a question whose answer is
-    a number has the one case ``{}``.
+    a number has the one case ``{}``. Where it isn't what a function returns that makes it right, ``judge`` turns an
+    answer (the solution, a misconception) into the function of the cases whose value is compared.
     """
 
     name: str
     solution: Any
     misconceptions: Sequence[Misconception]
     cases: Sequence[dict[str, Any]] = ({},)
+    judge: Callable[[Any], Any] | None = None
 
     def check(self, answer: Any) -> None:
         """Print that the answer is right, or raise :class:`NotSolved` with the diagnosis."""
@@ -53,7 +55,7 @@ class Exercise:
         if isinstance(self.solution, numbers.Number) and not isinstance(answer, numbers.Number):
             raise NotSolved(f"{self.name}: a number is asked for, got {answer!r}.")
         for number, case in enumerate(self.cases, start=1):
-            expected, got = _call(self.solution, case), self._attempt(answer, case)
+            expected, got = self._call(self.solution, case), self._attempt(answer, case)
             if not _same(got, expected):
                 self._diagnose(number, expected, got, answer)
         count = len(self.cases)
@@ -61,7 +63,7 @@ class Exercise:
 
     def _attempt(self, answer: Any, case: dict[str, Any]) -> Any:
         try:
-            got = _call(answer, case)
+            got = self._call(answer, case)
         except Exception as error:
             misnamed = isinstance(error, TypeError) and "argument" in str(error) and "()" in str(error)
             hint = ". Keep the argument names of the stub" if misnamed else ""
@@ -80,17 +82,18 @@ class Exercise:
             else f"{self.name}: {got} is not it."
         )
         for misconception in self.misconceptions:
-            if all(_same(_call(answer, case), _call(misconception.answer, case)) for case in seen):
+            if all(_same(self._call(answer, case), self._call(misconception.answer, case)) for case in seen):
                 raise NotSolved(f"{told}\n{misconception.message.format(got=got)}")
         raise NotSolved(told)
+
+    def _call(self, answer: Any, case: dict[str, Any]) -> Any:
+        if self.judge is not None:
+            answer = self.judge(answer)
+        return answer(**copy.deepcopy(case)) if callable(answer) else answer  # it may change what it gets
 
     def _shown(self, case: dict[str, Any]) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
         return f"{self.name}({arguments})"
-
-
-def _call(answer: Any, case: dict[str, Any]) -> Any:
-    return answer(**copy.deepcopy(case)) if callable(answer) else answer  # it may change what it gets
 
 
 def _same(a: Any, b: Any) -> bool:

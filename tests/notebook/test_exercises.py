@@ -19,6 +19,7 @@ MODULES = {
     "00_start_here": "start_here",
     "01_batching": "batching",
     "02_dataloader_internals": "dataloader_internals",
+    "03_memory": "memory",
     "04_gradient_accumulation": "gradient_accumulation",
     "05_counting_steps": "counting_steps",
     "06_batch_samplers_ddp": "batch_samplers",
@@ -119,6 +120,15 @@ double = Exercise(
 def test_the_first_failing_case_is_the_diagnosis(answer, message):
     with pytest.raises(NotSolved, match="^" + re.escape(message)):
         double.check(answer)
+
+
+def test_a_judge_says_what_is_compared():
+    twice = Exercise(
+        "twice", solution=lambda: 2, judge=lambda fn: lambda n: [fn()] * n, cases=[{"n": 2}], misconceptions=[]
+    )
+    twice.check(lambda: 2)
+    with pytest.raises(NotSolved, match=re.escape("twice(n=2) should be [2, 2], got [3, 3].")):
+        twice.check(lambda: 3)
 
 
 def test_numpys_numbers_are_numbers_and_arrays_are_wrong_answers():

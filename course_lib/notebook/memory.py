@@ -1,0 +1,444 @@
+"""What chapter 03 shows and asks: a step's memory as a picture, what trades memory for what; and the exercises."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from itertools import groupby
+from typing import Any, Literal
+
+import ipywidgets
+import torch
+import torch.nn.functional as F
+from matplotlib.figure import Figure
+from torch import Tensor, nn
+
+from course_lib.memory import CATEGORIES, Moment, predict_peak
+from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
+from course_lib.notebook.exercises import Exercise, Misconception
+from course_lib.notebook.widgets import Explorer, int_slider
+
+MIB = 2**20
+COLOURS = dict(zip(CATEGORIES, (BLUE, GREY, ORANGE, PURPLE, SKY, GREEN, VERMILION), strict=True))
+PHASES = ("forward", "backward", "step")
+
+
+def by_phase(timeline: Sequence[Moment]) -> dict[str, Moment]:
+    """The moment of each phase that held most."""
+    most: dict[str, Moment] = {}
+    for moment in timeline[1:]:
+        if moment.phase not in most or moment.total > most[moment.phase].total:
+            most[moment.phase] = moment
+    return most
+
+
+def figure_of_step(timeline: Sequence[Moment]) -> Figure:
+    """What a step holds after each allocation and free, stacked by category; the phases are named above."""
+    figure, axes = new_figure(10.0, 3.8)
+    moments = timeline[1:]
+    held = [name for name in CATEGORIES if max(moment.by_category[name] for moment in moments) * 200 > _peak(timeline)]
+    axes.stackplot(
+        range(len(moments)),
+        [[moment.by_category[name] / MIB for moment in moments] for name in held],
+        labels=held,
+        colors=[COLOURS[name] for name in held],
+        step="post",
+    )
+    top, start, stepped = 1.16 * _peak(timeline) / MIB, 0, False
+    for phase, group in groupby(moments, key=lambda moment: moment.phase):
+        number = len(list(group))
+        if number > len(moments) / 40:
+            axes.axvline(start, color="black", linewidth=0.6)
+            axes.text(start + len(moments) / 150, top * 0.93, "after" if stepped else phase, fontsize=9)
+        start, stepped = start + number, phase == "step"
+    worst = max(range(len(moments)), key=lambda i: moments[i].total)
+    axes.plot(worst, moments[worst].total / MIB, "v", color="black", label=f"peak: {_peak(timeline) / MIB:.1f} MiB")
+    axes.set(
+        title="Most of a step's memory is there for a moment, between the forward pass and the backward",
+        xlabel="allocations and frees of one step",
+        ylabel="MiB held",
+        xlim=(0, len(moments)),
+        ylim=(0, top),
+    )
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def _peak(timeline: Sequence[Moment]) -> int:
+    return max(moment.total for moment in timeline)
+
+
+def figure_of_lines(peaks: Mapping[int, Mapping[str, int]], limit_bytes: int) -> Figure:
+    """Peak bytes of each phase against the batch size, ``{batch size: {phase: bytes}}``, and a limit."""
+    figure, axes = new_figure(8.0, 3.4)
+    sizes = sorted(peaks)
+    for phase, colour, line in zip(PHASES, (BLUE, VERMILION, GREEN), ("-", "--", "-."), strict=True):
+        held = [peaks[size][phase] / MIB for size in sizes]
+        axes.plot(sizes, held, color=colour, linestyle=line, linewidth=2, label=phase)
+    axes.axhline(limit_bytes / MIB, color=GREY, linewidth=1)
+    axes.annotate("limit", (0, limit_bytes / MIB), (4, 3), textcoords="offset points", color="black", fontsize=9)
+    axes.set(
+        title="Each moment of a step has a line of its own; the highest is the peak",
+        xlabel="samples in a batch",
+        ylabel="MiB held at most",
+        xlim=(0, max(sizes)),
+        ylim=(0, None),
+    )
+    axes.legend(frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def figure_of_trades(trades: Mapping[int, Mapping[str, Mapping[str, int]]]) -> Figure:
+    """Bytes by category at the peak: ``{batch size: {what was changed: {category: bytes}}}``, a panel a batch size."""
+    figure, panels = new_figure(11.0, 3.6, columns=len(trades))
+    for axes, (batch_size, peaks) in zip(panels, trades.items(), strict=True):
+        names = list(peaks)
+        left = [0.0] * len(names)
+        for category in CATEGORIES:
+            widths = [peaks[name].get(category, 0) / MIB for name in names]
+            if sum(widths) * 200 > sum(left):
+                axes.barh(names, widths, left=left, color=COLOURS[category], label=category)
+            left = [a + b for a, b in zip(left, widths, strict=True)]
+        axes.axvline(left[0], color="black", linewidth=0.8, linestyle="--")
+        axes.invert_yaxis()
+        axes.set(title=f"batches of {batch_size}", xlabel="MiB at the peak")
+        axes.spines[["top", "right"]].set_visible(False)
+    panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    figure.suptitle("Checkpointing and accumulation save activations, so they pay where activations are what there is")
+    return figure
+
+
+# --------------------------------------------------------------------------------------------------------- the widget
+
+
+class _Residual(nn.Module):
+    def __init__(self, channels: int, out: int) -> None:
+        super().__init__()
+        self.body = nn.Sequential(
+            nn.Conv2d(channels, out, 3, 2, 1, bias=False), nn.BatchNorm2d(out), nn.ReLU(inplace=True),
+            nn.Conv2d(out, out, 3, padding=1, bias=False), nn.BatchNorm2d(out),
+        )  # fmt: skip
+        self.short = nn.Conv2d(channels, out, 1, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(self.short(x) + self.body(x))
+
+
+def image_net(width: int) -> nn.Module:
+    """Five residual stages, each with half the side and twice the channels of the one before."""
+    channels = [width * 2**stage for stage in range(5)]
+    stages = [_Residual(a, b) for a, b in zip([3, *channels], channels, strict=False)]
+    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(channels[-1], 1000))
+
+
+OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
+    "AdamW": lambda parameters: torch.optim.AdamW(parameters),
+    "SGD": lambda parameters: torch.optim.SGD(parameters, lr=0.1),
+    "SGD with momentum": lambda parameters: torch.optim.SGD(parameters, lr=0.1, momentum=0.9),
+}
+CARDS = (8, 16, 24, 80)
+"""GB of usual cards; as their makers count, in 10**9 bytes."""
+
+
+def memory_explorer() -> Explorer:
+    """Batch, side, width, precision and optimizer → the predicted peak on CUDA as a bar, and which cards it fits."""
+
+    def render(
+        batch: int, side: int, width: int, precision: Literal["fp32", "bf16"], optimizer: str
+    ) -> tuple[Figure, str]:
+        def images(samples: int) -> tuple[Tensor, Tensor]:
+            return torch.ones(samples, 3, side, side), torch.zeros(samples, dtype=torch.long)
+
+        predicted = predict_peak(
+            lambda: image_net(width), images, OPTIMIZERS[optimizer], batch_size=batch, precision=precision
+        )
+        phase = max(predicted.timeline[1:], key=lambda moment: moment.total).phase
+        return _bar(predicted.by_category), "\n".join(
+            [
+                f"predicted peak: {predicted.peak_bytes / 1e9:.2f} GB, in the {phase}",
+                *(f"fits in {card} GB: {'yes' if predicted.fits(card * 10**9) else 'no'}" for card in CARDS),
+            ]
+        )
+
+    dropdowns = {
+        "precision": ipywidgets.Dropdown(options=("fp32", "bf16"), description="precision"),
+        "optimizer": ipywidgets.Dropdown(options=tuple(OPTIMIZERS), description="optimizer"),
+    }
+    sides = ipywidgets.SelectionSlider(options=(64, 128, 224, 256, 384, 512), value=224, description="pixels a side")
+    controls = {
+        "batch": int_slider(64, 512, "samples in a batch"),
+        "side": sides,
+        "width": int_slider(64, 256, "channels of the first stage"),
+        **dropdowns,
+    }
+    return Explorer(controls, render, title="batch, pixels, width, precision, optimizer → the bytes of a step")
+
+
+def _bar(by_category: Mapping[str, int]) -> Figure:
+    figure, axes = new_figure(8.6, 1.9)
+    left = 0.0
+    for name in CATEGORIES:
+        if by_category[name] * 200 > sum(by_category.values()):
+            axes.barh(0, by_category[name] / 1e9, left=left, color=COLOURS[name], label=name)
+            left += by_category[name] / 1e9
+    for card in CARDS:
+        axes.axvline(card * 0.9, color="black", linestyle=":", linewidth=1)
+        axes.annotate(f"{card} GB", (card * 0.9, 0.4), rotation=90, fontsize=8, ha="right", va="top")
+    axes.set(title="What the step holds at its peak", xlabel="GB (dotted: 90% of a card)", yticks=[])
+    axes.set_xlim(0, max(1.05 * left, CARDS[0]))
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    return figure
+
+
+# ----------------------------------------------------------------------------------------------- exercise 1: by hand
+
+
+def _peak_bytes(num_parameters: int, saved_numbers_per_sample: int, batch_size: int, optimizer_copies: int) -> int:
+    always = num_parameters * (1 + optimizer_copies)
+    end_of_forward = always + saved_numbers_per_sample * batch_size
+    return 4 * max(end_of_forward, always + num_parameters)
+
+
+peak_bytes = Exercise(
+    "peak_bytes",
+    solution=_peak_bytes,
+    cases=[
+        dict(num_parameters=0, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=0),
+        dict(num_parameters=100, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=0),
+        dict(num_parameters=100, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=2),
+        dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=1, optimizer_copies=2),
+        dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=20, optimizer_copies=1),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda **case: _peak_bytes(**case) // 4, "{got} counts numbers: each takes 4 bytes in single precision."
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
+                4 * (num_parameters * (2 + optimizer_copies) + saved_numbers_per_sample * batch_size)
+            ),
+            "{got} adds all that the step ever holds. At no moment is it all there: the backward pass frees "
+            "activations while it makes gradients.",
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
+                4 * (num_parameters * (1 + optimizer_copies) + saved_numbers_per_sample) * batch_size
+            ),
+            "{got} multiplies the parameters by the batch: all samples share them.",
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: _peak_bytes(
+                num_parameters, saved_numbers_per_sample, batch_size, 0
+            ),
+            "{got} leaves the optimizer's state out. It is there all the time, also in the forward pass.",
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
+                4 * (num_parameters * (1 + optimizer_copies) + saved_numbers_per_sample * batch_size)
+            ),
+            "{got} is the end of the forward pass. With few samples another moment holds more: which?",
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
+                4 * num_parameters * (2 + optimizer_copies)
+            ),
+            "{got} is the optimizer's step: no sample is in it. The forward pass has activations.",
+        ),
+    ],
+)
+
+
+# ------------------------------------------------------------------------------------------------ exercise 2: a leak
+
+
+def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int], dict[str, Any]]:
+    """Turn ``validate(model, batches)`` -> ``{"losses": …, "worst": …}`` into what it returns, and what that keeps.
+
+    The result is a function of a number of batches: the losses rounded, the worst batch's number, and the graph nodes
+    and the batches that the returned value keeps alive.
+    """
+
+    def epoch(num_batches: int) -> dict[str, Any]:
+        model, batches = _model_and_batches(num_batches)
+        returned = validate(model, batches)
+        if not isinstance(returned, dict) or set(returned) != {"losses", "worst"}:
+            raise ValueError(f'it must return a dict of "losses" and "worst", got {returned!r}')
+        tensors = [leaf for leaf in _leaves(returned) if isinstance(leaf, Tensor)]
+        worst = returned["worst"]
+        return {
+            "losses": [round(torch.as_tensor(loss).item(), 4) for loss in returned["losses"]],
+            "worst": next((number for number, batch in enumerate(batches) if batch is worst), worst),
+            "graph nodes kept": len(graph_nodes(tensors)),
+            "batches kept": sum(any(tensor is batch for tensor in tensors) for batch in batches),
+        }
+
+    return epoch
+
+
+def _model_and_batches(num_batches: int) -> tuple[nn.Module, list[Tensor]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1)), list(torch.randn(num_batches, 8, 4))
+
+
+def _leaves(value: Any) -> list[Any]:
+    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else None
+    return [value] if values is None else [leaf for item in values for leaf in _leaves(item)]
+
+
+def graph_nodes(tensors: Sequence[Tensor]) -> set[Any]:
+    """All nodes of autograd's graphs that these tensors keep alive."""
+    ahead, seen = [tensor.grad_fn for tensor in tensors], set()
+    while ahead:
+        node = ahead.pop()
+        if node is not None and node not in seen:
+            seen.add(node)
+            ahead += [parent for parent, _ in node.next_functions]
+    return seen
+
+
+def _validate(
+    model: nn.Module, batches: list[Tensor], *, keep: Callable[[Tensor], Any] = Tensor.item, keep_batch: bool = False
+) -> dict[str, Any]:
+    losses = [keep(model(batch).square().mean()) for batch in batches]
+    worst = max(range(len(losses)), key=losses.__getitem__)
+    return {"losses": losses, "worst": batches[worst] if keep_batch else worst}
+
+
+kept = Exercise(
+    "validate",
+    solution=_validate,
+    judge=kept_by,
+    cases=[dict(num_batches=1), dict(num_batches=5)],
+    misconceptions=[
+        Misconception(
+            partial(_validate, keep=lambda loss: loss, keep_batch=True),
+            "Each loss has its graph, and the graph its batch's activations. (`del` drops a name; the list still holds "
+            "the loss.)",
+        ),
+        Misconception(
+            partial(_validate, keep=lambda loss: loss),
+            "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.",
+        ),
+        Misconception(partial(_validate, keep=Tensor.clone), "A clone is one more node of the same graph."),
+        Misconception(
+            partial(_validate, keep_batch=True),
+            "No graph is kept any more, but a whole batch is. Its number tells as much.",
+        ),
+    ],
+)
+
+
+# ------------------------------------------------------------------------------------------- exercise 3: three trials
+
+
+def searched(find: Callable[[Callable[[int], int], int], Any]) -> Callable[[int, int, int], dict[str, Any] | None]:
+    """Turn ``find(run, limit)`` into what it answers and what that took: on a device of const + slope · b bytes.
+
+    ``run(batch_size)`` returns the bytes that a step holds, and raises a ``MemoryError`` above the limit.
+    """
+
+    def search(const: int, slope: int, limit: int) -> dict[str, Any] | None:
+        tried: list[int] = []
+
+        def held(batch_size: int) -> int:
+            return const + slope * batch_size
+
+        def run(batch_size: int) -> int:
+            if not isinstance(batch_size, int) or batch_size < 1:
+                raise ValueError(f"run takes a batch size, an int of at least 1, got {batch_size!r}")
+            tried.append(batch_size)
+            if len(tried) > 1000:
+                raise ValueError("run was called 1,000 times: does the search come to an end?")
+            if held(batch_size) > limit:
+                raise MemoryError(f"a batch of {batch_size} holds {held(batch_size)} bytes, the limit is {limit}")
+            return held(batch_size)
+
+        answer = find(run, limit)
+        if answer is None:
+            return None
+        return {
+            "answer": answer,
+            "it has run": answer in tried and held(answer) <= limit,
+            "at most 3 trials": len(tried) <= 3,
+            "errors": sum(held(size) > limit for size in tried),
+        }
+
+    return search
+
+
+def _by_line(run: Callable[[int], int], limit: int) -> int:
+    size = _untried(run, limit)
+    run(size)
+    return size
+
+
+def _untried(run: Callable[[int], int], limit: int) -> int:
+    one, two = run(1), run(2)
+    return 2 + (limit - two) // (two - one)
+
+
+def _by_doubling(run: Callable[[int], int], limit: int) -> int:
+    size = 1
+    while True:
+        try:
+            run(size)
+        except MemoryError:
+            return size // 2
+        size *= 2
+
+
+def _by_halving(run: Callable[[int], int], limit: int) -> int:
+    size = limit
+    while True:
+        try:
+            run(size)
+            return size
+        except MemoryError:
+            size //= 2
+
+
+def _in_proportion(run: Callable[[int], int], limit: int) -> int:
+    size = limit // run(1)
+    run(size)
+    return size
+
+
+def _one_by_one(run: Callable[[int], int], limit: int) -> int:
+    size, step = 1, run(2) - run(1)
+    while run(size) + step <= limit:
+        size += 1
+    return size
+
+
+three_trials = Exercise(
+    "find",
+    solution=_by_line,
+    judge=searched,
+    cases=[
+        dict(const=0, slope=10, limit=1000),
+        dict(const=300, slope=10, limit=1000),
+        dict(const=300, slope=7, limit=1000),
+        dict(const=90_000, slope=333, limit=1_000_000),
+    ],
+    misconceptions=[
+        Misconception(_untried, "The size is right, and it never ran: so far it is a prediction."),
+        Misconception(
+            _by_doubling,
+            "Doubling ends with an error, finds a power of two, and takes as many trials as that has digits.",
+        ),
+        Misconception(
+            _by_halving, "Halving begins with errors: on a real device each may leave the process in pieces."
+        ),
+        Misconception(
+            _in_proportion,
+            "One trial gives a proportion, and a step holds const + slope · b: const was counted for each sample.",
+        ),
+        Misconception(_one_by_one, "That is right and slow. Two trials tell const and slope: jump."),
+    ],
+)
+
+EXERCISES = (peak_bytes, kept, three_trials)

@@ -1,0 +1,147 @@
+"""The numbers behind chapter 03's figures, widget and exercises."""
+
+import json
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from course_lib.memory import CATEGORIES, Moment, measure_peak
+from course_lib.notebook import gpu_memory
+from course_lib.notebook.display import png_bytes
+from course_lib.notebook.memory import (
+    MIB,
+    _peak_bytes,
+    by_phase,
+    figure_of_lines,
+    figure_of_step,
+    figure_of_trades,
+    graph_nodes,
+    memory_explorer,
+    searched,
+)
+
+
+def moment(phase, **held):
+    return Moment(phase, dict.fromkeys(CATEGORIES, 0) | {name: count * MIB for name, count in held.items()})
+
+
+TIMELINE = [
+    moment("before", parameters=1),
+    moment("forward", parameters=1, activations=4),
+    moment("backward", parameters=1, activations=4, temporary=2),
+    moment("backward", parameters=1, gradients=1),
+    moment("step", parameters=1, gradients=1),
+    moment("forward", parameters=1),
+]
+
+
+def test_the_worst_moment_of_each_phase():
+    assert {phase: m.total // MIB for phase, m in by_phase(TIMELINE).items()} == {
+        "forward": 5,
+        "backward": 7,
+        "step": 2,
+    }
+
+
+def test_the_areas_of_a_step_add_up_to_what_is_held():
+    axes = figure_of_step(TIMELINE).axes[0]
+    top = [max(y for _, y in area.get_paths()[0].vertices) for area in axes.collections]
+    assert top[-1] == 7
+    assert [text.get_text() for text in axes.texts] == ["forward", "backward", "step", "after"]
+    peak = axes.lines[-1]
+    assert (list(peak.get_xdata()), list(peak.get_ydata())) == ([1], [7])
+
+
+def test_lines_are_the_peaks_of_their_phases():
+    peaks = {1: dict(forward=2 * MIB, backward=3 * MIB, step=4 * MIB), 8: dict(forward=9 * MIB, backward=8 * MIB, step=4 * MIB)}  # fmt: skip  # noqa: E501
+    axes = figure_of_lines(peaks, limit_bytes=6 * MIB).axes[0]
+    drawn = {line.get_label(): line.get_xydata().tolist() for line in axes.lines[:3]}
+    assert drawn == {"forward": [[1, 2], [8, 9]], "backward": [[1, 3], [8, 8]], "step": [[1, 4], [8, 4]]}
+
+
+def test_bars_of_trades_end_at_the_peak():
+    trades = {8: {"plain": moment("", parameters=2, activations=3).by_category, "other": moment("", parameters=2).by_category}}  # fmt: skip  # noqa: E501
+    figure = figure_of_trades(trades | {16: trades[8]})
+    ends = [max(bar.get_x() + bar.get_width() for bar in row) for row in zip(*figure.axes[0].containers, strict=True)]
+    assert ends == [5, 2]
+    assert png_bytes(figure).startswith(b"\x89PNG")
+
+
+def test_the_widget_predicts_what_its_controls_say():
+    explorer = memory_explorer()
+    small = explorer.set(batch=8, side=64, width=8)
+    assert "fits in 8 GB: yes" in small
+    assert "fits in 8 GB: no" in explorer.set(batch=512, side=512, width=64)
+    assert "fits in 80 GB: no" in explorer.text
+
+
+def test_graph_nodes_are_counted_once():
+    x = torch.ones(2, requires_grad=True)
+    y = x * 2
+    assert len(graph_nodes([y, y + 1])) == 3  # AccumulateGrad, Mul, Add
+    assert graph_nodes([torch.ones(1)]) == set()
+
+
+@pytest.mark.parametrize(("batch_size", "optimizer", "copies"), [(8, "SGD", 0), (4096, "AdamW", 2), (64, "AdamW", 2)])
+def test_the_formula_of_the_first_exercise_is_near_what_is_measured(batch_size, optimizer, copies):
+    width, depth = 128, 24
+    model = nn.Sequential(*(nn.Sequential(nn.Linear(width, width), nn.Tanh()) for _ in range(depth)))
+    updater = getattr(torch.optim, optimizer)(model.parameters(), lr=1e-3)
+    inputs = torch.ones(batch_size, width)
+
+    def step():
+        F.mse_loss(model(inputs), inputs).backward()
+        updater.step()
+        updater.zero_grad()
+
+    step()
+    measured = measure_peak(step, model=model, optimizer=updater).peak_bytes
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    by_hand = _peak_bytes(parameters, width * depth, batch_size, copies)
+    assert 0.8 < by_hand / measured < 1
+
+
+def test_a_search_is_judged_by_what_it_ran():
+    def by_two_trials(run, limit):
+        run(1)
+        run(7)
+        return 7
+
+    assert searched(by_two_trials)(const=3, slope=1, limit=10) == {
+        "answer": 7, "it has run": True, "at most 3 trials": True, "errors": 0,
+    }  # fmt: skip
+    assert searched(lambda run, limit: 8)(const=3, slope=1, limit=10)["it has run"] is False
+    with pytest.raises(ValueError, match="run takes a batch size"):
+        searched(lambda run, limit: run(0))(const=3, slope=1, limit=10)
+
+
+def test_a_recording_is_shown_with_its_device_versions_and_date(tmp_path):
+    assert "python -m course_lib.notebook.gpu_memory" in gpu_memory.shown(tmp_path / "none.json")
+    path = tmp_path / "memory.json"
+    recorded = {
+        "device": "a GPU",
+        "versions": {"torch": "2"},
+        "date": "2026-01-01",
+        "step": "one",
+        "bytes": {"held": 2048},
+    }
+    path.write_text(json.dumps(recorded))
+    assert gpu_memory.shown(path) == "a GPU, torch 2, 2026-01-01: one\n   2,048 B  held"
+
+
+@pytest.mark.gpu
+def test_a_gpu_is_recorded():
+    recorded = gpu_memory.record()["bytes"]
+    peak, predicted, polled, after, reserved, used, before = recorded.values()
+    assert before <= used
+    assert reserved <= used
+    assert after < polled <= peak <= reserved
+    assert abs(predicted - peak) < 0.1 * peak
+
+
+def test_without_a_gpu_there_is_nothing_to_record(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(RuntimeError, match="a CUDA device is needed"):
+        gpu_memory.record()
