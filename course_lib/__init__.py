@@ -12,8 +12,10 @@
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
 - ``course_lib.skipping``: skip a bad step on all ranks, so that nothing of it stays (``StepGuard``, ``vote``).
 - ``course_lib.memory``: where a step's memory goes, measured or predicted (``measure_peak``, ``predict_peak``).
+- ``course_lib.schedules``: sizes that grow and batches that shrink, also within an epoch (``SizeSchedule``,
+  ``ScheduledBatchSampler``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``); needs the extra ``lightning``.
+  ``SkipBadSteps``, ``SizeScheduleDataModule``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

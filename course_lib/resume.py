@@ -135,7 +135,8 @@ class ResumableDataLoader(DataLoader[Any]):
         """
         self.batch_sampler.load_state_dict(state)  # type: ignore[union-attr]
         self._delivered = 0
-        if self._told_length is not None and self._length() > self._told_length:
+        within_epoch = self.batch_sampler.steps_before > 0  # type: ignore[union-attr]
+        if within_epoch and self._told_length is not None and self._length() > self._told_length:
             raise ValueError(
                 f"this epoch has {self._length()} batches a rank, those from before the resume included, and the "
                 f"loader's length was asked before as {self._told_length}: a trainer that counts with that would leave "

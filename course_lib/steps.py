@@ -20,7 +20,7 @@ import numbers
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, SupportsIndex, overload
+from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
 
@@ -90,7 +90,11 @@ class StepPlan:
 
     def explain(self) -> str:
         """Say the plan in words, with every number's unit."""
-        return "\n".join(_sentences(self))
+        return "\n".join([*self.epochs_in_words(), *_end_in_words(self)])
+
+    def epochs_in_words(self) -> Iterator[str]:
+        """What an epoch is made of, in each stage."""
+        return _epoch_sentences(self)
 
     def table(self) -> str:
         """Show the plan as aligned lines of a name and its value."""
@@ -170,9 +174,15 @@ class Windows(Sequence[Window]):
         return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
 
 
+class PlansItself(Protocol):
+    """A schedule that is finer than by epochs: ``course_lib.schedules.SizeSchedule``."""
+
+    def plan(self, num_samples: int, **run: Any) -> StepPlan: ...
+
+
 def plan_steps(
     num_samples: int,
-    batch_size: Schedule,
+    batch_size: Schedule | PlansItself,
     *,
     accumulate_grad_batches: Schedule = 1,
     world_size: int = 1,
@@ -188,9 +198,9 @@ def plan_steps(
         num_samples: Samples in the dataset. The ranks share them as ``DistributedSampler`` does: each gets
             ``ceil(num_samples / world_size)``, the missing ones repeated from the start.
         batch_size: Samples in a micro-batch of one rank; ``{epoch: size}`` for a loader that is made anew at
-            those epochs (epoch 0 must be given).
+            those epochs (epoch 0 must be given); or a ``course_lib.schedules.SizeSchedule``, dealt by its sampler.
         accumulate_grad_batches: Micro-batches in a window; ``{epoch: k}`` as ``GradientAccumulationScheduler``
-            takes it (1 before the first epoch given).
+            takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
         world_size: Number of ranks.
         drop_last: Whether the loader leaves out its short last *batch*. A short *window* is what ``tail`` is about.
         max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
@@ -208,19 +218,22 @@ def plan_steps(
         ValueError: An argument is out of its range; neither ``max_epochs`` nor ``max_steps`` is given; or
             ``max_steps`` can't be reached, because no epoch fills a window.
     """
+    if hasattr(batch_size, "plan"):
+        if accumulate_grad_batches != 1 or tail != "step":
+            raise ValueError(
+                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
+                f"tail out, got {accumulate_grad_batches!r} and {tail!r}"
+            )
+        run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
+        sampler_tail = "drop" if drop_last else "spread"
+        return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run)
     num_samples = int_of_at_least(1, "num_samples", num_samples)
     world_size = int_of_at_least(1, "world_size", world_size)
     batch_sizes = _schedule("batch_size", batch_size, before_first=None)
     ks = _schedule("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
-    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
-    max_steps = int_of_at_least(-1, "max_steps", max_steps)
-    limit_train_batches = _limit(limit_train_batches)
+    max_epochs, max_steps, limit_train_batches = checked_stops(max_epochs, max_steps, limit_train_batches)
     if tail not in ("step", "carry", "drop"):
         raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
-    if max_epochs == -1 and max_steps == -1:
-        raise ValueError(
-            "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
-        )
 
     per_rank_samples = -(-num_samples // world_size)
     first_epochs = sorted({0} | {epoch for epoch in (*batch_sizes, *ks) if max_epochs == -1 or epoch < max_epochs})
@@ -246,7 +259,7 @@ def plan_steps(
             steps_before += stage.steps * (stop_epoch - first_epoch)
             carried = stage.carried_out(stop_epoch - first_epoch)
 
-    end = _end_of_run(stages, max_steps)
+    end = end_of_run(stages, max_steps)
     return StepPlan(
         num_samples=num_samples,
         world_size=world_size,
@@ -262,7 +275,7 @@ def plan_steps(
     )
 
 
-def max_steps_for(epochs: int, num_samples: int, batch_size: Schedule, **loader: object) -> int:
+def max_steps_for(epochs: int, num_samples: int, batch_size: Schedule | PlansItself, **loader: object) -> int:
     """The ``max_steps`` at which a run has made all the optimizer steps of ``epochs`` epochs.
 
     Takes the keywords of :func:`plan_steps` except the two stops::
@@ -350,19 +363,19 @@ class Stage:
         return Window(step, self.first_epoch + epochs_before, start, stop, carried.micro_batches, samples)
 
 
-class _End(NamedTuple):
+class EndOfRun(NamedTuple):
     steps: int
     epochs: int
     micro_batches: int
     micro_batches_stepped: int
 
 
-def _end_of_run(stages: list[Stage], max_steps: int) -> _End:
+def end_of_run(stages: list[Stage], max_steps: int) -> EndOfRun:
     """Walk the stages to where the run stops: at a step (``max_steps``), at an epoch's end, or for want of batches."""
     epochs = micro_batches = stepped = 0
     for stage in stages:
         if stage.steps_before == max_steps or stage.batches == 0 or stage.first_epoch == stage.stop_epoch:
-            return _End(stage.steps_before, epochs, micro_batches, stepped)
+            return EndOfRun(stage.steps_before, epochs, micro_batches, stepped)
         steps_left = max_steps - stage.steps_before
         if stage.stop_epoch is None and stage.steps == 0:
             raise ValueError(
@@ -379,7 +392,7 @@ def _end_of_run(stages: list[Stage], max_steps: int) -> _End:
                 stepped += full_epochs * stage.batches_stepped + last.stop
             else:
                 stepped = micro_batches
-            return _End(max_steps, epochs + full_epochs + (last.stop == stage.batches), micro_batches, stepped)
+            return EndOfRun(max_steps, epochs + full_epochs + (last.stop == stage.batches), micro_batches, stepped)
         assert stage_epochs is not None, "a run without an end was refused in plan_steps"
         epochs += stage_epochs
         micro_batches += stage_epochs * stage.batches
@@ -390,7 +403,21 @@ def _end_of_run(stages: list[Stage], max_steps: int) -> _End:
     last_stage = stages[-1]
     assert last_stage.stop_epoch is not None
     steps = last_stage.steps_before + last_stage.steps * (last_stage.stop_epoch - last_stage.first_epoch)
-    return _End(steps, epochs, micro_batches, stepped)
+    return EndOfRun(steps, epochs, micro_batches, stepped)
+
+
+def checked_stops(
+    max_epochs: int | None, max_steps: int, limit_train_batches: object
+) -> tuple[int, int, int | float]:
+    """What ends a run and its epochs, or a ValueError: -1 is no limit."""
+    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
+    max_steps = int_of_at_least(-1, "max_steps", max_steps)
+    limit = _limit(limit_train_batches)
+    if max_epochs == -1 and max_steps == -1:
+        raise ValueError(
+            "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
+        )
+    return max_epochs, max_steps, limit
 
 
 def _schedule(name: str, value: Schedule, *, before_first: int | None) -> dict[int, int]:
@@ -425,8 +452,7 @@ def _limit(limit: object) -> int | float:
     )
 
 
-def _sentences(plan: StepPlan) -> Iterator[str]:
-    yield from _epoch_sentences(plan)
+def _end_in_words(plan: StepPlan) -> Iterator[str]:
     if plan.total_steps == 0:
         yield "Nothing will train: this run makes 0 optimizer steps."
         return

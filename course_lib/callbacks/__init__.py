@@ -4,11 +4,13 @@
 - ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).
 - ``SkipBadSteps``: a bad step is skipped on all ranks, and leaves nothing behind (``course_lib.skipping``).
 - ``FindBatchSize``: sets the largest batch size that fits, before the fit begins (``course_lib.memory``).
+- ``SizeScheduleDataModule``: sizes and batches that follow a schedule (``course_lib.schedules``).
 """
 
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
 from course_lib.callbacks.find_batch_size import FindBatchSize
+from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
 
-__all__ = ["ExactAccumulation", "FindBatchSize", "SkipBadSteps", "StepAudit", "StepCountError"]
+__all__ = ["ExactAccumulation", "FindBatchSize", "SizeScheduleDataModule", "SkipBadSteps", "StepAudit", "StepCountError"]

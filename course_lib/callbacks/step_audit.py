@@ -195,9 +195,17 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         "accumulate_grad_batches": schedules[0] if schedules else trainer.accumulate_grad_batches,
     }
     loader: Any = trainer.train_dataloader
+    sampler: Any = getattr(loader, "batch_sampler", None)
+    if hasattr(sampler, "schedule") and not trainer.overfit_batches:  # type: ignore[attr-defined]
+        plan: StepPlan = sampler.plan(
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            limit_train_batches=trainer.limit_train_batches,
+        )
+        return plan, ""
     plain = type(loader) is DataLoader and loader.batch_size is not None and isinstance(loader.sampler, Sized)
     if plain and not trainer.overfit_batches:  # type: ignore[attr-defined]
-        sampler: Any = loader.sampler
+        sampler = loader.sampler
         shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last
         plan = plan_steps(
             len(sampler.dataset) if shared else len(sampler),

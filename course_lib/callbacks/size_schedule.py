@@ -1,0 +1,170 @@
+"""Sizes that follow a schedule, in a Trainer.
+
+A Trainer counts a loader's batches once, and cuts or ends every later epoch by that count; and it accumulates by one
+number. Both change with the size. The rule: *ask for the loader in every epoch, so that it is counted anew; what it
+gives may be the same loader.*
+
+    >>> schedule = SizeSchedule.with_budget({0: 32, 3: 64}, budget=65536, effective_batch_size=64)
+    >>> data = SizeScheduleDataModule(images, schedule, render, num_workers=4, persistent_workers=True)
+    >>> Trainer(max_epochs=10).fit(model, datamodule=data)
+    >>> data.plan().total_steps  # in configure_optimizers: self.trainer.datamodule.plan()
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from os import PathLike
+from typing import Any
+
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+from course_lib.resume import ResumableDataLoader
+from course_lib.samplers import SamplerTail
+from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
+
+
+class SizeScheduleDataModule(LightningDataModule):
+    """The training loader of a :class:`~course_lib.schedules.SizeSchedule`, with its sizes, windows and lengths.
+
+    Two ways, with the same batches:
+
+    - ``reload=False``, for any schedule: one loader, whose workers may persist. The data module has the Trainer ask
+      for it in every epoch (it sets ``reload_dataloaders_every_n_epochs=1``), and gives the same one.
+    - ``reload=True``, for a schedule by epochs: a new loader in every epoch, as one would write it by hand. It needs
+      ``Trainer(reload_dataloaders_every_n_epochs=1)``.
+
+    ``accumulate_grad_batches`` follows from the schedule, epoch by epoch; leave it out of the Trainer, and leave out
+    ``GradientAccumulationScheduler``. The short window at an epoch's end is divided by the full one's length, as ever
+    in a Trainer: ``ExactAccumulation`` mends that.
+
+    ``trainer.estimated_stepping_batches`` goes by the first epoch's length. For a learning rate schedule, take
+    ``trainer.datamodule.plan().total_steps``, and ``.lr_factor("linear")`` for one that follows the batch.
+
+    A resumed run goes on where it was stopped, also within an epoch; on *more* ranks within an epoch, call
+    ``load_checkpoint(path)`` before ``trainer.fit(..., ckpt_path=path)``.
+
+    Args:
+        dataset: Map-style; or a ``SizedDataset``, without ``render``.
+        schedule: Size and batch size, by epochs, optimizer steps or samples.
+        render: ``render(sample, size)`` -> the sample at that size.
+        shuffle, seed, tail: Of the :class:`~course_lib.schedules.ScheduledBatchSampler`.
+        reload: See above.
+        loader_arguments: Whatever else torch's DataLoader takes: ``num_workers``, ``collate_fn`` …
+
+    Raises:
+        MisconfigurationException: The Trainer's flags and the schedule don't go together.
+        ValueError: Accumulation would change within an epoch; ``effective_batch_size`` does not divide on these ranks.
+    """
+
+    trainer: Any
+
+    def __init__(
+        self,
+        dataset: Any,
+        schedule: SizeSchedule,
+        render: Callable[[Any, Any], Any] | None = None,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: SamplerTail = "spread",
+        reload: bool = False,
+        **loader_arguments: Any,
+    ) -> None:
+        super().__init__()
+        if render is None and not isinstance(dataset, SizedDataset):
+            raise ValueError(
+                "render says how a sample comes at a size, render(sample, size): give it, or a SizedDataset"
+            )
+        if reload and schedule.unit != "epochs":
+            raise ValueError(
+                f"reload=True changes the size between epochs, and this schedule counts {schedule.unit}: use "
+                'reload=False, or unit="epochs"'
+            )
+        self.dataset = dataset if render is None else SizedDataset(dataset, render)
+        self.schedule, self.reload = schedule, reload
+        self._sampler_arguments: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "tail": tail}
+        self._loader_arguments = loader_arguments
+        self._loader: ResumableDataLoader | None = self._new_loader()
+        self._trainers_own: tuple[int, int] | None = None
+
+    def plan(self) -> SchedulePlan:
+        """The optimizer steps of the Trainer's whole run."""
+        trainer = self._trainer("plan()")
+        return self.schedule.plan(
+            len(self.dataset),
+            world_size=trainer.world_size,
+            max_epochs=trainer.max_epochs,
+            max_steps=trainer.max_steps,
+            limit_train_batches=trainer.limit_train_batches,
+            tail=self._sampler_arguments["tail"],
+        )
+
+    def load_checkpoint(self, path: str | PathLike[str]) -> None:
+        """Load the loader's position before the Trainer asks for its length; see ``ResumableDataLoader``."""
+        self._loader = self._loader or self._new_loader()
+        self._loader.load_checkpoint(path)
+
+    def setup(self, stage: str) -> None:
+        if stage != "fit":
+            return
+        trainer = self._trainer("setup()")
+        windows = self.schedule.accumulate_grad_batches(trainer.world_size)
+        allowed = {1, windows if isinstance(windows, int) else windows[0]}
+        if trainer.accumulate_grad_batches not in allowed or _accumulates_by_epoch(trainer):
+            raise MisconfigurationException(
+                f"the schedule says how many batches an update takes: {windows}. Leave accumulate_grad_batches (got "
+                f"{trainer.accumulate_grad_batches}) and GradientAccumulationScheduler out of the Trainer"
+            )
+        if self.reload and trainer.reload_dataloaders_every_n_epochs != 1:
+            raise MisconfigurationException(
+                "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
+                f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
+            )
+        self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
+        trainer.reload_dataloaders_every_n_epochs = 1
+
+    def train_dataloader(self) -> ResumableDataLoader:
+        trainer = self._trainer("train_dataloader()")
+        epoch = trainer.current_epoch
+        loader = self._loader or self._new_loader()
+        self._loader = None if self.reload else loader
+        loader.set_epoch(epoch)  # before the Trainer asks for its length
+        windows = self.schedule.accumulate_grad_batches(trainer.world_size)
+        if isinstance(windows, dict):
+            windows = windows[self.schedule.stage_at(epoch=epoch).start]
+        trainer.accumulate_grad_batches = windows
+        _end_the_epoch_before(trainer, len(loader))
+        return loader
+
+    def teardown(self, stage: str) -> None:
+        if stage == "fit" and self._trainers_own is not None:
+            trainer = self._trainer("teardown()")
+            trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches = self._trainers_own
+            self._trainers_own = None
+
+    def on_exception(self, exception: BaseException) -> None:
+        self.teardown("fit")
+
+    def _trainer(self, what: str) -> Any:
+        if self.trainer is None:
+            raise RuntimeError(f"{what} asks a Trainer: call it within trainer.fit(model, datamodule=...)")
+        return self.trainer
+
+    def _new_loader(self) -> ResumableDataLoader:
+        sampler = ScheduledBatchSampler(len(self.dataset), self.schedule, **self._sampler_arguments)
+        return ResumableDataLoader(self.dataset, batch_sampler=sampler, **self._loader_arguments)
+
+
+def _end_the_epoch_before(trainer: Any, batches: int) -> None:
+    # A Trainer that goes on from a checkpoint of an epoch's last batch asks whether it had as many batches as there
+    # are now, in the next epoch; with fewer, it would leave as many out of that one.
+    progress = trainer.fit_loop.epoch_loop.batch_progress
+    ended = progress.is_last_batch and progress.total.completed < progress.total.processed
+    if trainer.fit_loop.restarting and ended:
+        progress.current.completed = max(progress.current.completed, batches - 1)
+
+
+def _accumulates_by_epoch(trainer: Any) -> bool:
+    return any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)

@@ -1,0 +1,76 @@
+"""Which batch fits: within a budget, by a table of what was measured, or into an effective batch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple
+
+from course_lib._arguments import int_of_at_least
+from course_lib.schedules.sized import Size, size_text
+
+
+class Fitted(NamedTuple):
+    batch_size: int
+    budget_used: float
+
+
+def fit_budget(
+    sizes: Iterable[Size],
+    budget: float,
+    dims: int,
+    cost: Callable[[Any], float] | None,
+    multiple_of: int,
+    max_batch_size: int | None,
+) -> dict[Size, Fitted]:
+    """The largest batch of each size that a budget holds, see :meth:`SizeSchedule.with_budget`."""
+    multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
+    most = math.inf if max_batch_size is None else int_of_at_least(multiple_of, "max_batch_size", max_batch_size)
+    costs = {size: cost(size) if cost else _cost(size, dims) for size in sizes}
+    if not all(0 < each < math.inf for each in costs.values()):
+        raise ValueError(f"the cost of every size must be above 0 and finite, got {costs!r}")
+    too_large = {size: each for size, each in costs.items() if each * multiple_of > budget}
+    if too_large:
+        told = ", ".join(f"size {size_text(size)} costs {each:,}" for size, each in too_large.items())
+        raise ValueError(
+            f"a budget of {budget:,} holds no batch of {multiple_of}: {told} a sample. Give a budget of at least "
+            f"{max(too_large.values()) * multiple_of:,}, or leave these sizes out"
+        )
+    fitted = {}
+    for size, each in costs.items():
+        batch_size = int(min(budget // each, most)) // multiple_of * multiple_of
+        fitted[size] = Fitted(batch_size, batch_size * each / budget)
+    return fitted
+
+
+def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
+    """The batch size of a size, or of the shapes that end with it; see :meth:`SizeSchedule.from_batch_sizes`."""
+    ends = [(size, size), (size,)] if isinstance(size, int) else [tuple(size)]
+    if size in table:
+        found = [table[size]]
+    else:
+        shapes = [(tuple(shape), fitted) for shape, fitted in table.items() if isinstance(shape, tuple | list)]
+        found = next(filter(None, ([f for shape, f in shapes if shape[-len(end) :] == end] for end in ends)), [])
+    batch_sizes = {int(getattr(fitted, "batch_size", fitted)) for fitted in found}
+    if len(batch_sizes) != 1:
+        what = f"several batch sizes {sorted(batch_sizes)}" if batch_sizes else "no batch size"
+        raise ValueError(f"the table has {what} for size {size!r}: give {size!r} itself as a key, got {list(table)!r}")
+    return batch_sizes.pop()
+
+
+def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:
+    """What to use instead of an effective batch that does not divide, or instead of the batch in it."""
+    of_all_ranks = batch_size * world_size
+    below = effective // of_all_ranks * of_all_ranks
+    multiples = " or ".join(f"{each}" for each in (below, below + of_all_ranks) if each)
+    advice = f"Use effective_batch_size={multiples}"
+    if effective % world_size == 0:
+        of_a_rank = effective // world_size
+        divisors = [d for d in range(1, of_a_rank + 1) if of_a_rank % d == 0]
+        near = [*[d for d in divisors if d < batch_size][-1:], *[d for d in divisors if d > batch_size][:1]]
+        advice += f", or batches of {' or '.join(map(str, near))}"
+    return advice
+
+
+def _cost(size: Size, dims: int) -> int:
+    return math.prod(size) if isinstance(size, tuple) else size ** int_of_at_least(1, "dims", dims)

@@ -1,0 +1,209 @@
+"""A shuffled dataset in batches whose size follows a schedule: every index once, each with its sample's size."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from itertools import groupby, pairwise
+from typing import Any
+
+import numpy as np
+
+from course_lib._arguments import int_of_at_least
+from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
+from course_lib.samplers.dealing import check_position
+from course_lib.samplers.permutation import BLOCK
+from course_lib.schedules.plan import SchedulePlan
+from course_lib.schedules.schedule import SizeSchedule
+from course_lib.schedules.sized import SizedIndex
+from course_lib.schedules.walk import Place, Run, deal, epochs, next_epoch
+
+
+class ScheduledBatchSampler(EpochBatchSampler):
+    """Batches that follow a :class:`SizeSchedule`, also within an epoch, on every rank alike.
+
+    Yields lists of :class:`SizedIndex`, for a :class:`SizedDataset`. The order of an epoch is that of a
+    ``ShuffledBatchSampler`` of the same seed; a step takes the next indices of it, and has one size on all ranks. The
+    size changes between updates only: the micro-batches of a window have one. Resumable anywhere, on other numbers of
+    workers and ranks, if the schedule is the same.
+
+    Args:
+        num_samples: Samples in the dataset.
+        schedule: Says size and batch size of each step.
+        shuffle: Whether each epoch has a random order; else that of the dataset.
+        seed: Of the order, together with the epoch.
+        tail: ``num_samples`` rarely divides. ``"spread"``: every index once, full batches but for the last and, where
+            the ranks do not divide the samples, one more, whose sizes differ by one between ranks. ``"drop"``: full
+            batches only, the last indices of the order are left out. ``"pad"``: full batches only, the first indices of
+            the order are repeated at its end.
+        num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
+        sampler: Ignored; under default flags, Lightning hands its own over.
+
+    A schedule by optimizer steps counts those of whole epochs: one for each window, and one for the short window at an
+    epoch's end. After a resume on other ranks it goes on from what was counted there.
+
+    Raises:
+        ValueError: An argument is out of its range; ``effective_batch_size`` does not divide on so many ranks; or
+            ``tail="spread"`` would leave a rank without an index in some step. Where the number of ranks is that of
+            the process group, the latter two show when the sampler is iterated.
+    """
+
+    def __init__(
+        self,
+        num_samples: int,
+        schedule: SizeSchedule,
+        *,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: SamplerTail = "spread",
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        sampler: object = None,
+    ) -> None:
+        self._place = Place()
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        self.num_samples = int_of_at_least(1, "num_samples", num_samples)
+        if not isinstance(schedule, SizeSchedule):
+            raise ValueError(f"schedule must be a SizeSchedule, got {schedule!r}; one size: ShuffledBatchSampler")
+        self.schedule = schedule
+        if self.num_replicas is not None:
+            self._check(0, self.num_replicas)
+        self._remember_arguments(
+            num_samples=num_samples, schedule=schedule, shuffle=shuffle, seed=seed, tail=tail,
+            num_replicas=num_replicas, rank=rank,
+        )  # fmt: skip
+
+    @property
+    def max_index(self) -> int:
+        """The largest index that it can yield."""
+        return self.num_samples - 1
+
+    def window_sizes(self) -> list[int]:
+        """The micro-batches of each window, from the current position to the end of the epoch, for an own loop.
+
+        ::
+
+            batches = iter(loader)
+            for k in sampler.window_sizes():
+                accumulate(model, list(islice(batches, k)), loss_sum_fn, count_fn)
+        """
+        sizes: list[int] = []
+        for _, runs in groupby(self._runs(self._position, self._world()[0]), key=lambda run: run.stage):
+            of_stage = list(runs)
+            steps, first = sum(run.steps for run in of_stage), of_stage[0]
+            edges = [0, *range(first.window - first.opened, steps, first.window), steps]
+            sizes += [stop - start for start, stop in pairwise(edges)]
+        return sizes
+
+    def loss_weight(self, batch: int) -> float:
+        """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
+
+        See :class:`~course_lib.samplers.ShuffledBatchSampler`. ``batch``: its number in the current iteration, from 0.
+        """
+        world_size, rank = self._world()
+        left = int_of_at_least(0, "batch", batch)
+        for run in self._runs(self._position, world_size):
+            if left < run.steps:
+                return run.sizes()[rank] * world_size / run.total
+            left -= run.steps
+        steps = self._steps_left(self._position, world_size)
+        raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
+
+    def plan(
+        self, *, max_epochs: int | None = None, max_steps: int = -1, limit_train_batches: int | float = 1.0
+    ) -> SchedulePlan:
+        """Plan the optimizer steps of a run with this sampler, from its first epoch, on the ranks that there are."""
+        return self.schedule.plan(
+            self.num_samples,
+            world_size=self._world()[0],
+            max_epochs=max_epochs,
+            max_steps=max_steps,
+            limit_train_batches=limit_train_batches,
+            tail=self.tail,
+        )
+
+    def state_dict(self, batches: int | None = None) -> dict[str, Any]:
+        state = super().state_dict(batches)
+        world_size, _ = self._world()
+        runs, place = tuple(self._runs(self._position, world_size)), self._here(world_size)
+        if state["epoch"] != self.epoch:
+            return state | _counts(next_epoch(runs, place))
+        steps = state["steps"] - self._steps_before
+        for run in runs:
+            place = run.place_after(min(steps, run.steps))
+            if steps <= run.steps:
+                break
+            steps -= run.steps
+        return state | _counts(place)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        super().load_state_dict(state)
+        counts = {name: int_of_at_least(0, name, state[name]) for name in COUNTS}
+        self._place = Place(self.epoch, self._position, **counts)
+
+    def _here(self, world_size: int) -> Place:
+        """Where this iteration begins: as restored, or at its epoch's start, the epochs before it counted."""
+        place = self._place
+        if (self.epoch, self._position) == place[:2]:
+            return place
+        if self.epoch <= place.epoch:
+            place = Place()
+        for alike in epochs(self.schedule, self.num_samples, self.tail, place, world_size):
+            if alike.stop is None or self.epoch < alike.stop:
+                break
+        steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
+        return Place(self.epoch, 0, steps)
+
+    def _runs(self, position: int, world_size: int) -> Iterator[Run]:
+        assert position == self._position, "an iteration begins where the sampler stands"
+        return deal(self.schedule, self.num_samples, self.tail, self._here(world_size), world_size)
+
+    def _identity(self) -> dict[str, Any]:
+        names = ("num_samples", "seed", "shuffle", "tail")
+        return {name: getattr(self, name) for name in names} | {"schedule": self.schedule.identity()}
+
+    def _steps_left(self, position: int, world_size: int) -> int:
+        return sum(run.steps for run in self._runs(position, world_size))
+
+    def _position_after(self, position: int, steps: int, world_size: int) -> int:
+        for run in self._runs(position, world_size):
+            if steps <= run.steps:
+                return run.position_after(steps)
+            steps -= run.steps
+        return position
+
+    def _check(self, position: int, world_size: int) -> None:
+        check_position(position, self.num_samples)
+        last = next((run for run in self._runs(position, world_size) if run.total < world_size), None)
+        if last is not None:
+            what = "samples that are left of the epoch" if position else "samples"
+            raise ValueError(
+                f'tail="spread" cannot deal the {self.num_samples - position} {what} to {world_size} ranks without an '
+                f"empty batch: {last.total} are left for the last step, and no step before it has two indices a rank. "
+                'Use tail="drop" or tail="pad"' + (", or fewer ranks until the epoch ends" if position else "")
+            )
+
+    def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
+        order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
+        for run in self._runs(position, world_size):
+            begin, end = run.total * rank // world_size, run.total * (rank + 1) // world_size
+            size, per_block = run.stage.size, max(1, BLOCK // (end - begin))
+            for first in range(0, run.steps, per_block):
+                steps = np.arange(first, min(first + per_block, run.steps), dtype=np.int64)
+                positions = run.before.position + steps[:, None] * run.total + np.arange(begin, end)
+                positions %= self.num_samples  # beyond the end only where the tail is padded
+                for batch in (order(positions) if order else positions).tolist():
+                    yield [SizedIndex(index, size) for index in batch]
+
+    def _for_all_ranks(self, world_size: int) -> Iterator[list[int]]:
+        raise ValueError(
+            "accelerate takes batches of one size, and these change: leave the loader out of accelerator.prepare(). "
+            "On the process group's ranks it deals itself"
+        )
+
+
+COUNTS = ("optimizer_steps", "window_position", "window_batches")
+"""What a state holds beside the epoch and the position."""
+
+
+def _counts(place: Place) -> dict[str, int]:
+    return {name: getattr(place, name) for name in COUNTS}
