@@ -15,7 +15,7 @@
 - ``course_lib.schedules``: sizes that grow and batches that shrink, also within an epoch (``SizeSchedule``,
   ``ScheduledBatchSampler``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``, ``SizeScheduleDataModule``); needs the extra ``lightning``.
+  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

@@ -13,4 +13,11 @@ from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
 
-__all__ = ["ExactAccumulation", "FindBatchSize", "SizeScheduleDataModule", "SkipBadSteps", "StepAudit", "StepCountError"]
+__all__ = [
+    "ExactAccumulation",
+    "FindBatchSize",
+    "SizeScheduleDataModule",
+    "SkipBadSteps",
+    "StepAudit",
+    "StepCountError",
+]
