@@ -6,12 +6,14 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import groupby
 from typing import Any, Literal
+from weakref import WeakSet
 
 import ipywidgets
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib.memory import CATEGORIES, Moment, predict_peak
 from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
@@ -54,7 +56,7 @@ def figure_of_step(timeline: Sequence[Moment]) -> Figure:
     worst = max(range(len(moments)), key=lambda i: moments[i].total)
     axes.plot(worst, moments[worst].total / MIB, "v", color="black", label=f"peak: {_peak(timeline) / MIB:.1f} MiB")
     axes.set(
-        title="Most of a step's memory is there for a moment, between the forward pass and the backward",
+        title="Most of a step's memory is there for a moment, late in the forward pass and early in the backward",
         xlabel="allocations and frees of one step",
         ylabel="MiB held",
         xlim=(0, len(moments)),
@@ -233,13 +235,19 @@ peak_bytes = Exercise(
             lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: _peak_bytes(
                 num_parameters, saved_numbers_per_sample, batch_size, 0
             ),
-            "{got} leaves the optimizer's state out. It is there all the time, also in the forward pass.",
+            "{got} leaves the optimizer's state out of one moment at least. It is there all the time.",
         ),
         Misconception(
             lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
                 4 * (num_parameters * (1 + optimizer_copies) + saved_numbers_per_sample * batch_size)
             ),
             "{got} is the end of the forward pass. With few samples another moment holds more: which?",
+        ),
+        Misconception(
+            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
+                4 * saved_numbers_per_sample * batch_size
+            ),
+            "{got} is the activations alone: parameters and the optimizer's state are there too.",
         ),
         Misconception(
             lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
@@ -257,25 +265,45 @@ peak_bytes = Exercise(
 def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int], dict[str, Any]]:
     """Turn ``validate(model, batches)`` -> ``{"losses": …, "worst": …}`` into what it returns, and what that keeps.
 
-    The result is a function of a number of batches: the losses rounded, the worst batch's number, and the graph nodes
-    and the batches that the returned value keeps alive.
+    The result is a function of a number of batches: the losses rounded, the worst batch's number; the tensors that
+    earlier batches have saved, at most, when a forward pass begins; and the graph nodes and batches that the returned
+    value keeps alive.
     """
 
     def epoch(num_batches: int) -> dict[str, Any]:
         model, batches = _model_and_batches(num_batches)
-        returned = validate(model, batches)
+        saved: WeakSet[_Saved] = WeakSet()
+        before_forward = [0]
+        model.register_forward_pre_hook(lambda *_: before_forward.append(len(saved)))
+
+        def pack(tensor: Tensor) -> _Saved:
+            kept = _Saved(tensor)
+            saved.add(kept)
+            return kept
+
+        with saved_tensors_hooks(pack, lambda kept: kept.tensor):
+            returned = validate(model, batches)
         if not isinstance(returned, dict) or set(returned) != {"losses", "worst"}:
             raise ValueError(f'it must return a dict of "losses" and "worst", got {returned!r}')
         tensors = [leaf for leaf in _leaves(returned) if isinstance(leaf, Tensor)]
         worst = returned["worst"]
+        held = {tensor.data_ptr() for tensor in tensors}
         return {
             "losses": [round(torch.as_tensor(loss).item(), 4) for loss in returned["losses"]],
             "worst": next((number for number, batch in enumerate(batches) if batch is worst), worst),
+            "saved by earlier batches": max(before_forward),
             "graph nodes kept": len(graph_nodes(tensors)),
-            "batches kept": sum(any(tensor is batch for tensor in tensors) for batch in batches),
+            "batches kept": sum(batch.data_ptr() in held for batch in batches),
         }
 
     return epoch
+
+
+class _Saved:
+    """What autograd saves, in a box that can be weakly referred to."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self.tensor = tensor.detach()
 
 
 def _model_and_batches(num_batches: int) -> tuple[nn.Module, list[Tensor]]:
@@ -308,6 +336,11 @@ def _validate(
     return {"losses": losses, "worst": batches[worst] if keep_batch else worst}
 
 
+def _numbers_at_the_end(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
+    returned = _validate(model, batches, keep=lambda loss: loss)
+    return returned | {"losses": [loss.item() for loss in returned["losses"]]}
+
+
 kept = Exercise(
     "validate",
     solution=_validate,
@@ -324,6 +357,10 @@ kept = Exercise(
             "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.",
         ),
         Misconception(partial(_validate, keep=Tensor.clone), "A clone is one more node of the same graph."),
+        Misconception(
+            _numbers_at_the_end,
+            "Numbers at the end come too late: until then the list holds each batch's graph.",
+        ),
         Misconception(
             partial(_validate, keep_batch=True),
             "No graph is kept any more, but a whole batch is. Its number tells as much.",
@@ -425,10 +462,10 @@ three_trials = Exercise(
         dict(const=90_000, slope=333, limit=1_000_000),
     ],
     misconceptions=[
-        Misconception(_untried, "The size is right, and it never ran: so far it is a prediction."),
+        Misconception(_untried, "It never ran: so far the answer is a prediction."),
         Misconception(
             _by_doubling,
-            "Doubling ends with an error, finds a power of two, and takes as many trials as that has digits.",
+            "Doubling ends with an error, finds a power of two, and takes a trial for each binary digit, and one more.",
         ),
         Misconception(
             _by_halving, "Halving begins with errors: on a real device each may leave the process in pieces."

@@ -1,0 +1,275 @@
+"""What chapter 08 shows and asks: epochs as rows of batches, a schedule as curves, runs side by side; the exercises."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import ipywidgets
+from matplotlib.figure import Figure
+
+from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, draw_curves, new_figure
+from course_lib.notebook.exercises import Exercise, Misconception
+from course_lib.notebook.widgets import Explorer, int_slider
+from course_lib.schedules import SchedulePlan, SizeSchedule
+
+NUM_SAMPLES = 48
+BLOCKS = {16: BLUE, 8: SKY, 4: ORANGE}
+
+
+def figure_of_epochs(epochs: Mapping[str, Sequence[int]], num_samples: int = NUM_SAMPLES) -> Figure:
+    """One epoch a row: ``{how: batch sizes in order}``; what is missing to ``num_samples`` is hatched."""
+    figure, axes = new_figure(9.0, 0.55 * len(epochs) + 1.2)
+    for row, batches in enumerate(epochs.values()):
+        start = 0
+        for batch in batches:
+            axes.barh(row, batch, left=start, color=BLOCKS[batch], edgecolor="white", linewidth=1.5, height=0.7)
+            start += batch
+        if start < num_samples:
+            axes.barh(row, num_samples - start, left=start, color="white", edgecolor=GREY, hatch="///", height=0.7)
+            middle = (start + num_samples) / 2
+            axes.text(
+                middle, row, f"{num_samples - start} never trained", ha="center", va="center", backgroundcolor="w"
+            )
+    for size, colour in BLOCKS.items():
+        axes.bar(0, 0, color=colour, label=f"batch of {size}")
+    axes.set(
+        title=f"The same {num_samples} samples: only what is planned, or asked for again, trains all of them",
+        xlabel="samples of the epoch, in the order in which they are trained",
+        yticks=range(len(epochs)),
+        yticklabels=list(epochs),
+        xlim=(0, num_samples),
+    )
+    axes.invert_yaxis()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    axes.spines[["top", "right"]].set_visible(False)
+    return figure
+
+
+def figure_of_runs(
+    curves: Mapping[str, Sequence[tuple[float, float]]], bars: Mapping[str, Mapping[str, float]]
+) -> Figure:
+    """Accuracy against million pixels trained, one curve a run; then one panel of bars for each measure.
+
+    Args:
+        curves: ``{run: [(million pixels, accuracy) after each epoch]}``.
+        bars: ``{measure with its unit: {run: value}}``.
+    """
+    figure, (axes, *panels) = new_figure(13.0, 3.6, columns=1 + len(bars))
+    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {
+        name: ([x for x, _ in points], [y for _, y in points]) for name, points in curves.items()
+    }
+    draw_curves(
+        axes, drawn, title="Per pixel trained", x="million pixels", y="accuracy on test digits, 32 pixels a side"
+    )
+    colours = dict(zip(curves, (BLUE, VERMILION, GREEN, PURPLE), strict=False))
+    for panel, (measure, of_runs) in zip(panels, bars.items(), strict=True):
+        found = panel.bar(range(len(of_runs)), list(of_runs.values()), color=[colours[name] for name in of_runs])
+        panel.bar_label(found, fmt="{:,.4g}", padding=2, fontsize=9)
+        panel.set(title=measure, xticks=[], ylim=(0, 1.15 * max(of_runs.values())))
+        panel.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(
+        "Resizing saves pixels and time, as does stopping early; the memory of the largest size stays what it is"
+    )
+    return figure
+
+
+def figure_of_schedule(plan: SchedulePlan, rule: str) -> Figure:
+    """Size, batch size and learning rate factor of a plan against its optimizer steps."""
+    figure, panels = new_figure(10.0, 2.8, columns=3)
+    starts = [step for step, _ in plan.sizes]
+    factor = plan.lr_factor(rule)  # type: ignore[arg-type]
+    lines: dict[str, list[float]] = {
+        "pixels a side": [math.sqrt(math.prod(s.size)) if isinstance(s.size, tuple) else s.size for _, s in plan.sizes],
+        "samples in a batch of a rank": [stage.batch_size for _, stage in plan.sizes],
+        f"learning rate, times ({rule})": [factor(step) for step in starts],
+    }
+    for axes, (name, values), colour in zip(panels, lines.items(), (BLUE, VERMILION, GREEN), strict=True):
+        axes.step([*starts, plan.total_steps], [*values, values[-1]], where="post", color=colour, linewidth=2)
+        axes.set(xlabel="optimizer steps", ylabel=name, ylim=(0, 1.1 * max(values)), xlim=(0, plan.total_steps))
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle("The size goes up, the batch goes down, and what the learning rate does is a choice")
+    return figure
+
+
+def schedule_explorer() -> Explorer:
+    """Sizes, a budget, epochs and a rule → sizes, batches, steps and learning rate over the run."""
+
+    def render(smallest: int, largest: int, budget: int, epochs: int, hold: bool, rule: str) -> tuple[Figure, str]:
+        sides = sorted({smallest, (smallest + largest) // 2 // 8 * 8 or 8, largest})
+        starts = [round(epochs * i / len(sides)) for i in range(len(sides))]
+        made = SizeSchedule.with_budget(dict(zip(starts, sides, strict=True)), budget * largest**2, multiple_of=1)
+        if hold:
+            batches = [made.stages[-1].batch_size * (largest**2 // side**2) for side in sides]
+            stages = [(start, side, batch) for start, side, batch in zip(starts, sides, batches, strict=True)]
+            made = SizeSchedule(stages, effective_batch_size=math.lcm(*batches))
+        plan = made.plan(1437, max_epochs=epochs)
+        words = f"{made.table()}\n{plan.total_steps:,} optimizer steps, {plan.micro_batches:,} batches"
+        return figure_of_schedule(plan, rule), words
+
+    controls: dict[str, Any] = {
+        "smallest": ipywidgets.SelectionSlider(options=(8, 16, 24, 32), value=8, description="pixels a side, first"),
+        "largest": ipywidgets.SelectionSlider(options=(32, 48, 64), value=32, description="pixels a side, last"),
+        "budget": int_slider(16, 64, "samples of the last size"),
+        "epochs": ipywidgets.IntSlider(value=6, min=3, max=12, description="epochs", continuous_update=False),
+        "hold": ipywidgets.Checkbox(value=False, description="hold the effective batch"),
+        "rule": ipywidgets.Dropdown(options=("linear", "sqrt", "none"), description="learning rate"),
+    }
+    return Explorer(controls, render, title="sizes and a budget → batches, steps and learning rate of 1,437 digits")
+
+
+# ----------------------------------------------------------------------------------------------- exercise 1: a budget
+
+
+def _batch_sizes(sides: Sequence[int], budget: int, multiple_of: int) -> list[int]:
+    return [budget // side**2 // multiple_of * multiple_of for side in sides]
+
+
+batch_sizes = Exercise(
+    "batch_sizes",
+    solution=_batch_sizes,
+    cases=[
+        dict(sides=[1], budget=8, multiple_of=1),
+        dict(sides=[8, 16], budget=16_384, multiple_of=1),
+        dict(sides=[8, 16, 24], budget=16_384, multiple_of=1),
+        dict(sides=[8, 24, 32], budget=16_384, multiple_of=8),
+        dict(sides=[64, 96], budget=32_768, multiple_of=4),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda sides, budget, multiple_of: [budget // side // multiple_of * multiple_of for side in sides],
+            "{got} divides by the side: twice the side is four times the pixels.",
+        ),
+        Misconception(
+            lambda sides, budget, multiple_of: [
+                budget // sides[0] ** 2 * sides[0] // side // multiple_of * multiple_of for side in sides
+            ],
+            "{got} halves the batch where the side doubles: the pixels are four times as many.",
+        ),
+        Misconception(
+            lambda sides, budget, multiple_of: [
+                math.ceil(budget / side**2 / multiple_of) * multiple_of for side in sides
+            ],
+            "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.",
+        ),
+        Misconception(
+            lambda sides, budget, multiple_of: [round(budget / side**2 / multiple_of) * multiple_of for side in sides],
+            "{got} rounds to the nearest, which may be beyond the budget.",
+        ),
+        Misconception(
+            lambda sides, budget, multiple_of: [budget // side**2 for side in sides],
+            "{got} fits, and is no multiple of what was asked for.",
+        ),
+        Misconception(
+            lambda sides, budget, multiple_of: [
+                max(multiple_of, budget // side**2 // multiple_of * multiple_of) for side in sides
+            ],
+            "{got} gives a batch also where the budget holds none: say 0, so that somebody notices before the device.",
+        ),
+    ],
+)
+
+
+# ----------------------------------------------------------------------------------- exercise 2: the effective batch
+
+
+def _windows(batch_sizes: Sequence[int], effective_batch_size: int, world_size: int) -> list[int]:
+    return [effective_batch_size // (batch * world_size) for batch in batch_sizes]
+
+
+windows = Exercise(
+    "windows",
+    solution=_windows,
+    cases=[
+        dict(batch_sizes=[64], effective_batch_size=64, world_size=1),
+        dict(batch_sizes=[64, 16, 4], effective_batch_size=64, world_size=1),
+        dict(batch_sizes=[64, 16, 4], effective_batch_size=256, world_size=2),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda batch_sizes, effective_batch_size, world_size: [
+                effective_batch_size // batch for batch in batch_sizes
+            ],
+            "{got} forgets the ranks: each of them adds its batch to every update.",
+        ),
+        Misconception(
+            lambda batch_sizes, effective_batch_size, world_size: [
+                effective_batch_size * world_size // batch for batch in batch_sizes
+            ],
+            "{got} multiplies by the ranks: more ranks need fewer micro-batches, not more.",
+        ),
+        Misconception(
+            lambda batch_sizes, effective_batch_size, world_size: [
+                effective_batch_size // (batch_sizes[0] * world_size) for _ in batch_sizes
+            ],
+            "{got} is one number for all stages: the batch shrinks, so the window has to grow.",
+        ),
+        Misconception(
+            lambda batch_sizes, effective_batch_size, world_size: [batch // batch_sizes[-1] for batch in batch_sizes],
+            "{got} is upside down: the largest batch needs the shortest window.",
+        ),
+        Misconception(
+            lambda batch_sizes, effective_batch_size, world_size: [batch_sizes[0] // batch for batch in batch_sizes],
+            "{got} holds the first stage's batch, whatever was asked for.",
+        ),
+    ],
+)
+
+
+# ------------------------------------------------------------------------------------------ exercise 3: a comparison
+
+Run = Sequence[tuple[int, float]]
+"""``(side, accuracy)`` of each epoch."""
+
+
+def _within(run: Run, budget: float, cost: Callable[[int], float]) -> float:
+    """Accuracy after the last epoch that ends within a budget."""
+    spent, accuracy = 0.0, 0.0
+    for side, after in run:
+        spent += cost(side)
+        if spent <= budget:
+            accuracy = after
+    return accuracy
+
+
+def _gain(baseline: Run, resized: Run, cost: Callable[[int], float] = lambda side: side**2) -> float:
+    budget = min(sum(cost(side) for side, _ in run) for run in (baseline, resized))
+    return round(_within(resized, budget, cost) - _within(baseline, budget, cost), 4)
+
+
+gain = Exercise(
+    "gain",
+    solution=_gain,
+    cases=[
+        dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(32, 0.5), (32, 0.875)]),
+        dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(32, 0.5), (32, 0.625), (32, 0.875)]),
+        dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(16, 0.25)] * 4 + [(32, 0.75), (32, 0.875)]),
+        dict(
+            baseline=[(32, 0.25), (32, 0.5), (32, 0.625), (32, 0.875), (32, 0.75)],
+            resized=[(16, 0.25), (16, 0.375), (32, 0.75), (32, 0.9375), (32, 0.625)],
+        ),
+    ],
+    misconceptions=[
+        Misconception(
+            lambda baseline, resized: round(resized[-1][1] - baseline[-1][1], 4),
+            "{got} compares the ends of two runs of different length: the longer one has trained more.",
+        ),
+        Misconception(
+            lambda baseline, resized: round(
+                max(accuracy for _, accuracy in resized) - max(accuracy for _, accuracy in baseline), 4
+            ),
+            "{got} compares the best epochs, wherever they are: picked afterwards, and not at one cost.",
+        ),
+        Misconception(
+            lambda baseline, resized: _gain(baseline, resized, cost=lambda side: 1),
+            "{got} compares after as many epochs. An epoch of small images costs less: count pixels.",
+        ),
+        Misconception(
+            lambda baseline, resized: _gain(baseline, resized, cost=lambda side: side),
+            "{got} counts sides, not pixels: an epoch at 16 costs a quarter of one at 32.",
+        ),
+    ],
+)
+
+EXERCISES = (batch_sizes, windows, gain)
