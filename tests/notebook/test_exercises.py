@@ -24,6 +24,7 @@ MODULES = {
     "05_counting_steps": "counting_steps",
     "06_batch_samplers_ddp": "batch_samplers",
     "07_skipping_steps": "skipping_steps",
+    "08_changing_batch_size": "changing_batch_size",
 }
 
 
