@@ -4,15 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from functools import cache, partial
 from typing import Any
 
 import ipywidgets
+import torch
 from matplotlib.figure import Figure
+from torch import Tensor, nn
 
+from course_lib.memory import predict_peak
 from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, draw_curves, new_figure
 from course_lib.notebook.exercises import Exercise, Misconception
 from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.schedules import SchedulePlan, SizeSchedule
+from course_lib.schedules.rates import LrRule
+from course_lib.schedules.schedule import SizeStage
 
 NUM_SAMPLES = 48
 BLOCKS = {16: BLUE, 8: SKY, 4: ORANGE}
@@ -75,17 +81,45 @@ def figure_of_runs(
     return figure
 
 
-def figure_of_schedule(plan: SchedulePlan, rule: str) -> Figure:
-    """Size, batch size and learning rate factor of a plan against its optimizer steps."""
-    figure, panels = new_figure(10.0, 2.8, columns=3)
+def digit_net() -> nn.Module:
+    """Three convolutions; for square images of any side from 4 on."""
+    torch.manual_seed(0)
+    stages: list[nn.Module] = []
+    channels = 1
+    for out in (16, 32, 64):
+        stages += [nn.Conv2d(channels, out, 3, 1 if channels == 1 else 2, 1), nn.BatchNorm2d(out), nn.ReLU()]
+        channels = out
+    return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10))
+
+
+@cache
+def peak_mib(side: int, batch_size: int) -> float:
+    """The predicted peak of a step of ``digit_net`` on a CPU."""
+
+    def batch(samples: int) -> tuple[Tensor, Tensor]:
+        return torch.ones(samples, 1, side, side), torch.zeros(samples, dtype=torch.long)
+
+    optimizer = partial(torch.optim.SGD, lr=0.1, momentum=0.9)
+    return predict_peak(digit_net, batch, optimizer, batch_size=batch_size, device="cpu").peak_bytes / 2**20
+
+
+def stage_mib(stage: SizeStage) -> float:
+    assert isinstance(stage.size, int)
+    return peak_mib(stage.size, stage.batch_size)
+
+
+def figure_of_schedule(plan: SchedulePlan, rule: LrRule) -> Figure:
+    """Size, batch size, peak bytes and learning rate factor of a plan against its optimizer steps."""
+    figure, panels = new_figure(12.0, 2.8, columns=4)
     starts = [step for step, _ in plan.sizes]
-    factor = plan.lr_factor(rule)  # type: ignore[arg-type]
+    factor = plan.lr_factor(rule)
     lines: dict[str, list[float]] = {
-        "pixels a side": [math.sqrt(math.prod(s.size)) if isinstance(s.size, tuple) else s.size for _, s in plan.sizes],
+        "pixels a side": [float(str(stage.size)) for _, stage in plan.sizes],
         "samples in a batch of a rank": [stage.batch_size for _, stage in plan.sizes],
+        "MiB at the peak of a step": [stage_mib(stage) for _, stage in plan.sizes],
         f"learning rate, times ({rule})": [factor(step) for step in starts],
     }
-    for axes, (name, values), colour in zip(panels, lines.items(), (BLUE, VERMILION, GREEN), strict=True):
+    for axes, (name, values), colour in zip(panels, lines.items(), (BLUE, VERMILION, PURPLE, GREEN), strict=True):
         axes.step([*starts, plan.total_steps], [*values, values[-1]], where="post", color=colour, linewidth=2)
         axes.set(xlabel="optimizer steps", ylabel=name, ylim=(0, 1.1 * max(values)), xlim=(0, plan.total_steps))
         axes.spines[["top", "right"]].set_visible(False)
@@ -96,7 +130,7 @@ def figure_of_schedule(plan: SchedulePlan, rule: str) -> Figure:
 def schedule_explorer() -> Explorer:
     """Sizes, a budget, epochs and a rule → sizes, batches, steps and learning rate over the run."""
 
-    def render(smallest: int, largest: int, budget: int, epochs: int, hold: bool, rule: str) -> tuple[Figure, str]:
+    def render(smallest: int, largest: int, budget: int, epochs: int, hold: bool, rule: LrRule) -> tuple[Figure, str]:
         sides = sorted({smallest, (smallest + largest) // 2 // 8 * 8 or 8, largest})
         starts = [round(epochs * i / len(sides)) for i in range(len(sides))]
         made = SizeSchedule.with_budget(dict(zip(starts, sides, strict=True)), budget * largest**2, multiple_of=1)
@@ -105,7 +139,8 @@ def schedule_explorer() -> Explorer:
             stages = [(start, side, batch) for start, side, batch in zip(starts, sides, batches, strict=True)]
             made = SizeSchedule(stages, effective_batch_size=math.lcm(*batches))
         plan = made.plan(1437, max_epochs=epochs)
-        words = f"{made.table()}\n{plan.total_steps:,} optimizer steps, {plan.micro_batches:,} batches"
+        peaks = ", ".join(f"{stage_mib(stage):.1f}" for stage in made.stages)
+        words = f"{made.table()}\n{plan.total_steps:,} optimizer steps, {plan.micro_batches:,} batches; MiB: {peaks}"
         return figure_of_schedule(plan, rule), words
 
     controls: dict[str, Any] = {
@@ -116,7 +151,9 @@ def schedule_explorer() -> Explorer:
         "hold": ipywidgets.Checkbox(value=False, description="hold the effective batch"),
         "rule": ipywidgets.Dropdown(options=("linear", "sqrt", "none"), description="learning rate"),
     }
-    return Explorer(controls, render, title="sizes and a budget → batches, steps and learning rate of 1,437 digits")
+    return Explorer(
+        controls, render, title="sizes and a budget → batches, steps, bytes and learning rate of 1,437 digits"
+    )
 
 
 # ----------------------------------------------------------------------------------------------- exercise 1: a budget
