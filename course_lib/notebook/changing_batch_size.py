@@ -41,7 +41,7 @@ def figure_of_epochs(epochs: Mapping[str, Sequence[int]], num_samples: int = NUM
     for size, colour in BLOCKS.items():
         axes.bar(0, 0, color=colour, label=f"batch of {size}")
     axes.set(
-        title=f"The same {num_samples} samples: only what is planned, or asked for again, trains all of them",
+        title=f"The same {num_samples} samples: a reset or a changed batch size may leave some out, a plan does not",
         xlabel="samples of the epoch, in the order in which they are trained",
         yticks=range(len(epochs)),
         yticklabels=list(epochs),
@@ -75,9 +75,7 @@ def figure_of_runs(
         panel.bar_label(found, fmt="{:,.4g}", padding=2, fontsize=9)
         panel.set(title=measure, xticks=[], ylim=(0, 1.15 * max(of_runs.values())))
         panel.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "Resizing saves pixels and time, as does stopping early; the memory of the largest size stays what it is"
-    )
+    figure.suptitle("Resizing saves pixels and time, as does stopping early; the peak is the budget's, at every size")
     return figure
 
 
@@ -123,7 +121,9 @@ def figure_of_schedule(plan: SchedulePlan, rule: LrRule) -> Figure:
         axes.step([*starts, plan.total_steps], [*values, values[-1]], where="post", color=colour, linewidth=2)
         axes.set(xlabel="optimizer steps", ylabel=name, ylim=(0, 1.1 * max(values)), xlim=(0, plan.total_steps))
         axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle("The size goes up, the batch goes down, and what the learning rate does is a choice")
+    figure.suptitle(
+        "Within one budget, the batch goes down where the size goes up; what the learning rate does is a choice"
+    )
     return figure
 
 
@@ -171,6 +171,8 @@ batch_sizes = Exercise(
         dict(sides=[8, 16], budget=16_384, multiple_of=1),
         dict(sides=[8, 16, 24], budget=16_384, multiple_of=1),
         dict(sides=[8, 24, 32], budget=16_384, multiple_of=8),
+        dict(sides=[24, 8], budget=1000, multiple_of=1),
+        dict(sides=[8, 24], budget=15_000, multiple_of=8),
         dict(sides=[64, 96], budget=32_768, multiple_of=4),
     ],
     misconceptions=[
@@ -222,6 +224,7 @@ windows = Exercise(
         dict(batch_sizes=[64], effective_batch_size=64, world_size=1),
         dict(batch_sizes=[64, 16, 4], effective_batch_size=64, world_size=1),
         dict(batch_sizes=[64, 16, 4], effective_batch_size=256, world_size=2),
+        dict(batch_sizes=[32, 8], effective_batch_size=384, world_size=4),
     ],
     misconceptions=[
         Misconception(
@@ -279,7 +282,7 @@ gain = Exercise(
     "gain",
     solution=_gain,
     cases=[
-        dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(32, 0.875), (32, 0.625)]),
+        dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(32, 0.875), (32, 0.6875)]),
         dict(baseline=[(32, 0.5), (32, 0.75)], resized=[(32, 0.5), (32, 0.625), (32, 0.875)]),
         dict(
             baseline=[(32, 0.5), (32, 0.75)],
@@ -293,13 +296,13 @@ gain = Exercise(
     misconceptions=[
         Misconception(
             lambda baseline, resized: round(resized[-1][1] - baseline[-1][1], 4),
-            "{got} compares the ends of two runs of different length: the longer one has trained more.",
+            "{got} lets the longer run go on past the cheaper one's pixels: it has trained more.",
         ),
         Misconception(
             lambda baseline, resized: round(
                 max(accuracy for _, accuracy in resized) - max(accuracy for _, accuracy in baseline), 4
             ),
-            "{got} compares the best epochs, wherever they are: picked afterwards, and not at one cost.",
+            "{got} compares the best epochs, wherever they are: picked afterwards, by the accuracy itself.",
         ),
         Misconception(
             lambda baseline, resized: _gain(baseline, resized, cost=lambda side: 1),
