@@ -4,12 +4,13 @@ import pickle
 import random
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from course_lib.schedules import SizeSchedule
+from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from course_lib.steps import max_steps_for, plan_steps
 from tests.test_schedules import STEPWISE, by_hand, random_schedule
 
@@ -157,11 +158,15 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
     n, world_size = rng.randint(1, 60), rng.randint(1, 3)
     schedule, tail = random_schedule(rng, n, world_size), rng.choice(["spread", "drop", "pad"])
     limit, max_steps = rng.choice([1.0, 1.0, 3, 0.5]), rng.choice([-1, -1, 7])
-    plan = schedule.plan(
-        n, world_size=world_size, max_epochs=4, max_steps=max_steps, limit_train_batches=limit, tail=tail
-    )
+    run = dict(world_size=world_size, max_epochs=4, max_steps=max_steps, limit_train_batches=limit, tail=tail)
+    epochs = list(by_hand(n, schedule, world_size, tail, epochs=4))
+    if any(total < world_size for steps in epochs for _, total, _ in steps):
+        with pytest.raises(ValueError, match="without an empty batch"):
+            schedule.plan(n, **run)
+        return
+    plan = schedule.plan(n, **run)
     windows, batches = [], 0
-    for epoch, steps in enumerate(by_hand(n, schedule, world_size, tail, epochs=4)):
+    for epoch, steps in enumerate(epochs):
         of_epoch = steps[:limit] if isinstance(limit, int) else steps[: int(len(steps) * limit)]
         if not of_epoch:
             break
@@ -180,8 +185,8 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
 @settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_schedule_by_epochs_is_planned_as_batch_sizes_by_epoch(rng):
-    n, world_size = rng.randint(1, 80), rng.randint(1, 4)
-    stages = {0: (8, rng.randint(1, 9)), rng.randint(1, 3): (16, rng.randint(1, 9))}
+    n, world_size = rng.randint(4, 80), rng.randint(1, 4)
+    stages = {0: (8, rng.randint(2, 9)), rng.randint(1, 3): (16, rng.randint(2, 9))}
     stops = dict(max_epochs=rng.randint(0, 5), max_steps=rng.choice([-1, 9]), limit_train_batches=rng.choice([1.0, 4]))
     k = rng.randint(1, 3)
     got = plan_steps(n, SizeSchedule(stages, accumulate_grad_batches=k), world_size=world_size, **stops)
@@ -191,6 +196,71 @@ def test_a_schedule_by_epochs_is_planned_as_batch_sizes_by_epoch(rng):
     assert got.table().splitlines()[2:6] == want.table().splitlines()[2:6]
     assert [w[:4] for w in got.windows] == [w[:4] for w in want.windows]
     assert all(got.batches_in_epoch(epoch) == want.batches_in_epoch(epoch) for epoch in range(6))
+
+
+def test_leftovers_that_the_next_stage_would_take_begin_with_it():
+    # 5 samples, batches of 3, the rest dropped: two updates in, batches of 1 take all of an epoch and all that is left.
+    schedule = SizeSchedule({0: (8, 3), 2: (16, 1)}, unit="optimizer_steps")
+    assert schedule.plan(5, max_epochs=3, tail="drop").total_steps == 9
+    sampler = ScheduledBatchSampler(5, schedule, tail="drop")
+    counts = []
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        counts.append([len(batch) for batch in sampler])
+    assert counts == [[3], [3, 1, 1], [1] * 5]
+
+
+def test_a_run_that_no_sampler_deals_is_refused_before_it_begins():
+    later = SizeSchedule({0: (8, 2), 3: (8, 1)})
+    for make in (
+        lambda: later.plan(5, world_size=2, max_epochs=4),
+        lambda: plan_steps(5, later, world_size=2, max_epochs=4),
+        lambda: ScheduledBatchSampler(5, later, num_replicas=2, rank=0),
+    ):
+        with pytest.raises(ValueError, match="to 2 ranks in epoch 3 without an empty batch: 1 are left"):
+            make()
+    assert later.plan(5, world_size=2, max_epochs=3).epochs_completed == 3
+    uneven = SizeSchedule({0: (8, 3), 3: (8, 4)}, effective_batch_size=12)
+    with pytest.raises(ValueError, match="no multiple of the 8 samples that batches of 4 on 2 ranks make"):
+        ScheduledBatchSampler(24, uneven, num_replicas=2, rank=0)
+
+
+def test_a_plan_of_many_stages_is_quick_to_read():
+    schedule = SizeSchedule([(step, 1 + step % 7, 1 + step % 3) for step in range(800)], unit="optimizer_steps")
+    plan = schedule.plan(10_000, max_epochs=1)
+    assert sum(window.per_rank_samples for window in plan.windows) == 10_000
+
+
+def test_floats_in_a_budget_hold_what_they_hold():
+    assert SizeSchedule.with_budget({0: 1}, 1.0, cost=lambda size: 0.1).stages[0].batch_size == 10
+    assert SizeSchedule.with_budget({0: 1}, 0.95, cost=lambda size: 0.1).stages[0].batch_size == 9
+
+
+def test_sizes_of_other_kinds_find_their_batch():
+    table = {(3, 48, 64): 8, (3, 32, 32): 16, (512,): 4}
+    schedule = SizeSchedule.from_batch_sizes({0: 32, 1: (48, 64), 2: 512}, table)
+    assert [stage.batch_size for stage in schedule.stages] == [16, 8, 4]
+    for size in (np.int64(32), torch.tensor(32), [32, 32]):
+        assert SizeSchedule.from_batch_sizes({0: size}, table).stages[0].batch_size == 16
+    with pytest.raises(ValueError, match="no batch size for size 64"):
+        SizeSchedule.from_batch_sizes({0: 64}, table)
+    for value in (8.7, "8", True, 0):
+        with pytest.raises(ValueError, match="the batch size of size 8 in the table must be a positive int"):
+            SizeSchedule.from_batch_sizes({0: 8}, {8: value})
+
+
+@pytest.mark.parametrize("budget", [float("nan"), float("inf"), "4096", None, 0, -1, True])
+def test_a_budget_is_a_number(budget):
+    with pytest.raises(ValueError, match="budget must be a finite number above 0"):
+        SizeSchedule.with_budget({0: 8}, budget)
+
+
+@pytest.mark.parametrize("stages", [{0: 16}, [(0, 16)], None, 16])
+def test_stages_are_pairs_by_their_start(stages):
+    with pytest.raises(ValueError, match=r"stages must be \{start: \(size, batch_size\)\}"):
+        SizeSchedule(stages)
+    with pytest.raises(ValueError, match=r"sizes must be \{start: size\}"):
+        SizeSchedule.with_budget([16, 32], 4096)
 
 
 def test_a_plan_in_words_says_which_sizes_come():

@@ -200,6 +200,57 @@ def test_a_run_that_goes_on_with_more_ranks_keeps_its_count_of_updates():
     assert len(resumed) == 4
 
 
+def test_a_state_that_was_not_moved_is_handed_on_as_it_was():
+    schedule = SizeSchedule({0: (8, 1)}, accumulate_grad_batches=4)
+    alone = ScheduledBatchSampler(16, schedule)
+    state = alone.state_dict(batches=3)
+    elsewhere = ScheduledBatchSampler(16, schedule, num_replicas=4, rank=0)
+    elsewhere.load_state_dict(state)
+    assert elsewhere.state_dict(batches=0) == state
+    back = ScheduledBatchSampler(16, schedule)
+    back.load_state_dict(elsewhere.state_dict(batches=0))
+    assert back.window_sizes() == [1, 4, 4, 4]
+
+
+def test_windows_after_a_resume_on_other_ranks_are_those_that_a_trainer_counts():
+    schedule = SizeSchedule({0: (8, 4), 3: (16, 2)}, unit="samples", accumulate_grad_batches=2)
+    state = ScheduledBatchSampler(32, schedule).state_dict(batches=1)
+    resumed = ScheduledBatchSampler(32, schedule, num_replicas=2, rank=0)
+    resumed.load_state_dict(state)
+    assert 0 not in resumed.window_sizes() and sum(resumed.window_sizes()) == len(resumed)
+    assert resumed.window_sizes()[0] == 1  # the second batch of a window of two
+
+
+def test_going_back_beyond_what_was_restored_is_another_run():
+    schedule = SizeSchedule({0: (8, 4), 10: (16, 2)}, unit="optimizer_steps")
+    sampler = ScheduledBatchSampler(32, schedule)
+    sampler.load_state_dict(ScheduledBatchSampler(32, schedule).state_dict() | {"epoch": 5, "optimizer_steps": 99})
+    assert next(iter(sampler))[0].size == 16
+    sampler.set_epoch(0)
+    assert [batch[0].size for batch in sampler] == [8] * 8
+    sampler.set_epoch(1)
+    assert [batch[0].size for batch in sampler] == [8] * 2 + [16] * 12
+
+
+def test_an_iterator_goes_on_with_its_epoch_whatever_becomes_of_the_sampler():
+    sampler = ScheduledBatchSampler(48, STEPWISE)
+    sampler.load_state_dict(sampler.state_dict(batches=3))
+    want = sized(sampler)
+    begun = iter(sampler)
+    sampler.set_epoch(1)
+    assert sized(begun) == want
+
+
+@pytest.mark.parametrize("lacking", ["epoch", "position", "steps", "optimizer_steps", "window_batches"])
+def test_a_state_that_lacks_something_is_refused_and_changes_nothing(lacking):
+    sampler = ScheduledBatchSampler(48, STEPWISE)
+    state = sampler.state_dict(batches=3)
+    want = sampler.state_dict(batches=0)
+    with pytest.raises(ValueError, match=f"it has no {lacking}"):
+        sampler.load_state_dict({name: value for name, value in state.items() if name != lacking})
+    assert sampler.state_dict(batches=0) == want
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_windows_of_an_own_loop_have_one_size(rng):
@@ -264,6 +315,7 @@ def test_an_index_with_a_size_is_the_index():
     index = SizedIndex(12, (32, 48))
     copy = pickle.loads(pickle.dumps(index))
     assert index == copy == 12 and copy.size == (32, 48) and repr(copy) == "12@32x48"
+    assert f"{index}" == str(index) == "12"
     assert range(20)[index] == 12 and {12: "a"}[index] == "a" and type(index + 1) is int
 
 

@@ -13,7 +13,6 @@ gives may be the same loader.*
 from __future__ import annotations
 
 from collections.abc import Callable
-from os import PathLike
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
@@ -42,8 +41,9 @@ class SizeScheduleDataModule(LightningDataModule):
     ``trainer.estimated_stepping_batches`` goes by the first epoch's length. For a learning rate schedule, take
     ``trainer.datamodule.plan().total_steps``, and ``.lr_factor("linear")`` for one that follows the batch.
 
-    A resumed run goes on where it was stopped, also within an epoch; on *more* ranks within an epoch, call
-    ``load_checkpoint(path)`` before ``trainer.fit(..., ckpt_path=path)``.
+    A resumed run goes on where it was stopped, also within an epoch, and on other ranks. (There, where a window's
+    length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter window: a Trainer
+    counts windows from the epoch's start.)
 
     Args:
         dataset: Map-style; or a ``SizedDataset``, without ``render``.
@@ -86,7 +86,10 @@ class SizeScheduleDataModule(LightningDataModule):
         self.schedule, self.reload = schedule, reload
         self._sampler_arguments: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "tail": tail}
         self._loader_arguments = loader_arguments
-        self._loader: ResumableDataLoader | None = self._new_loader()
+        self._last = self._new_loader()
+        """The loader that was given last."""
+        self._loader: ResumableDataLoader | None = self._last
+        """The one to be given next; None: a new one."""
         self._trainers_own: tuple[int, int] | None = None
 
     def plan(self) -> SchedulePlan:
@@ -101,10 +104,14 @@ class SizeScheduleDataModule(LightningDataModule):
             tail=self._sampler_arguments["tail"],
         )
 
-    def load_checkpoint(self, path: str | PathLike[str]) -> None:
-        """Load the loader's position before the Trainer asks for its length; see ``ResumableDataLoader``."""
-        self._loader = self._loader or self._new_loader()
-        self._loader.load_checkpoint(path)
+    def state_dict(self) -> dict[str, Any]:
+        """The loader's state; a Trainer asks a loader for its own as well, but not at the end of an epoch."""
+        return {"loader": self._last.state_dict()}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._loader = self._new_loader() if self._loader is None else self._loader
+        self._last = self._loader
+        self._loader.load_state_dict(state_dict["loader"])
 
     def setup(self, stage: str) -> None:
         if stage != "fit":
@@ -128,8 +135,9 @@ class SizeScheduleDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableDataLoader:
         trainer = self._trainer("train_dataloader()")
         epoch = trainer.current_epoch
-        loader = self._loader or self._new_loader()
+        loader = self._new_loader() if self._loader is None else self._loader
         self._loader = None if self.reload else loader
+        self._last = loader
         loader.set_epoch(epoch)  # before the Trainer asks for its length
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         if isinstance(windows, dict):

@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from course_lib.schedules import ScheduledBatchSampler
 from course_lib.steps import StepPlan, plan_steps
 
 
@@ -196,7 +197,7 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
     }
     loader: Any = trainer.train_dataloader
     sampler: Any = getattr(loader, "batch_sampler", None)
-    if hasattr(sampler, "schedule") and not trainer.overfit_batches:  # type: ignore[attr-defined]
+    if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
         plan: StepPlan = sampler.plan(
             max_epochs=trainer.max_epochs,
             max_steps=trainer.max_steps,

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from numbers import Real
 from typing import Any, NamedTuple
 
 from course_lib._arguments import int_of_at_least
-from course_lib.schedules.sized import Size, size_text
+from course_lib.schedules.sized import Size, checked_size, size_text
 
 
 class Fitted(NamedTuple):
@@ -24,10 +25,12 @@ def fit_budget(
     max_batch_size: int | None,
 ) -> dict[Size, Fitted]:
     """The largest batch of each size that a budget holds, see :meth:`SizeSchedule.with_budget`."""
+    if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < math.inf:
+        raise ValueError(f"budget must be a finite number above 0, got {budget!r}")
     multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
     most = math.inf if max_batch_size is None else int_of_at_least(multiple_of, "max_batch_size", max_batch_size)
     costs = {size: cost(size) if cost else _cost(size, dims) for size in sizes}
-    if not all(0 < each < math.inf for each in costs.values()):
+    if not all(isinstance(each, Real) and 0 < each < math.inf for each in costs.values()):
         raise ValueError(f"the cost of every size must be above 0 and finite, got {costs!r}")
     too_large = {size: each for size, each in costs.items() if each * multiple_of > budget}
     if too_large:
@@ -38,24 +41,32 @@ def fit_budget(
         )
     fitted = {}
     for size, each in costs.items():
-        batch_size = int(min(budget // each, most)) // multiple_of * multiple_of
+        batch_size = int(min(_held(budget, each), most)) // multiple_of * multiple_of
         fitted[size] = Fitted(batch_size, batch_size * each / budget)
     return fitted
 
 
 def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
     """The batch size of a size, or of the shapes that end with it; see :meth:`SizeSchedule.from_batch_sizes`."""
-    ends = [(size, size), (size,)] if isinstance(size, int) else [tuple(size)]
+    size = checked_size("size", size)
+    end = (size, size) if isinstance(size, int) else size
     if size in table:
         found = [table[size]]
     else:
-        shapes = [(tuple(shape), fitted) for shape, fitted in table.items() if isinstance(shape, tuple | list)]
-        found = next(filter(None, ([f for shape, f in shapes if shape[-len(end) :] == end] for end in ends)), [])
-    batch_sizes = {int(getattr(fitted, "batch_size", fitted)) for fitted in found}
+        shapes = {tuple(shape): fitted for shape, fitted in table.items() if isinstance(shape, tuple | list)}
+        found = [shapes[(size,)]] if (size,) in shapes else [f for s, f in shapes.items() if s[-len(end) :] == end]
+    name = f"the batch size of size {size!r} in the table"
+    batch_sizes = {int_of_at_least(1, name, getattr(fitted, "batch_size", fitted)) for fitted in found}
     if len(batch_sizes) != 1:
         what = f"several batch sizes {sorted(batch_sizes)}" if batch_sizes else "no batch size"
         raise ValueError(f"the table has {what} for size {size!r}: give {size!r} itself as a key, got {list(table)!r}")
     return batch_sizes.pop()
+
+
+def _held(budget: float, cost: float) -> int:
+    """How many of a cost a budget holds; floats may lie, 1.0 // 0.1 is 9."""
+    held = int(budget // cost)
+    return held + ((held + 1) * cost <= budget)
 
 
 def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:

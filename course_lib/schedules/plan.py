@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -19,7 +20,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
 from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
-from course_lib.schedules.walk import Place, Run, epochs
+from course_lib.schedules.walk import Place, Run, epochs, refuse_empty_batches
 from course_lib.steps import Carried, Stage, StepPlan, Window, checked_stops, end_of_run
 
 if TYPE_CHECKING:
@@ -110,14 +111,15 @@ class ScheduledEpochs(Stage):
         batches, limit = sum(run.steps for run in self.runs), self.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
 
-    @property
+    @cached_property
     def parts(self) -> list[Part]:
         """The stages within an epoch, as far as it runs; each begins with a window."""
         parts: list[Part] = []
         batches = windows = 0
+        most = self.batches
         for _, runs in groupby(self.runs, key=lambda run: run.stage):
             of_stage = list(runs)
-            count = min(sum(run.steps for run in of_stage), self.batches - batches)
+            count = min(sum(run.steps for run in of_stage), most - batches)
             if count > 0:
                 parts.append(Part(of_stage[0].stage, of_stage[0].window, batches, count, windows))
                 batches += count
@@ -174,6 +176,7 @@ def plan_schedule(
     for group in epochs(schedule, num_samples, tail, Place(), world_size):
         if stages and max_epochs != -1 and group.first >= max_epochs:
             break
+        refuse_empty_batches(group.runs)
         stop = group.stop
         if max_epochs != -1:
             stop = max_epochs if stop is None else min(stop, max_epochs)

@@ -15,7 +15,7 @@ from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import Place, Run, deal, epochs, next_epoch
+from course_lib.schedules.walk import Place, Run, deal, epochs, next_epoch, refuse_empty_batches
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -66,7 +66,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
             raise ValueError(f"schedule must be a SizeSchedule, got {schedule!r}; one size: ShuffledBatchSampler")
         self.schedule = schedule
         if self.num_replicas is not None:
-            self._check(0, self.num_replicas)
+            for stage in schedule.stages:
+                schedule.window_of(stage, self.num_replicas)
+            for alike in epochs(schedule, self.num_samples, tail, Place(), self.num_replicas):
+                refuse_empty_batches(alike.runs)
         self._remember_arguments(
             num_samples=num_samples, schedule=schedule, shuffle=shuffle, seed=seed, tail=tail,
             num_replicas=num_replicas, rank=rank,
@@ -76,6 +79,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
     def max_index(self) -> int:
         """The largest index that it can yield."""
         return self.num_samples - 1
+
+    def __len__(self) -> int:
+        self._check(self._position, self._world()[0])  # a Trainer hides what iter() raises
+        return super().__len__()
 
     def window_sizes(self) -> list[int]:
         """The micro-batches of each window, from the current position to the end of the epoch, for an own loop.
@@ -128,6 +135,8 @@ class ScheduledBatchSampler(EpochBatchSampler):
         if state["epoch"] != self.epoch:
             return state | _counts(next_epoch(runs, place))
         steps = state["steps"] - self._steps_before
+        if not steps and (self.epoch, self._position) == self._place[:2]:
+            return state | _counts(self._place)  # as it was restored, be it on other ranks
         for run in runs:
             place = run.place_after(min(steps, run.steps))
             if steps <= run.steps:
@@ -136,15 +145,24 @@ class ScheduledBatchSampler(EpochBatchSampler):
         return state | _counts(place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        super().load_state_dict(state)
+        lacking = [name for name in (*POSITION, *COUNTS) if name not in state]
+        if lacking:
+            raise ValueError(f"this is no state of a ScheduledBatchSampler: it has no {', '.join(lacking)}")
         counts = {name: int_of_at_least(0, name, state[name]) for name in COUNTS}
+        super().load_state_dict(state)
         self._place = Place(self.epoch, self._position, **counts)
+
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        # Back beyond what was restored is another run; a Trainer asks once for the epoch before the restored one.
+        if self.epoch < self._place.epoch - 1:
+            self._place = Place()
 
     def _here(self, world_size: int) -> Place:
         """Where this iteration begins: as restored, or at its epoch's start, the epochs before it counted."""
         place = self._place
         if (self.epoch, self._position) == place[:2]:
-            return place
+            return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
             place = Place()
         for alike in epochs(self.schedule, self.num_samples, self.tail, place, world_size):
@@ -152,6 +170,16 @@ class ScheduledBatchSampler(EpochBatchSampler):
                 break
         steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
         return Place(self.epoch, 0, steps)
+
+    def _aligned(self, place: Place, world_size: int) -> Place:
+        # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
+        by_epoch = self.schedule.unit == "epochs"
+        stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
+        windows = {self.schedule.window_of(stage, world_size) for stage in stages}
+        opened = self._steps_before % windows.pop() if len(windows) == 1 else place.window_batches // world_size
+        if not opened:
+            return place._replace(window_position=place.position, window_batches=0)
+        return place._replace(window_batches=opened * world_size)
 
     def _runs(self, position: int, world_size: int) -> Iterator[Run]:
         assert position == self._position, "an iteration begins where the sampler stands"
@@ -173,19 +201,16 @@ class ScheduledBatchSampler(EpochBatchSampler):
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)
-        last = next((run for run in self._runs(position, world_size) if run.total < world_size), None)
-        if last is not None:
-            what = "samples that are left of the epoch" if position else "samples"
-            raise ValueError(
-                f'tail="spread" cannot deal the {self.num_samples - position} {what} to {world_size} ranks without an '
-                f"empty batch: {last.total} are left for the last step, and no step before it has two indices a rank. "
-                'Use tail="drop" or tail="pad"' + (", or fewer ranks until the epoch ends" if position else "")
-            )
+        refuse_empty_batches(tuple(self._runs(position, world_size)))
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
-        for run in self._runs(position, world_size):
-            begin, end = run.total * rank // world_size, run.total * (rank + 1) // world_size
+        # Dealt now, so that an iterator goes on with its epoch, whatever becomes of the sampler.
+        return self._of_rank(tuple(self._runs(position, world_size)), order, rank)
+
+    def _of_rank(self, runs: tuple[Run, ...], order: IndexPermutation | None, rank: int) -> Iterator[list[int]]:
+        for run in runs:
+            begin, end = run.total * rank // run.world_size, run.total * (rank + 1) // run.world_size
             size, per_block = run.stage.size, max(1, BLOCK // (end - begin))
             for first in range(0, run.steps, per_block):
                 steps = np.arange(first, min(first + per_block, run.steps), dtype=np.int64)
@@ -201,6 +226,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         )
 
 
+POSITION = ("epoch", "position", "steps", "batches")
 COUNTS = ("optimizer_steps", "window_position", "window_batches")
 """What a state holds beside the epoch and the position."""
 

@@ -53,8 +53,14 @@ class SizeSchedule:
         effective_batch_size: int | None = None,
         accumulate_grad_batches: int = 1,
     ) -> None:
-        if isinstance(stages, Mapping):
-            stages = [(start, *of_start) for start, of_start in stages.items()]
+        try:
+            if isinstance(stages, Mapping):
+                stages = [(start, *of_start) for start, of_start in stages.items()]
+            stages = [(start, size, batch_size) for start, size, batch_size in stages]
+        except (TypeError, ValueError):
+            raise ValueError(
+                "stages must be {start: (size, batch_size)} or a list of (start, size, batch_size), got " + repr(stages)
+            ) from None
         self.stages = tuple(
             SizeStage(
                 int_of_at_least(0, "the start of a stage", start),
@@ -104,6 +110,8 @@ class SizeSchedule:
         Raises:
             ValueError: The budget does not hold ``multiple_of`` samples of some size.
         """
+        if not isinstance(sizes, Mapping):
+            raise ValueError(f"sizes must be {{start: size}}, got {sizes!r}")
         sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in sizes.items()}
         fitted = fit_budget(sizes.values(), budget, dims, cost, multiple_of, max_batch_size)
         made = cls([(start, size, fitted[size].batch_size) for start, size in sizes.items()], **schedule)
@@ -117,7 +125,7 @@ class SizeSchedule:
         Args:
             sizes: ``{start: size}``.
             table: ``{size or shape of a sample: batch size, or an object with .batch_size}``. A shape fits a size that
-                it ends with: ``(3, 64, 64)`` the sizes 64 and (64, 64), ``(512,)`` the size 512.
+                it ends with: ``(3, 64, 64)`` the sizes 64 and (64, 64). ``(512,)`` fits the size 512.
             schedule: ``unit``, ``effective_batch_size`` and ``accumulate_grad_batches`` as above.
         """
         return cls([(start, size, batch_size_in(table, size)) for start, size in sizes.items()], **schedule)

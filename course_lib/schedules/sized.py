@@ -39,6 +39,8 @@ class SizedIndex(int):
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (int(self), self.size)
 
+    __str__ = int.__repr__
+
     def __repr__(self) -> str:
         return f"{int(self)}@{size_text(self.size)}"
 
@@ -52,7 +54,8 @@ class SizedDataset(Dataset[Any]):
             class or a function of a module, so that workers can be started anywhere.
         default_size: Of an index without a size (``dataset[0]``, a validation loader's); default: an error.
 
-    It must be the outermost dataset: a ``Subset`` around it would hand on plain indices. (One inside is fine.)
+    It must be the outermost dataset: a ``Subset`` around it would hand on plain indices, which is an error, or the
+    ``default_size`` for all. (One inside is fine.)
     """
 
     def __init__(self, dataset: Any, render: Callable[[Any, Any], Any], *, default_size: Size | None = None) -> None:

@@ -113,12 +113,26 @@ def epochs(
         steps = after.optimizer_steps - place.optimizer_steps
         alike: int | None = 1
         if not place.position and len({run.stage for run in runs}) <= 1:
-            alike = _epochs_of_stage(schedule, num_samples, place, steps)
+            alike = _epochs_of_stage(schedule, num_samples, place, steps, tail)
         stop = None if alike is None else place.epoch + alike
         yield Epochs(place.epoch, stop, place.optimizer_steps, steps, runs)
         if alike is None or stop is None:
             return
         place = Place(stop, 0, place.optimizer_steps + alike * steps)
+
+
+def refuse_empty_batches(runs: tuple[Run, ...]) -> None:
+    """Raise a ValueError where a step would leave a rank without an index; its sampler has ``tail="spread"``."""
+    short = next((run for run in runs if run.total < run.world_size), None)
+    if short is not None:
+        position, epoch = runs[0].before.position, runs[0].before.epoch
+        what = "samples that are left of the epoch" if position else "samples"
+        raise ValueError(
+            f'tail="spread" cannot deal the {short.num_samples - position} {what} to {short.world_size} ranks in epoch '
+            f"{epoch} without an empty batch: {short.total} are left for the last step, and no step before it has two "
+            'indices a rank. Use tail="drop" or tail="pad"'
+            + (", or fewer ranks until the epoch ends" if position else "")
+        )
 
 
 def next_epoch(runs: tuple[Run, ...], place: Place) -> Place:
@@ -148,9 +162,13 @@ def _steps_of_stage(
     return rest + window * max(0, -((first - end) // (window * total)))
 
 
-def _epochs_of_stage(schedule: SizeSchedule, num_samples: int, place: Place, optimizer_steps: int) -> int | None:
+def _epochs_of_stage(
+    schedule: SizeSchedule, num_samples: int, place: Place, optimizer_steps: int, tail: SamplerTail
+) -> int | None:
     """Epochs from this one on that lie in its stage altogether, at least this one; None: all that come."""
     time = _time(schedule, num_samples, place)
     end = schedule.end_of(schedule.index_at(time))
     length = {"epochs": 1, "samples": num_samples, "optimizer_steps": optimizer_steps}[schedule.unit]
-    return None if end is None or not length else max(1, (end - time) // length)
+    # An epoch whose last step is the stage's has dropped what is left of it; the next stage's batch may fit into that.
+    end_of_epochs = None if end is None else end - (tail == "drop" and schedule.unit == "optimizer_steps")
+    return None if end_of_epochs is None or not length else max(1, (end_of_epochs - time) // length)

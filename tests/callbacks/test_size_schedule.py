@@ -376,6 +376,34 @@ def test_a_run_goes_on_with_other_ranks_within_an_epoch(tmp_path):
     assert [batch[0][1] for epoch, batch in alone.seen if epoch == 1] == [16] * 7 + [32] * 10
 
 
+def test_what_was_counted_goes_on_from_an_epochs_end_on_other_ranks(tmp_path):
+    # 18 updates in 3 epochs on one rank, so the size is 16; two ranks alone would have counted fewer.
+    schedule = SizeSchedule({0: (8, 8), 10: (16, 2)}, unit="optimizer_steps")
+    alone, _ = fit(schedule, 32, max_epochs=3, callbacks=[SavesAlways(tmp_path)])
+    (end,) = tmp_path.glob(f"{len(alone.seen)}-end.ckpt")
+
+    def train(rank):
+        model, _ = fit(schedule, 32, max_epochs=4, ckpt_path=end, devices=2, strategy="ddp")
+        return [batch[0][1] for epoch, batch in model.seen if epoch == 3]
+
+    for result in run_ranks(train, timeout=120):
+        assert result.value == [16] * 8
+
+
+def test_a_run_goes_on_within_an_epoch_on_more_ranks(tmp_path):
+    schedule = SizeSchedule({0: (16, 2)}, accumulate_grad_batches=4)
+    fit(schedule, 32, max_epochs=1, callbacks=[SavesAlways(tmp_path)])
+
+    def train(rank):
+        model, _ = fit(schedule, 32, max_epochs=1, ckpt_path=tmp_path / "4.ckpt", devices=2, strategy="ddp")
+        return [sample for _, batch in model.seen[4:] for sample, _ in batch]
+
+    first, second = (result.value for result in run_ranks(train, timeout=120))
+    before, _ = fit(schedule, 32, max_epochs=1)
+    begun = [sample for _, batch in before.seen[:4] for sample, _ in batch]
+    assert sorted(begun + first + second) == list(range(32))
+
+
 # ------------------------------------------------------------------------------------------------- refusals
 
 
