@@ -469,7 +469,15 @@ def _context(start_method: str | None) -> Any:
         _forget_server_of_parent(forkserver._forkserver)
         # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
         with _environment(PYTORCH_NVML_BASED_CUDA_CHECK="1"):
-            forkserver.ensure_running()
+            try:
+                forkserver.ensure_running()
+            except OSError as error:
+                if "too long" not in str(error):
+                    raise
+                raise OSError(
+                    f"the temporary directory {tempfile.gettempdir()!r} has a path too long for the address of a "
+                    "socket (about 70 characters are left to it): set TMPDIR to a shorter one"
+                ) from error
     return context
 
 

@@ -9,6 +9,7 @@ import tempfile
 import textwrap
 import threading
 import time
+from pathlib import Path
 
 import psutil
 import pytest
@@ -398,6 +399,13 @@ SCRIPT = """
 """
 
 
+@pytest.fixture
+def short_path():
+    """As tmp_path, which may be too long for the address of a socket in it."""
+    with tempfile.TemporaryDirectory(prefix="ranks-", ignore_cleanup_errors=True) as folder:
+        yield Path(folder)
+
+
 def start_script(folder, mode, method="None"):
     script = textwrap.dedent(SCRIPT).replace("MODE", mode).replace("FOLDER", str(folder)).replace("METHOD", method)
     path = folder / "script.py"
@@ -413,16 +421,16 @@ def start_script(folder, mode, method="None"):
 
 
 @pytest.mark.parametrize("method", ["None", "'spawn'"])
-def test_a_script_needs_no_main_guard_and_its_classes_pickle(tmp_path, method):
-    out, err = start_script(tmp_path, "return", method).communicate(timeout=120)
+def test_a_script_needs_no_main_guard_and_its_classes_pickle(short_path, method):
+    out, err = start_script(short_path, "return", method).communicate(timeout=120)
     assert out == "[[0, 1], [0, 1]]\n", err
 
 
 @pytest.mark.parametrize("mode", ["hang", "hold", "linger"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
-def test_no_rank_outlives_its_interrupted_or_killed_caller(tmp_path, number, mode):
-    process = start_script(tmp_path, mode)
-    while len(pids := [int(p.name.split("-")[1]) for p in tmp_path.glob("?-*")]) < 2:
+def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, mode):
+    process = start_script(short_path, mode)
+    while len(pids := [int(p.name.split("-")[1]) for p in short_path.glob("?-*")]) < 2:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     descendants = psutil.Process(process.pid).children(recursive=True)
@@ -431,9 +439,21 @@ def test_no_rank_outlives_its_interrupted_or_killed_caller(tmp_path, number, mod
     _, err = process.communicate(timeout=60)
     _, alive = psutil.wait_procs(descendants, timeout=60)
     assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
-    assert list((tmp_path / "tmp").glob("run_ranks-*")) == []
+    assert list((short_path / "tmp").glob("run_ranks-*")) == []
     if number == signal.SIGINT and mode != "linger":  # that one may have ended by itself
         assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server is started")
+def test_a_temporary_directory_that_is_too_long_for_a_socket_is_named(tmp_path):
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    code = "from course_lib.launch import run_ranks; run_ranks(print)"
+    ended = subprocess.run(
+        [sys.executable, "-c", code], env=os.environ | {"TMPDIR": str(long)}, capture_output=True, text=True
+    )
+    assert f"OSError: the temporary directory '{long}' has a path too long" in ended.stderr
+    assert "set TMPDIR to a shorter one" in ended.stderr
 
 
 def test_cells_of_a_notebook_travel_and_tracebacks_show_their_lines():
