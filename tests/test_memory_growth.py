@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from course_lib.memory.culprits import growth
+from course_lib.memory.culprits import growth, slowest_third
 from course_lib.memory.growth import watch_growth
 
 
@@ -526,6 +526,14 @@ def test_a_clean_loop_is_silent(make):
 )
 def test_growth(series, rate):
     assert growth(list(series)) == pytest.approx(rate, abs=0.2 if rate else 0)
+
+
+def test_a_burst_is_no_steady_growth():
+    steady = [100 * step for step in range(12)]
+    assert slowest_third(steady) == 100
+    assert slowest_third([*steady[:9], 2000, 3000, 4000]) == 100
+    assert slowest_third([0] * 9 + [1000, 2000, 3000]) == 0
+    assert slowest_third([5, 5, 5, 9, 9, 9]) == 0
 
 
 def test_noise_seldom_grows():

@@ -13,6 +13,7 @@ import types
 from collections import Counter, deque
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -25,7 +26,7 @@ from course_lib.memory.holders import held_by_python, holder_of, is_ours, kind_o
 SMALL = 1024
 """Bytes a step below which a log of numbers or strings is let grow: floats in a list take 32."""
 SMALL_IN_WORKERS = 64 * 1024
-"""The same for all worker processes together, whose prefetching makes noise."""
+"""The same for each worker process: prefetching makes noise, and a page that this process copies becomes theirs."""
 SMALL_IN_PROCESS = 1024 * 1024
 """The same for this process, as far as nothing else explains its growth."""
 
@@ -68,7 +69,7 @@ def find_culprits(census: Census, counts: list[Count], series: dict[str, list[in
         found += _nested(rest, tensors, alive, len(series["tensors"]), alone=not found)
     elif longer >= SMALL and not any(culprit.kind == "graph" for culprit in found):
         found += _longer(rest, longer, alive, len(series["tensor_bytes"]))
-    found += _workers(growth(series["worker_bytes"], slowest=0))
+    found += _workers(growth(series["worker_bytes"], slowest=0), slowest_third(series["worker_bytes"]))
     return found or _processes(series)
 
 
@@ -88,6 +89,13 @@ def growth(series: Sequence[float], slowest: float = 0.5) -> float:
         if last <= middle or last - middle < slowest * (middle - first):
             return 0
     return (lows[2] - lows[1] + highs[2] - highs[1]) / (n - third)
+
+
+def slowest_third(series: Sequence[float]) -> float:
+    """The least that a series grows per step, in the mean of its first, its middle or its last third."""
+    n = len(series) - 1
+    edges = [0, n // 3, n - n // 3, n]
+    return min((series[b] - series[a]) / (b - a) for a, b in pairwise(edges))
 
 
 # ------------------------------------------------------------------------------------ what containers account for
@@ -287,11 +295,12 @@ def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[
     return [Culprit("tensors", holder, 0, rate, what, _ADVICE["tensors"])]
 
 
-def _workers(rate: float) -> list[Culprit]:
-    if rate < SMALL_IN_WORKERS:
-        return []
+def _workers(rate: float, slowest: float) -> list[Culprit]:
     loaders = [o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter]
     number = sum(len(loader._workers) for loader in loaders)
+    # In bursts this process may copy pages that it shares with them; what they copy themselves comes with each batch.
+    if min(rate, 2 * slowest) < SMALL_IN_WORKERS * max(1, number):
+        return []
     processes = f"{number} DataLoader worker{'s'[: number > 1]}" if loaders else "child processes"
     records = max((found for loader in loaders for found in _records(loader._dataset)), default=None)
     holder = f"{records[1]}, read by {processes}" if records else processes
