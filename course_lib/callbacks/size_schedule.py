@@ -109,8 +109,7 @@ class SizeScheduleDataModule(LightningDataModule):
         return {"loader": self._last.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loader = self._new_loader() if self._loader is None else self._loader
-        self._last = self._loader
+        self._loader = self._next_loader()
         self._loader.load_state_dict(state_dict["loader"])
 
     def setup(self, stage: str) -> None:
@@ -135,9 +134,8 @@ class SizeScheduleDataModule(LightningDataModule):
     def train_dataloader(self) -> ResumableDataLoader:
         trainer = self._trainer("train_dataloader()")
         epoch = trainer.current_epoch
-        loader = self._new_loader() if self._loader is None else self._loader
+        loader = self._next_loader()
         self._loader = None if self.reload else loader
-        self._last = loader
         loader.set_epoch(epoch)  # before the Trainer asks for its length
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         if isinstance(windows, dict):
@@ -159,6 +157,10 @@ class SizeScheduleDataModule(LightningDataModule):
         if self.trainer is None:
             raise RuntimeError(f"{what} asks a Trainer: call it within trainer.fit(model, datamodule=...)")
         return self.trainer
+
+    def _next_loader(self) -> ResumableDataLoader:
+        self._last = self._new_loader() if self._loader is None else self._loader
+        return self._last
 
     def _new_loader(self) -> ResumableDataLoader:
         sampler = ScheduledBatchSampler(len(self.dataset), self.schedule, **self._sampler_arguments)

@@ -271,6 +271,14 @@ class Moment(NamedTuple):
         return sum(self.by_category.values())
 
 
+def peak_by_phase(timeline: Sequence[Moment]) -> dict[str, int]:
+    """The most bytes that each phase holds at a time; the moment before the first phase is left out."""
+    most: dict[str, int] = {}
+    for moment in timeline[1:]:
+        most[moment.phase] = max(most.get(moment.phase, 0), moment.total)
+    return most
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 

@@ -22,7 +22,7 @@ from torch.utils.data import DataLoader
 from course_lib._arguments import int_of_at_least
 from course_lib.memory.ledger import storages_of, tensors_in
 from course_lib.memory.measuring import measure_peak
-from course_lib.memory.predicting import _default_loss, predict_peak
+from course_lib.memory.predicting import default_loss, predict_peak
 from course_lib.memory.restoring import restored
 from course_lib.memory.wording import readable
 
@@ -80,7 +80,7 @@ class Search:
             multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
         self.multiple_of: MultipleOf = multiple_of
         self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
-        self.loss_fn = loss_fn or _default_loss
+        self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
         self.upper = self.batches.most
         if max_batch_size is not None:

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import Optimizer
 
-from course_lib.memory.ledger import Moment, StorageLedger, tensors_in
+from course_lib.memory.ledger import Moment, StorageLedger, peak_by_phase, tensors_in
 from course_lib.memory.wording import in_categories, readable
 
 
@@ -28,6 +28,10 @@ class PeakMemory:
     """What the call returned."""
     timeline: list[Moment]
     """What was held after each allocation and free: ``(phase, bytes by category)``."""
+
+    def peak_by_phase(self) -> dict[str, int]:
+        """The most bytes that each phase holds at a time; what is outside of backward and step is ``"forward"``."""
+        return peak_by_phase(self.timeline)
 
     def __str__(self) -> str:
         return "\n".join([f"peak: {readable(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])

@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 from course_lib._arguments import int_of_at_least
 from course_lib.memory.allocator import CachingAllocator
 from course_lib.memory.kernels import AsOnCuda, FakeCopies, FakeLedger, without_data
-from course_lib.memory.ledger import Entry, Moment, Storage, tensors_in
+from course_lib.memory.ledger import Entry, Moment, Storage, peak_by_phase, tensors_in
 from course_lib.memory.wording import MIB, in_categories, readable
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
@@ -58,10 +58,7 @@ class PeakPrediction:
 
     def peak_by_phase(self) -> dict[str, int]:
         """The most bytes that each phase of the step holds at a time."""
-        most: dict[str, int] = {}
-        for moment in self.timeline[1:]:
-            most[moment.phase] = max(most.get(moment.phase, 0), moment.total)
-        return most
+        return peak_by_phase(self.timeline)
 
     def table(self) -> str:
         """The peak by category, the peak of each phase, and the doubts."""
@@ -163,7 +160,7 @@ def predict_peak(
                 ledger.arrive("inputs", tensors_in(batch))
                 ledger.begin("forward")
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                    loss = (loss_fn or _default_loss)(model, batch)
+                    loss = (loss_fn or default_loss)(model, batch)
                 _check_loss(loss)
                 custom |= _custom_functions(loss)
                 loss = loss / accumulate if accumulate > 1 else loss
@@ -272,7 +269,7 @@ def _batch(batch_fn: Callable[[], Any], precision: str) -> Any:
     return tree_map(fake, batch)
 
 
-def _default_loss(model: nn.Module, batch: Any) -> Tensor:
+def default_loss(model: nn.Module, batch: Any) -> Tensor:
     if isinstance(batch, Mapping):
         output = model(**batch)
         loss = output.get("loss") if isinstance(output, Mapping) else getattr(output, "loss", output)

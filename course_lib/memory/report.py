@@ -61,7 +61,7 @@ def _on_cuda(device: torch.device) -> list[str]:
         f"  {'reserved':<12} {readable(reserved):>11}  taken from the device by the allocator, cached blocks included",
         f"  {'device':<12} {readable(total - free):>11}  used by all processes, of {readable(total)}",
         "nvidia-smi counts what is reserved, and on top of it the CUDA context, loaded kernels and what libraries take "
-        "by themselves (NCCL): some hundred MiB a process. It looks now and then, so it misses peaks.",
+        "by themselves (NCCL): some hundred MiB a process. What tensors hold, now or at most, it does not show.",
     ]
 
 

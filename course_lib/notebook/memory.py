@@ -16,22 +16,14 @@ from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib.memory import CATEGORIES, Moment, predict_peak
+from course_lib.memory.census import graph_roots
+from course_lib.memory.wording import MIB
 from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
 from course_lib.notebook.exercises import Exercise, Misconception
 from course_lib.notebook.widgets import Explorer, int_slider
 
-MIB = 2**20
 COLOURS = dict(zip(CATEGORIES, (BLUE, GREY, ORANGE, PURPLE, SKY, GREEN, VERMILION), strict=True))
 PHASES = ("forward", "backward", "step")
-
-
-def by_phase(timeline: Sequence[Moment]) -> dict[str, Moment]:
-    """The moment of each phase that held most."""
-    most: dict[str, Moment] = {}
-    for moment in timeline[1:]:
-        if moment.phase not in most or moment.total > most[moment.phase].total:
-            most[moment.phase] = moment
-    return most
 
 
 def figure_of_step(timeline: Sequence[Moment]) -> Figure:
@@ -319,13 +311,7 @@ def _leaves(value: Any) -> list[Any]:
 
 def graph_nodes(tensors: Sequence[Tensor]) -> set[Any]:
     """All nodes of autograd's graphs that these tensors keep alive."""
-    ahead, seen = [tensor.grad_fn for tensor in tensors], set()
-    while ahead:
-        node = ahead.pop()
-        if node is not None and node not in seen:
-            seen.add(node)
-            ahead += [parent for parent, _ in node.next_functions]
-    return seen
+    return {node for _, nodes in graph_roots(tensors, {}) for node in nodes}
 
 
 def _validate(

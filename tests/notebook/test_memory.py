@@ -8,12 +8,12 @@ import torch.nn.functional as F
 from torch import nn
 
 from course_lib.memory import CATEGORIES, Moment, measure_peak
+from course_lib.memory.ledger import peak_by_phase
+from course_lib.memory.wording import MIB
 from course_lib.notebook import gpu_memory
 from course_lib.notebook.display import png_bytes
 from course_lib.notebook.memory import (
-    MIB,
     _peak_bytes,
-    by_phase,
     figure_of_lines,
     figure_of_step,
     figure_of_trades,
@@ -38,7 +38,7 @@ TIMELINE = [
 
 
 def test_the_worst_moment_of_each_phase():
-    assert {phase: m.total // MIB for phase, m in by_phase(TIMELINE).items()} == {
+    assert {phase: held // MIB for phase, held in peak_by_phase(TIMELINE).items()} == {
         "forward": 5,
         "backward": 7,
         "step": 2,
