@@ -11,8 +11,14 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 ROOT = Path(__file__).parent
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
+
+
 def pytest_configure(config: pytest.Config) -> None:
     config.option.nbval_sanitize_with = str(ROOT / "tests" / "nbval_sanitize.cfg")
+    if config.getoption("--thorough"):
+        os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
@@ -21,9 +27,29 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         collector.skip_compare += ("stderr",)
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    # With --dist loadgroup the cells of a notebook share a worker and its kernel; every other test goes where there
+    # is room.
+    for item in items:
+        if item.path.suffix == ".ipynb":
+            item.add_marker(pytest.mark.xdist_group(item.path.name))
+
+
 def pytest_runtest_setup(item: pytest.Item) -> None:
     if item.get_closest_marker("gpu"):
         import torch
 
         if not torch.cuda.is_available():
             pytest.fail("this test needs a CUDA device, and torch sees none on this machine", pytrace=False)
+
+
+@pytest.fixture(autouse=True)
+def _no_gpu(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tests see no GPU, however many there are, nor do their ranks; those marked `gpu` and the notebooks do."""
+    if not request.node.get_closest_marker("gpu"):
+        import torch
+
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+        monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+        monkeypatch.setattr(torch.cuda, "device_count", lambda: 0)
+        monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)

@@ -156,8 +156,9 @@ def run_ranks(
         world_size: Number of ranks.
         args: Passed to ``fn`` after the rank.
         timeout: Seconds that ``fn`` may take on all ranks together.
-        backend: ``"gloo"``, ``"nccl"``, or ``"auto"``: NCCL with one GPU a rank where there are enough GPUs, else
-            gloo on CPUs, with the GPUs hidden from the ranks so that ``accelerator="auto"`` agrees.
+        backend: ``"auto"``: NCCL with one GPU for each rank where there are enough GPUs, else gloo on CPUs, with the
+            GPUs hidden from the ranks so that ``accelerator="auto"`` agrees. ``"nccl"``. ``"gloo"``: the GPUs stay
+            visible, so that ranks may share one; a Trainer inside then takes them unless it has ``accelerator="cpu"``.
         start_method: ``"forkserver"`` (the default on Linux: the first call starts the server, each later one takes
             tenths of a second) or ``"spawn"`` (elsewhere: seconds a call).
 

@@ -49,6 +49,7 @@ from course_lib import loader as loader_module
 from course_lib._loader_pinning import pin
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers import ShuffledBatchSampler
+from tests import effort
 
 FORK = multiprocessing.get_context("fork")
 
@@ -363,9 +364,9 @@ def transcript(kind, case):
 
 @pytest.mark.parametrize("seed", range(8))
 def test_random_loaders_do_what_torchs_does(seed):
-    # 320 in all. What datasets draw in workers is compared too, and so are their seeds.
-    rng, seen = random.Random(f"loader {seed}"), Counter()
-    for number in range(40):
+    # 320 in all, with --thorough. What datasets draw in workers is compared too, and so are their seeds.
+    rng, seen, numbers = random.Random(f"loader {seed}"), Counter(), range(effort.cases(15, 40))
+    for number in numbers:
         case = random_case(rng)
         expected, ours = transcript(DataLoader, case), transcript(MiniDataLoader, case)
         for its, mine in zip(expected, ours, strict=False):
@@ -374,7 +375,8 @@ def test_random_loaders_do_what_torchs_does(seed):
         seen[case["flags"]["num_workers"]] += 1
         seen["errors"] += any(event[0] == "error" for event in ours if isinstance(event, tuple))
         seen["batches"] += sum(isinstance(event, tuple) and event[0] != "error" for event in ours)
-    assert min(seen[workers] for workers in (0, 1, 2, 3)) >= 1 and seen["errors"] >= 10 and seen["batches"] >= 200, seen
+    assert min(seen[workers] for workers in (0, 1, 2, 3)) >= 1 and seen["errors"] >= 3, seen
+    assert seen["batches"] >= 5 * len(numbers), seen
 
 
 # ------------------------------------------------------------------------------------ arguments, and what is refused
@@ -759,7 +761,11 @@ def listed(samples):
 @pytest.mark.parametrize(
     ("act", "kind", "message"),
     [
-        (lambda: lambda: None, RuntimeError, "(?s)in DataLoader worker process 1.*Original Traceback.*pickle"),
+        (
+            lambda: lambda: None,
+            RuntimeError,
+            "(?s)in DataLoader worker process 1.*Original Traceback.*(pickle|get local object).*<lambda>",
+        ),
         (
             raise_local,
             RuntimeError,

@@ -16,6 +16,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from tests import effort
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has")
 
@@ -281,7 +282,7 @@ def train_and_die(rank, world_size, path, die_at, workers):
     return seen
 
 
-@pytest.mark.parametrize("case", range(20))
+@pytest.mark.parametrize("case", range(effort.cases(6, 20)))
 def test_a_killed_run_goes_on_with_other_ranks_and_workers(tmp_path, case):
     rng = random.Random(f"kill {case}")
     path = str(tmp_path / "checkpoint")

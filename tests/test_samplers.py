@@ -20,6 +20,7 @@ from course_lib.samplers import (
     TwoStreamBatchSampler,
     count_batches_everywhere,
 )
+from tests import effort
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has", "ignore:.*indices are in both streams")
 
@@ -84,7 +85,7 @@ class Case:
 
 
 KINDS = ["shuffled", "two streams", "sharded", "split", "uneven"]
-SHAPES = 2_000
+SHAPES = effort.cases(300, 2_000)
 """Of each kind of sampler, for each property."""
 
 

@@ -14,6 +14,7 @@ from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
 
 from course_lib.launch import run_ranks
 from course_lib.steps import Window, max_steps_for, plan_steps
+from tests import effort
 
 from .trainer_oracle import count_real_fit, random_case
 
@@ -152,9 +153,9 @@ def test_windows_are_a_sequence(case, index, part):
 
 @pytest.mark.parametrize("seed", range(10))
 def test_plan_equals_a_real_trainer(seed):
-    # 50 random runs for each seed; together 500 with int and {epoch: k} accumulation, both stops, both kinds of limit.
+    # 500 in all, with --thorough: int and {epoch: k} accumulation, both stops, both kinds of limit.
     rng = random.Random(seed)
-    for _ in range(50):
+    for _ in range(effort.cases(12, 50)):
         case = random_case(rng)
         plan, counted = plan_steps(**case), count_real_fit(**case)
         assert (plan.total_steps, plan.epochs_completed, plan.micro_batches) == counted.totals, case

@@ -56,8 +56,8 @@ class Census:
     """Counts what lives, from `begin` on. It holds the containers of that moment, until it is left.
 
     `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds, and neither copies pages
-    that are shared with DataLoader workers. What a caller had frozen before is not watched, and is frozen again in the
-    end, with all that is alive then.
+    that are shared with DataLoader workers. What a caller had frozen before is not watched. For such a caller,
+    everything that is alive at the end is frozen, as nothing can be frozen alone.
     """
 
     def __init__(self, device: torch.device | str | int | None = None) -> None:
@@ -72,7 +72,7 @@ class Census:
         """The bytes of each storage at the first look."""
 
     def __enter__(self) -> Census:
-        self._frozen_before = gc.get_freeze_count() > 0
+        self._frozen_before = frozen_by_caller()
         self.groups = {kind: [] for kind in _LENGTHS}
         self._put_aside()
         return self
@@ -158,6 +158,11 @@ class Census:
                 group[i] = kind()  # this list alone holds it: the run has let it go
         lengths = zip(self.lengths, self._lengths(), strict=True)
         return {i: now for i, (before, now) in enumerate(lengths) if now != before}
+
+
+def frozen_by_caller() -> bool:
+    """Whether somebody called `gc.freeze`. Some releases of Python 3.12 freeze a few hundred tuples as they start."""
+    return not any(o is vars(torch) for o in gc.get_objects())
 
 
 def storage_of(tensor: Tensor) -> tuple[int, int]:

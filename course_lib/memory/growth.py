@@ -71,8 +71,9 @@ def watch_growth(
     that is small against the swing within a period needs more.
 
     It calls `gc.collect()` after each step, holds the containers that were there at the beginning until the end, and
-    leaves nothing: no hook, no reference, no number drawn from a generator. What was put aside with `gc.freeze` before
-    isn't watched. A look takes tenths of a second: watch tens of steps, not an epoch.
+    leaves nothing: no hook, no reference, no number drawn from a generator. A look takes tenths of a second: watch tens
+    of steps, not an epoch. What was put aside with `gc.freeze` before is not watched; in a process that has called it,
+    everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.

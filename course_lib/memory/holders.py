@@ -17,6 +17,7 @@ import reprlib
 import sys
 import types
 from collections import deque
+from collections.abc import Iterable
 from typing import Any, NamedTuple
 
 from torch import Tensor
@@ -52,7 +53,7 @@ def holder_of(target: Any) -> str | None:
     for _ in range(_DEEPEST):
         wider: dict[int, tuple[Any, ...]] = {}
         mine = {id(ring), *map(id, ring.values())}
-        for holder in gc.get_referrers(*(chain[-1] for chain in ring.values())):
+        for holder in _referrers(chain[-1] for chain in ring.values()):
             if id(holder) not in seen | mine and not is_ours(holder) and not _is_shell(holder):
                 seen.add(id(holder))
                 chain = next(ring[id(o)] for o in gc.get_referents(holder) if id(o) in ring)
@@ -73,9 +74,15 @@ def held_by_python(tensors: list[Tensor], besides: tuple[Any, ...]) -> list[Tens
     """Those of the last 200 of `tensors` that some Python object holds, other than the lists of the search itself."""
     searched = tensors[-_MOST_SEARCHED:]
     mine = {id(searched), id(tensors), *map(id, besides)}
-    holders = [holder for holder in gc.get_referrers(*searched) if id(holder) not in mine]
+    holders = [holder for holder in _referrers(searched) if id(holder) not in mine]
     held = {id(o) for o in gc.get_referents(*holders)}
     return [tensor for tensor in searched if id(tensor) in held]
+
+
+def _referrers(objects: Iterable[Any]) -> list[Any]:
+    # Python 3.13 names the tuple of the call's own arguments among what refers to them.
+    arguments = tuple(objects)
+    return [holder for holder in gc.get_referrers(*arguments) if holder is not arguments]
 
 
 def kind_of(target: Any) -> str:

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_map
 
@@ -46,13 +47,14 @@ class AsOnCuda(TorchFunctionMode):
     def __init__(self) -> None:
         super().__init__()
         self.reserve_bytes = 0
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name = getattr(func, "__name__", "")
         if name == "__get__":  # a property, as x.shape
             return func(*args)
-        args = tuple(_cpu_instead(arg) for arg in args)
-        kwargs = {key: _cpu_instead(value) for key, value in (kwargs or {}).items()}
+        args = tuple(self._cpu_instead(arg) for arg in args)
+        kwargs = {key: self._cpu_instead(value) for key, value in (kwargs or {}).items()}
         if name in _AUTOCAST_TO_FLOAT32 and torch.is_autocast_enabled("cpu"):
             args, kwargs = tree_map(_in_float32, (args, kwargs))
         if isinstance(func, FunctionType) and func.__globals__["__name__"] in ("torch.nn.functional", "torch.autograd"):
@@ -67,6 +69,18 @@ class AsOnCuda(TorchFunctionMode):
         if name in _GATES and isinstance(args[3], bool):  # a packed sequence has its parameters there
             return self._recurrent(name, *args, **kwargs)
         return func(*args, **kwargs)
+
+    def _cpu_instead(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) and leaf.type == "cuda":
+            return torch.device("cpu")
+        if isinstance(leaf, str) and (leaf == "cuda" or leaf.startswith("cuda:")):
+            return "cpu"
+        if isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
+            # A loss_fn closes over the weights of its classes, which are on the GPU already.
+            if id(leaf) not in self._copies:
+                self._copies[id(leaf)] = leaf, without_data(leaf)
+            return self._copies[id(leaf)][1]
+        return leaf
 
     def _recurrent(
         self,
@@ -92,12 +106,6 @@ class AsOnCuda(TorchFunctionMode):
         self.reserve_bytes += kept
         outputs: tuple[Tensor, ...] = _Recurrent.apply(kept, 1 + bidirectional, len(states), input, *states, *weights)
         return outputs
-
-
-def _cpu_instead(leaf: Any) -> Any:
-    if isinstance(leaf, torch.device) and leaf.type == "cuda":
-        return torch.device("cpu")
-    return "cpu" if isinstance(leaf, str) and (leaf == "cuda" or leaf.startswith("cuda:")) else leaf
 
 
 def _in_float32(leaf: Any) -> Any:

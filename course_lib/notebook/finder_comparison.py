@@ -22,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from course_lib.memory import StorageLedger, measure_peak
+from course_lib.memory.census import frozen_by_caller
 from course_lib.memory.fitting import find_batch_size
 from course_lib.memory.lines import Search
 from course_lib.notebook.display import quiet_lightning
@@ -205,7 +206,7 @@ def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2
 @contextmanager
 def _little_garbage() -> Iterator[None]:
     """Lightning collects garbage before each trial; what was there before needs no further look."""
-    frozen_before = gc.get_freeze_count() > 0
+    frozen_before = frozen_by_caller()
     gc.freeze()
     try:
         yield

@@ -120,7 +120,9 @@ def poisoned_digits(not_a_number: int = 8, exploding: int = 8, mislabelled: int 
     return Poisoned(poisoned, wrong, known_bad, images[test], labels[test])
 
 
-def train(data: Poisoned, policy: str, *, epochs: int = 8, batch_size: int = 32, device: str = "cpu") -> Trained:
+def train(
+    data: Poisoned, policy: str, *, epochs: int = 8, batch_size: int = 32, device: torch.device | str = "cpu"
+) -> Trained:
     """Train a small network on poisoned digits under one policy.
 
     "nothing"; "clip" (gradient norm 1); "robust loss" (generalized cross-entropy, q = 0.7); "filter" (known bad

@@ -113,7 +113,7 @@ class StepGuard:
             raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
         if max_consecutive_skips is not None:
             int_of_at_least(1, "max_consecutive_skips", max_consecutive_skips)
-        fused = getattr(optimizer, "_step_supports_amp_scaling", False)
+        fused = _takes_found_inf(optimizer)
         scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
         possible = fused and scaler is None and not self.averages
@@ -514,6 +514,12 @@ class _Pending(NamedTuple):
     evidence: Tensor
     rejections: list[str]
     event: torch.cuda.Event | None
+
+
+def _takes_found_inf(optimizer: Optimizer) -> bool:
+    # The fused Adagrad of torch 2.11 takes it and does not say so.
+    says_so = getattr(optimizer, "_step_supports_amp_scaling", False)
+    return bool(says_so or (type(optimizer) is torch.optim.Adagrad and optimizer.defaults["fused"]))
 
 
 def _all_nan(gradient: Tensor) -> Tensor:

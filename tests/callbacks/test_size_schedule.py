@@ -16,6 +16,7 @@ from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, Step
 from course_lib.launch import run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
+from tests import effort
 from tests.trainer_oracle import CountingModule, quiet_trainer
 
 STEPWISE = SizeSchedule({0: (16, 16), 16: (32, 8), 32: (64, 4)}, unit="samples")
@@ -91,7 +92,7 @@ def random_run(rng):
 def test_planned_updates_are_those_counted_in_real_fits():
     rng = random.Random("size schedules")
     units = set()
-    for _ in range(110):
+    for _ in range(effort.cases(40, 110)):
         schedule, flags = random_run(rng)
         units.add((schedule.unit, flags.get("reload", False)))
         audit = StepAudit(strict=True)

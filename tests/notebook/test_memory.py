@@ -138,7 +138,8 @@ def test_a_gpu_is_recorded():
     assert before <= used
     assert reserved <= used
     assert after < polled <= peak <= reserved
-    assert abs(predicted - peak) < 0.1 * peak
+    workspaces = 2 * 32 * 2**20  # of cuDNN and cuBLAS, which a prediction leaves out and says so
+    assert 0.9 * predicted <= peak <= 1.1 * predicted + workspaces
 
 
 def test_without_a_gpu_there_is_nothing_to_record(monkeypatch):

@@ -1,0 +1,32 @@
+"""Rehearse another processor's rounding: what enters a linear layer or a convolution is off by a few last bits.
+
+A GPU, another CPU and another version of torch add the same numbers in another order. An output that does not survive
+this is not the same on two machines.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.overrides import TorchFunctionMode
+
+NOISY = {"linear", "conv1d", "conv2d", "conv3d"}
+
+
+class RoundingNoise(TorchFunctionMode):
+    """Relative noise of 8 times the type's precision: 1e-6 in float32. The global generators draw none of it."""
+
+    def __init__(self, seed: int) -> None:
+        super().__init__()
+        self.generator = torch.Generator().manual_seed(seed)
+        self.calls = 0
+
+    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if getattr(func, "__name__", "") in NOISY and args[0].is_floating_point():
+            self.calls += 1
+            x, *rest = args
+            off = 8 * torch.finfo(x.dtype).eps * torch.randn(x.shape, generator=self.generator, dtype=x.dtype)
+            args = (x * (1 + off), *rest)
+        return func(*args, **kwargs or {})
