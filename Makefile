@@ -8,9 +8,11 @@ WHEELHOUSE_PLATFORM ?= manylinux_2_28_x86_64
 # Tools run as modules: where a venv sees the system's packages, their scripts are in the system's bin folder.
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
+# The cells of a notebook share a worker; every other test goes where there is room.
+PARALLEL := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test lint bench refresh lock wheelhouse clean
+.PHONY: help lab test thorough lint matrix bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -19,11 +21,34 @@ lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
-	$(PYTEST) -n 2 --dist loadfile $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+
+thorough: lint  ## the same with every random case, and five seeds of rounding noise
+	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
 
 lint: .venv/installed  ## ruff, and mypy over course_lib
 	$(PY) -m ruff check .
 	$(PY) -m mypy
+
+# Each environment: its Python, and how its versions are chosen.
+ENVIRONMENTS ?= lowest locked newest
+VERSIONS_lowest := 3.12 --resolution lowest-direct
+VERSIONS_locked := 3.11 --constraints requirements.lock
+VERSIONS_newest := 3.13 --resolution highest
+
+matrix: $(ENVIRONMENTS:%=matrix-%)  ## the tests and notebooks with the lowest, locked and newest versions (ENVIRONMENTS=newest)
+
+matrix-%: .venv/pyvenv.cfg
+	$(PY) -m pip install --quiet uv
+	mkdir -p .matrix
+	$(PY) -m uv pip compile requirements.txt --quiet --no-header --no-annotate --no-emit-package every-batch-counts \
+	  --python-version $(VERSIONS_$*) --output-file .matrix/$*.txt --upgrade
+	$(PY) -m uv venv --quiet --allow-existing --python $(firstword $(VERSIONS_$*)) .matrix/$*
+	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python -r .matrix/$*.txt hatchling editables pip
+	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python --no-deps -e .
+	.matrix/$*/bin/python -m ipykernel install --sys-prefix
+	grep -E '^(torch|lightning|numpy)==' .matrix/$*.txt
+	.matrix/$*/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
 bench: .venv/installed  ## the benchmarks, for an idle machine
 	$(PYTEST) tests/bench -o 'python_files=bench_*.py' -s $(PYTEST_ARGS)
@@ -55,7 +80,7 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 	  "left out. Copy it there and run: make test VENV_ARGS=--system-site-packages"
 
 clean:  ## remove .venv and the caches
-	rm -rf .venv .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
 .venv/pyvenv.cfg:

@@ -2,6 +2,7 @@
 
 - ``course_lib.steps``: count a run's optimizer steps before it starts (``plan_steps``, ``max_steps_for``).
 - ``course_lib.launch``: run a function on several ranks from a notebook, a script or a test (``run_ranks``).
+- ``course_lib.devices``: the GPU if it can be used, else the CPU, and why (``usable_device``).
 - ``course_lib.datasets``: small real data, offline, and integers on which a batch can be read (``load_digits``,
   ``load_words``, ``Integers``, ``IntegerStream``).
 - ``course_lib.loader``: torch's DataLoader, to be read in one sitting, with a state (``MiniDataLoader``).
@@ -19,3 +20,5 @@
 
 ``import course_lib`` itself loads nothing.
 """
+
+__version__ = "0.1.0"

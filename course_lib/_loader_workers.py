@@ -203,7 +203,7 @@ HINTS = {
 class Crew:
     """The workers of an iterator, a pipe to each, and whose tasks are still to be answered."""
 
-    def __init__(self, loader: MiniDataLoader[Any], base_seed: int) -> None:
+    def __init__(self, loader: MiniDataLoader, base_seed: int) -> None:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()

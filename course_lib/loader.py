@@ -26,7 +26,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
-from typing import Any, Generic, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import (
@@ -47,10 +47,8 @@ from course_lib.samplers.epoch import EpochBatchSampler
 
 __all__ = ["BatchTrace", "MiniDataLoader", "predict_throughput", "simulate_pipeline", "trace"]
 
-T = TypeVar("T")
 
-
-class MiniDataLoader(Generic[T]):
+class MiniDataLoader:
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
 
     Args:
@@ -86,7 +84,7 @@ class MiniDataLoader(Generic[T]):
         sampler: Iterable[Any] | None = None,
         batch_sampler: Iterable[Any] | None = None,
         num_workers: int = 0,
-        collate_fn: Callable[[Any], T] | None = None,
+        collate_fn: Callable[[Any], Any] | None = None,
         pin_memory: bool = False,
         drop_last: bool = False,
         timeout: float = 0,
@@ -266,14 +264,14 @@ def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: b
 class _Batches:
     """The iterator over an epoch; this one fetches where it is asked."""
 
-    def __init__(self, loader: MiniDataLoader[Any]) -> None:
+    def __init__(self, loader: MiniDataLoader) -> None:
         self._index_sampler, self._dataset, self._is_stream = loader._index_sampler, loader.dataset, loader._is_stream
         self._pins = can_pin(loader)
         self._begin(loader, new_workers=True)
         self._prepare(loader)
         self._read_again()
 
-    def _begin(self, loader: MiniDataLoader[Any], new_workers: bool) -> None:
+    def _begin(self, loader: MiniDataLoader, new_workers: bool) -> None:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._told_length, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
@@ -283,7 +281,7 @@ class _Batches:
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader._order_generator.clone_state())
 
-    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
+    def _prepare(self, loader: MiniDataLoader) -> None:
         self._fetch = loader._make_fetch()
 
     def _read_again(self) -> None:
@@ -333,7 +331,7 @@ def _draw_seed(generator: torch.Generator | None) -> int:
 class _WorkerBatches(_Batches):
     """The iterator over an epoch that workers fetch: a task is dealt for each batch that is delivered."""
 
-    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
+    def _prepare(self, loader: MiniDataLoader) -> None:
         self._crew = Crew(loader, self._base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
@@ -346,7 +344,7 @@ class _WorkerBatches(_Batches):
     def closed(self) -> bool:
         return self._crew.closed
 
-    def begin_epoch(self, loader: MiniDataLoader[Any]) -> None:
+    def begin_epoch(self, loader: MiniDataLoader) -> None:
         while any(self._load):  # what an epoch that was left has not been given
             self._take()
         for worker in range(len(self._workers)):

@@ -23,7 +23,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from course_lib.samplers import SamplerTail, ShuffledBatchSampler
 
@@ -54,7 +54,7 @@ class ResumableDataLoader(DataLoader[Any]):
 
     def __init__(
         self,
-        dataset: Dataset[Any],
+        dataset: Any,
         batch_size: int = 1,
         shuffle: bool = False,
         *,

@@ -18,9 +18,9 @@ from __future__ import annotations
 
 import numbers
 from bisect import bisect_right
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple, Protocol, SupportsIndex, overload
+from typing import Literal, NamedTuple, Protocol, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
 
@@ -177,7 +177,8 @@ class Windows(Sequence[Window]):
 class PlansItself(Protocol):
     """A schedule that is finer than by epochs: ``course_lib.schedules.SizeSchedule``."""
 
-    def plan(self, num_samples: int, **run: Any) -> StepPlan: ...
+    @property
+    def plan(self) -> Callable[..., StepPlan]: ...
 
 
 def plan_steps(

@@ -209,16 +209,9 @@ def test_averages_on_a_pretended_gpu():
 
 
 def test_a_cpu_scalar_in_the_guard_is_caught(monkeypatch):
-    mark = StepGuard.mark
-
-    def forgets_the_device(guard, loss):
-        marked = mark(guard, loss)
-        guard._loss_is_bad = torch.tensor(bool(guard._loss_is_bad))
-        return marked
-
-    monkeypatch.setattr(StepGuard, "mark", forgets_the_device)
+    monkeypatch.setattr(StepGuard, "_evidence", lambda guard, norm: torch.stack([norm, torch.tensor(0.0)]))
     guarded("cpu", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
-    with pytest.raises(RuntimeError, match="found at least two devices, cuda:0 and cpu!"), pretend_cuda():
+    with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu! \(stack\)"), pretend_cuda():
         guarded("cuda", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
 
 

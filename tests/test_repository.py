@@ -138,14 +138,3 @@ def test_no_file_names_a_machine():
             text = content.decode("utf-8")
             found += [f"{path.relative_to(ROOT)}: {match[0]}" for match in place.finditer(text)]
     assert found == []
-
-
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-
-
-@pytest.mark.parametrize("block", re.findall(r"```python\n(.*?)```", README, re.DOTALL))
-def test_the_readmes_code_runs_and_prints_what_its_comments_say(block: str, tmp_path: Path):
-    (tmp_path / "readme.py").write_text(block)
-    done = subprocess.run([sys.executable, tmp_path / "readme.py"], capture_output=True, text=True, check=True)
-    promised = re.findall(r"print\(.*#\s*([^:\n]+)", block)
-    assert promised and done.stdout.splitlines() == [line.strip() for line in promised]

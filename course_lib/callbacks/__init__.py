@@ -7,6 +7,17 @@
 - ``SizeScheduleDataModule``: sizes and batches that follow a schedule (``course_lib.schedules``).
 """
 
+try:
+    import lightning.pytorch  # noqa: F401 - to see whether it is there
+except ModuleNotFoundError as error:
+    if error.name != "lightning":
+        raise
+    raise ModuleNotFoundError(
+        "course_lib.callbacks needs Lightning, which is an extra: from the project's folder, "
+        'pip install ".[lightning]"; the other topics do without',
+        name="lightning",
+    ) from error
+
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
 from course_lib.callbacks.find_batch_size import FindBatchSize
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule

@@ -1,0 +1,101 @@
+"""What somebody has who installs the wheel: the README's snippets run, types are known, what lacks is named."""
+
+import re
+import site
+import subprocess
+import sys
+import venv
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import course_lib
+from tests.notebook_rules import ROOT
+
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+
+pytestmark = pytest.mark.xdist_group("packaging")  # one worker builds the wheel
+
+
+@pytest.fixture(scope="module")
+def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("wheel")
+    pip("wheel", "--no-deps", "--no-build-isolation", "--quiet", "--wheel-dir", folder, ROOT)
+    (path,) = folder.glob("*.whl")
+    return path
+
+
+@pytest.fixture(scope="module")
+def user_python(wheel: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The interpreter of an environment that has the wheel, and sees torch and the tools of this one."""
+    folder = tmp_path_factory.mktemp("user")
+    venv.create(folder, symlinks=sys.platform != "win32")
+    (python,) = (path for path in folder.glob("*/python*") if path.name in ("python", "python.exe"))
+    pip("install", "--no-deps", "--no-index", "--quiet", wheel, python=python)
+    (packages,) = folder.glob("**/site-packages")
+    lines = [f"import site; site.addsitedir({path!r})" for path in site.getsitepackages()]
+    (packages / "tools.pth").write_text("\n".join(lines))
+    return python
+
+
+def pip(*arguments: object, python: Path | None = None) -> None:
+    which = ["--python", str(python)] if python else []
+    run(sys.executable, "-m", "pip", *which, *map(str, arguments))
+
+
+def run(*command: object, **options: object) -> str:
+    done = subprocess.run(list(map(str, command)), capture_output=True, text=True, check=False, **options)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_the_wheel_holds_the_library_its_types_and_its_data(wheel: Path):
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {"course_lib/py.typed", "course_lib/_data/digits.npz", "course_lib/_data/claims.json"} <= set(names)
+    assert not [name for name in names if name.startswith(("tests/", "notebooks/"))]
+    assert wheel.name.startswith(f"every_batch_counts-{course_lib.__version__}-")
+
+
+def test_the_installed_library_is_that_of_the_wheel(user_python: Path, tmp_path: Path):
+    code = "import course_lib; print(course_lib.__version__, course_lib.__file__)"
+    version, file = run(user_python, "-c", code, cwd=tmp_path).split()
+    assert version == course_lib.__version__ and Path(file).is_relative_to(user_python.parents[1])
+
+
+@pytest.mark.parametrize("number", range(len(SNIPPETS)))
+def test_a_snippet_of_the_readme_prints_what_its_comments_say(number: int, user_python: Path, tmp_path: Path):
+    path = tmp_path / "readme.py"
+    path.write_text(SNIPPETS[number], encoding="utf-8")
+    promised = re.findall(r"print\(.*#\s*([^:\n]+)", SNIPPETS[number])
+    printed = run(user_python, path, cwd=tmp_path)
+    assert promised and printed.splitlines() == [line.strip() for line in promised]
+
+
+def test_the_snippets_pass_strict_mypy(user_python: Path, tmp_path: Path):
+    for number, snippet in enumerate(SNIPPETS):
+        (tmp_path / f"readme_{number}.py").write_text(snippet, encoding="utf-8")
+    (tmp_path / "mypy.ini").write_text("[mypy]\nstrict = true\n")
+    told = run(sys.executable, "-m", "mypy", "--python-executable", user_python, ".", cwd=tmp_path)
+    assert f"no issues found in {len(SNIPPETS)} source files" in told
+
+
+def test_without_lightning_the_callbacks_say_what_to_install_and_the_topics_work(tmp_path: Path):
+    code = """
+import sys
+
+class Missing:
+    def find_spec(self, name, *_):
+        if name.partition(".")[0] == "lightning":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+sys.meta_path.insert(0, Missing())
+import course_lib.steps, course_lib.skipping, course_lib.memory
+try:
+    import course_lib.callbacks
+except ModuleNotFoundError as error:
+    print(error.name, str(error))
+"""
+    told = run(sys.executable, "-c", code, cwd=tmp_path)
+    assert told.startswith("lightning course_lib.callbacks needs Lightning") and 'pip install ".[lightning]"' in told
