@@ -30,20 +30,23 @@ lint: .venv/installed  ## ruff, and mypy over course_lib
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 
-# Each environment: its Python, and how its versions are chosen.
+# Each environment: its Python (a version, or a path), and how the versions of its packages are chosen.
 ENVIRONMENTS ?= lowest locked newest
-VERSIONS_lowest := 3.12 --resolution lowest-direct
-VERSIONS_locked := 3.11 --constraints requirements.lock
-VERSIONS_newest := 3.13 --resolution highest
+PYTHON_lowest ?= 3.12
+PYTHON_locked ?= 3.11
+PYTHON_newest ?= 3.13
+VERSIONS_lowest ?= --resolution lowest-direct
+VERSIONS_locked ?= --constraints requirements.lock
+VERSIONS_newest ?= --resolution highest
 
 matrix: $(ENVIRONMENTS:%=matrix-%)  ## the tests and notebooks with the lowest, locked and newest versions (ENVIRONMENTS=newest)
 
 matrix-%: .venv/pyvenv.cfg
 	$(PY) -m pip install --quiet uv
 	mkdir -p .matrix
+	$(PY) -m uv venv --quiet --allow-existing --python $(PYTHON_$*) .matrix/$*
 	$(PY) -m uv pip compile requirements.txt --quiet --no-header --no-annotate --no-emit-package every-batch-counts \
-	  --python-version $(VERSIONS_$*) --output-file .matrix/$*.txt --upgrade
-	$(PY) -m uv venv --quiet --allow-existing --python $(firstword $(VERSIONS_$*)) .matrix/$*
+	  --python .matrix/$*/bin/python $(VERSIONS_$*) --upgrade --output-file .matrix/$*.txt
 	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python -r .matrix/$*.txt hatchling editables pip
 	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python --no-deps -e .
 	.matrix/$*/bin/python -m ipykernel install --sys-prefix
