@@ -19,6 +19,7 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -91,8 +92,10 @@ class Census:
         objects = gc.get_objects()
         mine = {id(self.groups), id(self.tensors_before), *map(id, self.groups.values())}
         # gc does not track a dict of numbers, strings or arrays; what holds it is tracked. Long lists are left out, as
-        # a look at their elements would copy the pages of a dataset.
-        holders = (o for o in objects if not issubclass(type(o), (list, tuple, set, deque)))
+        # a look at their elements would copy the pages of a dataset; and modules, as Python before 3.12.6 corrupts a
+        # list of asyncio's when it is asked what that module holds (python/cpython #122695).
+        left_out = (list, tuple, set, deque, ModuleType)
+        holders = (o for o in objects if not issubclass(type(o), left_out))
         objects += {id(o): o for o in gc.get_referents(*holders) if type(o) is dict and not gc.is_tracked(o)}.values()
         # A dict may have been found before, untracked.
         mine.update(map(id, self.groups[dict]))

@@ -247,5 +247,6 @@ def test_a_step_that_the_gradient_scaler_holds_back_is_skipped():
         accelerator="gpu", devices=1, precision="16-mixed", max_epochs=1, callbacks=[audit], logger=False,
         enable_checkpointing=False, enable_progress_bar=False,
     )  # fmt: skip
-    trainer.fit(Overflow(), DataLoader(range(20), 2))
+    with pytest.warns(UserWarning, match="10 optimizer steps planned; 9 updates counted, in 10 attempts"):
+        trainer.fit(Overflow(), DataLoader(range(20), 2))
     assert (audit.attempts, audit.updates, audit.skipped) == (10, 9, 1)

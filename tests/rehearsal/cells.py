@@ -131,7 +131,7 @@ def _root(node: ast.expr) -> set[str]:
 
 
 def rehearse(path: Path, rehearsals: list[str]) -> dict[str, Any]:
-    """Run the cells once for each of ``"cuda"``, ``"plain"`` and ``"noise:<seed>"``."""
+    """Run the cells once for each of ``"plain"``, ``"cuda"``, ``"noise:<seed>"`` and ``"cuda+noise:<seed>"``."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     wanted = cells_that_use_the_device(notebook)
     cells = cells_to_run(notebook, wanted)
@@ -144,14 +144,18 @@ def rehearse(path: Path, rehearsals: list[str]) -> dict[str, Any]:
     return {"compared": [cell["id"] for cell in wanted], "differences": differences, "seconds": seconds}
 
 
-def _mode(rehearsal: str) -> contextlib.AbstractContextManager[Any]:
+@contextlib.contextmanager
+def _mode(rehearsal: str) -> Iterator[None]:
     from tests.rehearsal.pretend_cuda import pretend_cuda
     from tests.rehearsal.rounding import RoundingNoise
 
-    kind, _, seed = rehearsal.partition(":")
-    if kind == "cuda":
-        return pretend_cuda()
-    return RoundingNoise(int(seed)) if kind == "noise" else contextlib.nullcontext()
+    kinds, _, seed = rehearsal.partition(":")
+    with contextlib.ExitStack() as stack:
+        if "noise" in kinds:
+            stack.enter_context(RoundingNoise(int(seed)))
+        if "cuda" in kinds:  # the last is asked first: what it passes on has no device any more
+            stack.enter_context(pretend_cuda())
+        yield
 
 
 @contextlib.contextmanager
