@@ -2,6 +2,7 @@
 
 import os
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -27,12 +28,20 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         collector.skip_compare += ("stderr",)
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    # With --dist loadgroup the cells of a notebook share a worker and its kernel; every other test goes where there
-    # is room.
-    for item in items:
-        if item.path.suffix == ".ipynb":
-            item.add_marker(pytest.mark.xdist_group(item.path.name))
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    """With --dist loadgroup the cells of a notebook share a worker and its kernel; other tests go where there is room.
+
+    A mark would not do: nbval gives its cells names without what xdist adds to them.
+    """
+    from xdist.scheduler import LoadGroupScheduling
+
+    class NotebooksStayWhole(LoadGroupScheduling):
+        def _split_scope(self, nodeid: str) -> str:
+            notebook, is_cell, _ = nodeid.partition(".ipynb::")
+            return notebook if is_cell else super()._split_scope(nodeid)
+
+    return NotebooksStayWhole(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
