@@ -71,8 +71,7 @@ def names(*words: str) -> set[str]:
 
 
 # Both sides may differ in these; what they return is decided by their arguments.
-CROSSING = {"to", "cpu", "cuda", "copy_", "__getitem__", "__setitem__", "backward"}
-CROSSING |= {"_has_compatible_shallow_copy_type", "_use_count", "type_as", "__hash__", "is_set_to"}
+CROSSING = {"to", "type_as", "copy_", "backward", "_has_compatible_shallow_copy_type", "_use_count", "is_set_to"}
 # A CPU tensor without dimensions is taken as a number by these, where the result is on the GPU.
 ELEMENTWISE = names(
     "add sub mul div true_divide floor_divide remainder pow eq ne lt le gt ge and or xor radd rsub rmul rtruediv",
@@ -103,17 +102,13 @@ class PretendCuda(TorchFunctionMode):
             _refuse_to_mix(name, tensors, here)
         asked = _asked_device([leaf for leaf in leaves if not isinstance(leaf, Tensor)], kwargs)
         on_cuda = bool(here) if asked is None else asked == "cuda"
-        if name == "type_as":
-            on_cuda = is_labelled(args[1])
         _refuse_generator(leaves, on_cuda)
-        if name in ("to", "type_as") and tensors:
-            if name == "to" and len(tensors) > 1:
+        if name in ("to", "type_as"):
+            if len(tensors) > 1:
                 on_cuda = is_labelled(tensors[1])
             return self._moved(args[0], func(*_on_cpu(args), **_on_cpu(kwargs)), on_cuda)
-        if on_cuda and name in RANDOM:
-            with self._own_stream():
-                return self._result(func(*_on_cpu(args), **_on_cpu(kwargs)), tensors, on_cuda)
-        return self._result(func(*_on_cpu(args), **_on_cpu(kwargs)), tensors, on_cuda)
+        with self._own_stream() if on_cuda and name in RANDOM else contextlib.nullcontext():
+            return self._result(func(*_on_cpu(args), **_on_cpu(kwargs)), tensors, on_cuda)
 
     # ------------------------------------------------------------------------------------------- single functions
 
