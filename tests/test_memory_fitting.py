@@ -2,6 +2,7 @@
 
 import copy
 import functools
+import itertools
 import random
 
 import numpy as np
@@ -191,8 +192,9 @@ def test_a_step_that_reads_values_is_tried_instead():
 
 def test_batches_of_many_lengths_are_approached_from_below():
     model = nn.Linear(8, 8)
+    lengths = itertools.cycle([15, 15, 15, 15, 15, 15, 10, 19])  # the first ones are equal by chance
     fitted = find_batch_size(
-        model, lambda n: torch.ones(n, random.randint(10, 19), 8), make_optimizer(model), limit_bytes=200_000
+        model, lambda n: torch.ones(n, next(lengths), 8), make_optimizer(model), limit_bytes=200_000
     )
     assert fitted.measured_bytes <= 200_000 and all(trial.ran for trial in fitted.trials)
     assert any("batches of one size differ in shape" in doubt for doubt in fitted.doubts)

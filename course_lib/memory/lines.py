@@ -31,6 +31,8 @@ CLOSE = 1.02
 """How much larger a size must promise to be, to be worth another trial."""
 
 MultipleOf = int | Literal["power of two"]
+LOOKS = 8
+"""Small batches that are made to see whether batches of one size differ in shape."""
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
 """Outcomes of a trial; over several ranks the smallest counts."""
 
@@ -106,6 +108,8 @@ class Search:
         small = 64 if self.device.type == "cuda" else 2
         if self.step_fn is not None:
             return False
+        for _ in range(LOOKS):
+            self.batches(min(small, self.upper))
         try:
             for size in sorted({min(small, self.upper), min(2 * small, self.upper)}):
                 self.predict(size)
