@@ -57,7 +57,7 @@ bench: .venv/installed  ## the benchmarks, for an idle machine
 	$(PYTEST) tests/bench -o 'python_files=bench_*.py' -s $(PYTEST_ARGS)
 
 refresh: .venv/installed  ## run the notebooks and store their outputs (N=05 for one of them)
-	$(PY) -m course_lib.notebook.refresh $(N)
+	$(PY) -m workbook.refresh $(N)
 
 lock: .venv/pyvenv.cfg  ## lock versions within requirements.txt (LOCK_ARGS=--upgrade for the newest)
 	$(PY) -m pip install --quiet uv

@@ -407,9 +407,7 @@ def end_of_run(stages: list[Stage], max_steps: int) -> EndOfRun:
     return EndOfRun(steps, epochs, micro_batches, stepped)
 
 
-def checked_stops(
-    max_epochs: int | None, max_steps: int, limit_train_batches: object
-) -> tuple[int, int, int | float]:
+def checked_stops(max_epochs: int | None, max_steps: int, limit_train_batches: object) -> tuple[int, int, int | float]:
     """What ends a run and its epochs, or a ValueError: -1 is no limit."""
     max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
     max_steps = int_of_at_least(-1, "max_steps", max_steps)

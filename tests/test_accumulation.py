@@ -19,10 +19,10 @@ from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
+from workbook.ch04_accumulation_lab import Case, causes, count, gradient, loss_sum, measure, random_tokens
 
 from course_lib.accumulation import accumulate, windows
 from course_lib.launch import RankError, run_ranks
-from course_lib.notebook.accumulation_lab import Case, causes, count, gradient, loss_sum, measure, random_tokens
 from tests import effort
 
 # ------------------------------------------------------------------------------------------------------- windows

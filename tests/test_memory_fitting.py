@@ -12,12 +12,7 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
-
-from course_lib.launch import RankError, run_ranks
-from course_lib.memory import lines
-from course_lib.memory.fitting import find_batch_size, find_batch_sizes
-from course_lib.memory.predicting import predict_peak
-from course_lib.notebook.finder_comparison import (
+from workbook.ch03_finder_comparison import (
     FINDERS,
     SimulatedDevice,
     TruePeaks,
@@ -31,6 +26,11 @@ from course_lib.notebook.finder_comparison import (
     spread_limits,
     table,
 )
+
+from course_lib.launch import RankError, run_ranks
+from course_lib.memory import lines
+from course_lib.memory.fitting import find_batch_size, find_batch_sizes
+from course_lib.memory.predicting import predict_peak
 from course_lib.resume import ResumableDataLoader
 
 PEAKS = TruePeaks()

@@ -328,7 +328,7 @@ def test_a_gpu_that_can_be_used_is():
 CHOOSE = """
 import os, warnings
 import torch
-from course_lib.notebook.machine import choose_device
+from workbook.machine import choose_device
 torch.set_float32_matmul_precision("high")
 print(choose_device(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
 from lightning.pytorch import Trainer

@@ -16,11 +16,11 @@ from packaging.version import Version
 from tests.notebook_rules import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-UPPER = (ROOT / "course_lib" / "callbacks", ROOT / "course_lib" / "notebook")
+CALLBACKS = ROOT / "course_lib" / "callbacks"
 TOPICS = [
     path
     for path in sorted(ROOT.glob("course_lib/**/*.py"))
-    if path.stem != "__init__" and not any(path.is_relative_to(upper) for upper in UPPER)
+    if path.stem != "__init__" and not path.is_relative_to(CALLBACKS)
 ]
 BAD_LIGHTNING = ("2.6.2", "2.6.3")
 
@@ -93,14 +93,13 @@ def imports_any(path: Path, *modules: str) -> list[str]:
 
 
 @pytest.mark.parametrize("path", TOPICS, ids=lambda path: path.stem)
-def test_a_topic_imports_neither_callbacks_nor_notebook(path: Path):
-    upward = ("course_lib.callbacks", "course_lib.notebook")
-    assert imports_any(path, *upward, "lightning", "matplotlib", "ipywidgets") == []
+def test_a_topic_imports_neither_callbacks_nor_the_workbook(path: Path):
+    assert imports_any(path, "course_lib.callbacks", "workbook", "lightning", "matplotlib", "ipywidgets") == []
 
 
-@pytest.mark.parametrize("path", sorted(UPPER[0].glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted(CALLBACKS.glob("*.py")), ids=lambda path: path.stem)
 def test_callbacks_import_nothing_of_the_notebooks(path: Path):
-    assert imports_any(path, "course_lib.notebook", "matplotlib", "ipywidgets") == []
+    assert imports_any(path, "workbook", "matplotlib", "ipywidgets") == []
 
 
 def test_upward_imports_are_found_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -6,9 +6,9 @@ import time
 import torch
 import torch.nn.functional as F
 from torch import nn
+from workbook.ch04_gradient_accumulation import peak_saved_bytes
 
 from course_lib.accumulation import accumulate
-from course_lib.notebook.gradient_accumulation import peak_saved_bytes
 
 K, SIZE, SERIES, ROUNDS = 4, 256, 5, 30
 

@@ -6,10 +6,10 @@ import time
 
 import torch
 import torch.nn.functional as F
+from workbook import ch03_finder_comparison as finders
+from workbook.ch03_memory import OPTIMIZERS, image_net
 
 from course_lib.memory import predict_peak
-from course_lib.notebook import finder_comparison as finders
-from course_lib.notebook.memory import OPTIMIZERS, image_net
 
 
 def seconds(fn, times):

@@ -14,11 +14,11 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+from workbook.ch04_accumulation_lab import count, gradient, loss_sum, random_tokens
 
 from course_lib.accumulation import windows
 from course_lib.callbacks import ExactAccumulation, StepAudit
 from course_lib.launch import run_ranks
-from course_lib.notebook.accumulation_lab import count, gradient, loss_sum, random_tokens
 from course_lib.resume import ResumableDataLoader
 from tests.trainer_oracle import quiet_trainer
 

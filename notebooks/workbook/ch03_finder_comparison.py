@@ -25,7 +25,7 @@ from course_lib.memory import StorageLedger, measure_peak
 from course_lib.memory.census import frozen_by_caller
 from course_lib.memory.fitting import find_batch_size
 from course_lib.memory.lines import Search
-from course_lib.notebook.display import quiet_lightning
+from workbook.display import quiet_lightning
 
 FEATURES, CLASSES, DATASET = 32, 10, 100_000
 

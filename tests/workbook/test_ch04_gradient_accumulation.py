@@ -4,9 +4,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-
-from course_lib.notebook.display import png_bytes
-from course_lib.notebook.gradient_accumulation import (
+from workbook.ch04_gradient_accumulation import (
     arrows,
     arrows_explorer,
     figure_of_training,
@@ -14,6 +12,7 @@ from course_lib.notebook.gradient_accumulation import (
     peak_saved_bytes,
     sample_weights,
 )
+from workbook.display import png_bytes
 
 
 def test_both_ways_give_the_samples_of_a_window_a_weight_of_one_in_all():

@@ -18,9 +18,9 @@ from torch.autograd.graph import saved_tensors_hooks
 from course_lib.memory import CATEGORIES, Moment, predict_peak
 from course_lib.memory.census import graph_roots
 from course_lib.memory.wording import MIB
-from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer, int_slider
+from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
+from workbook.exercises import Exercise, Misconception
+from workbook.widgets import Explorer, int_slider
 
 COLOURS = dict(zip(CATEGORIES, (BLUE, GREY, ORANGE, PURPLE, SKY, GREEN, VERMILION), strict=True))
 PHASES = ("forward", "backward", "step")

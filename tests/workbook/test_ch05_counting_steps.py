@@ -5,8 +5,7 @@ import math
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-
-from course_lib.notebook.counting_steps import (
+from workbook.ch05_counting_steps import (
     cosine_rates,
     figure_of_schedules,
     figure_of_steps,
@@ -14,7 +13,8 @@ from course_lib.notebook.counting_steps import (
     step_boxes,
     steps_explorer,
 )
-from course_lib.notebook.display import png_bytes
+from workbook.display import png_bytes
+
 from course_lib.steps import plan_steps
 
 plans = st.builds(

@@ -10,8 +10,8 @@ from pathlib import Path
 import nbformat
 import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
+from workbook.refresh import RefreshError, main, refresh
 
-from course_lib.notebook.refresh import RefreshError, main, refresh
 from tests.notebook_rules import ROOT, free_of_the_machine, no_trace_of_the_run
 
 CELLS = [

@@ -9,10 +9,10 @@ import psutil
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from workbook import ch02_dataloader_internals as chapter
+from workbook.display import png_bytes
 
 from course_lib.datasets import Integers
-from course_lib.notebook import dataloader_internals as chapter
-from course_lib.notebook.display import png_bytes
 from course_lib.pipeline import BatchTrace, simulate_pipeline
 
 

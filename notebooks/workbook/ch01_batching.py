@@ -16,9 +16,9 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from course_lib.notebook.display import BLUE, GREEN, GREY, ORANGE, VERMILION, draw_curves, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer, int_slider
+from workbook.display import BLUE, GREEN, GREY, ORANGE, VERMILION, draw_curves, new_figure
+from workbook.exercises import Exercise, Misconception
+from workbook.widgets import Explorer, int_slider
 
 # What this thread computes, so that a busy machine gives the same answer; Windows counts it in steps of 16 ms.
 clock = time.perf_counter if sys.platform == "win32" else time.thread_time

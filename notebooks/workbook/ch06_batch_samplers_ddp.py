@@ -16,10 +16,10 @@ from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, RandomSampler
 
 from course_lib.conformance import check_batch_sampler
-from course_lib.notebook.display import ORANGE, SKY, VERMILION, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
-from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.samplers import ShuffledBatchSampler, TwoStreamBatchSampler
+from workbook.display import ORANGE, SKY, VERMILION, new_figure
+from workbook.exercises import Exercise, Misconception, NotSolved
+from workbook.widgets import Explorer, int_slider
 
 Batches = Sequence[Sequence[int]]
 

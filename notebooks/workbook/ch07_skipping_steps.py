@@ -13,10 +13,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_lib.datasets import load_digits
-from course_lib.notebook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.skipping import StepGuard
+from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, new_figure
+from workbook.exercises import Exercise, Misconception
+from workbook.widgets import Explorer, int_slider
 
 # ------------------------------------------------------------------------------------ one bad batch on some ranks
 

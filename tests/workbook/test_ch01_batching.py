@@ -7,8 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 from torch.utils.data import DataLoader
-
-from course_lib.notebook.batching import (
+from workbook.ch01_batching import (
     RECORDED_SECONDS,
     Noise,
     Run,
@@ -25,8 +24,8 @@ from course_lib.notebook.batching import (
     throughput_explorer,
     trade,
 )
-from course_lib.notebook.display import png_bytes
-from course_lib.notebook.gradient_accumulation import peak_saved_bytes
+from workbook.ch04_gradient_accumulation import peak_saved_bytes
+from workbook.display import png_bytes
 
 
 def test_the_gradients_of_the_samples_are_those_of_batches_of_one():

@@ -11,21 +11,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-
-from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
+from workbook.exercises import Exercise, Misconception, NotSolved
 
 NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-MODULES = {
-    "00_start_here": "start_here",
-    "01_batching": "batching",
-    "02_dataloader_internals": "dataloader_internals",
-    "03_memory": "memory",
-    "04_gradient_accumulation": "gradient_accumulation",
-    "05_counting_steps": "counting_steps",
-    "06_batch_samplers_ddp": "batch_samplers",
-    "07_skipping_steps": "skipping_steps",
-    "08_changing_batch_size": "changing_batch_size",
-}
+CHAPTERS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
 
 
 def cell_sources(notebook):
@@ -34,9 +23,9 @@ def cell_sources(notebook):
 
 
 def exercises():
-    for notebook, module in MODULES.items():
+    for notebook in CHAPTERS:
         sources = cell_sources(notebook)
-        catalogue = importlib.import_module(f"course_lib.notebook.{module}")
+        catalogue = importlib.import_module(f"workbook.ch{notebook}")
         for cell, source in sources.items():
             if cell.startswith("check-"):
                 name, answer = re.search(r"\w+\.(\w+)\.check\((\w+)\)", source).groups()
@@ -90,9 +79,9 @@ def sources_follow(sources, first, second):
 
 
 def test_every_catalogued_exercise_is_in_its_notebook():
-    for notebook, module in MODULES.items():
+    for notebook in CHAPTERS:
         checked = {id(p.values[0]) for p in EXERCISES if p.values[1] == cell_sources(notebook)}
-        catalogued = {id(e) for e in importlib.import_module(f"course_lib.notebook.{module}").EXERCISES}
+        catalogued = {id(e) for e in importlib.import_module(f"workbook.ch{notebook}").EXERCISES}
         assert checked == catalogued
 
 

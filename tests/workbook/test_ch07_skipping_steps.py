@@ -6,10 +6,7 @@ import pytest
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-
-from course_lib.launch import RankTimeout, run_ranks
-from course_lib.notebook.display import png_bytes
-from course_lib.notebook.skipping_steps import (
+from workbook.ch07_skipping_steps import (
     POLICIES,
     Trained,
     figure_of_policies,
@@ -18,6 +15,9 @@ from course_lib.notebook.skipping_steps import (
     policy_explorer,
     train,
 )
+from workbook.display import png_bytes
+
+from course_lib.launch import RankTimeout, run_ranks
 from course_lib.skipping import StepGuard
 
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from course_lib.accumulation import windows
-from course_lib.notebook.display import BLUE, GREY, ORANGE, VERMILION, draw_curves, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer, int_slider
+from workbook.display import BLUE, GREY, ORANGE, VERMILION, draw_curves, new_figure
+from workbook.exercises import Exercise, Misconception
+from workbook.widgets import Explorer, int_slider
 
 
 def sample_weights(sizes: Sequence[int], k: int) -> dict[str, list[float]]:

@@ -1,6 +1,6 @@
 """What a real GPU says about one training step: recorded on a machine that has one, shown where there is none.
 
-    python -m course_lib.notebook.gpu_memory        # on a machine with a GPU: writes data/gpu/memory.json
+    python -m workbook.ch03_gpu_memory        # on a machine with a GPU: writes data/gpu/memory.json
 
 The device as a whole (what `nvidia-smi` shows), the allocator's reserve, and the tensors are three different sums.
 """
@@ -19,7 +19,7 @@ import torch.nn.functional as F
 from course_lib.datasets import data_path
 from course_lib.memory import measure_peak, predict_peak
 from course_lib.memory.wording import readable
-from course_lib.notebook.memory import OPTIMIZERS, image_net
+from workbook.ch03_memory import OPTIMIZERS, image_net
 
 BATCH_SIZE, SIDE, WIDTH = 64, 224, 64
 RECORDING = data_path("claims.json").parent / "gpu" / "memory.json"
@@ -92,7 +92,7 @@ def _polled(step: Any) -> int:
 def shown(path: Path = RECORDING) -> str:
     """The recording in words, or how to make one."""
     if not path.exists():
-        return "no GPU has been recorded: run `python -m course_lib.notebook.gpu_memory` on a machine with one"
+        return "no GPU has been recorded: run `python -m workbook.ch03_gpu_memory` on a machine with one"
     recorded = json.loads(path.read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {version}" for name, version in recorded["versions"].items())
     lines = [f"{recorded['device']}, {versions}, {recorded['date']}: {recorded['step']}"]

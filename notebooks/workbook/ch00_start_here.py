@@ -1,6 +1,6 @@
 """What notebook 00 asks: one exercise, to see how a check answers."""
 
-from course_lib.notebook.exercises import Exercise, Misconception
+from workbook.exercises import Exercise, Misconception
 
 first_answer = Exercise(
     "the first answer",

@@ -3,9 +3,9 @@
 `jupyter execute` and papermill write timings, process ids and random widget ids into the file. Here every
 output is stored as it came, less what differs between two runs or two machines:
 
-    python -m course_lib.notebook.refresh          # all of them
-    python -m course_lib.notebook.refresh 05 06    # those whose names start so
-    python -m course_lib.notebook.refresh my.ipynb
+    python -m workbook.refresh          # all of them
+    python -m workbook.refresh 05 06    # those whose names start so
+    python -m workbook.refresh my.ipynb
 """
 
 import base64

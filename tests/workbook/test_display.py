@@ -2,19 +2,18 @@
 
 import ipywidgets
 import pytest
-
-from course_lib.notebook import claims as claims_module
-from course_lib.notebook.claims import Claims, load_claims
-from course_lib.notebook.display import new_figure, show_source, show_table
-from course_lib.notebook.predictions import Predictions
-from course_lib.notebook.widgets import Explorer
+from workbook import claims as claims_module
+from workbook.claims import Claims, load_claims
+from workbook.display import new_figure, show_source, show_table
+from workbook.predictions import Predictions
+from workbook.widgets import Explorer
 
 
 @pytest.fixture
 def shown(monkeypatch):
     outputs = []
-    monkeypatch.setattr("course_lib.notebook.display.display", lambda x, **_: outputs.append(getattr(x, "data", x)))
-    monkeypatch.setattr("course_lib.notebook.widgets.display", lambda x, **_: outputs.append(x))
+    monkeypatch.setattr("workbook.display.display", lambda x, **_: outputs.append(getattr(x, "data", x)))
+    monkeypatch.setattr("workbook.widgets.display", lambda x, **_: outputs.append(x))
     return outputs
 
 

@@ -6,13 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
-
-from course_lib.memory import CATEGORIES, Moment, measure_peak
-from course_lib.memory.ledger import peak_by_phase
-from course_lib.memory.wording import MIB
-from course_lib.notebook import gpu_memory
-from course_lib.notebook.display import png_bytes
-from course_lib.notebook.memory import (
+from workbook import ch03_gpu_memory as gpu_memory
+from workbook.ch03_memory import (
     _peak_bytes,
     figure_of_lines,
     figure_of_step,
@@ -21,6 +16,11 @@ from course_lib.notebook.memory import (
     memory_explorer,
     searched,
 )
+from workbook.display import png_bytes
+
+from course_lib.memory import CATEGORIES, Moment, measure_peak
+from course_lib.memory.ledger import peak_by_phase
+from course_lib.memory.wording import MIB
 
 
 def moment(phase, **held):
@@ -118,7 +118,7 @@ def test_a_search_is_judged_by_what_it_ran():
 
 
 def test_a_recording_is_shown_with_its_device_versions_and_date(tmp_path):
-    assert "python -m course_lib.notebook.gpu_memory" in gpu_memory.shown(tmp_path / "none.json")
+    assert "python -m workbook.ch03_gpu_memory" in gpu_memory.shown(tmp_path / "none.json")
     path = tmp_path / "memory.json"
     recorded = {
         "device": "a GPU",

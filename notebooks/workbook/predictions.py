@@ -8,7 +8,7 @@ epochs until it stops: you said 10, it is 8.
 
 from __future__ import annotations
 
-from course_lib.notebook.display import show_table
+from workbook.display import show_table
 
 
 class Predictions:

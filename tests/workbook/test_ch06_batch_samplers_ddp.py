@@ -1,7 +1,8 @@
 """The numbers behind chapter 06's figures and widget."""
 
-from course_lib.notebook.batch_samplers import figure_of_uses, two_stream_explorer, use_counts
-from course_lib.notebook.display import png_bytes
+from workbook.ch06_batch_samplers_ddp import figure_of_uses, two_stream_explorer, use_counts
+from workbook.display import png_bytes
+
 from course_lib.samplers import TwoStreamBatchSampler
 
 

@@ -15,7 +15,7 @@ import ipywidgets
 from IPython.display import display
 from matplotlib.figure import Figure
 
-from course_lib.notebook.display import png_bytes
+from workbook.display import png_bytes
 
 
 def int_slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:

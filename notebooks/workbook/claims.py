@@ -11,7 +11,7 @@ import textwrap
 from typing import Any
 
 from course_lib.datasets import data_path
-from course_lib.notebook.display import show_table
+from workbook.display import show_table
 
 VERDICTS = {"T": "true", "I": "imprecise", "F": "false", "V": "depends on the version"}
 

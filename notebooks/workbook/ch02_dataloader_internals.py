@@ -25,10 +25,10 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from course_lib.datasets import Integers, load_words
-from course_lib.notebook.display import BLUE, GREY, ORANGE, draw_curves, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception, NotSolved
-from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
+from workbook.display import BLUE, GREY, ORANGE, draw_curves, new_figure
+from workbook.exercises import Exercise, Misconception, NotSolved
+from workbook.widgets import Explorer, int_slider
 
 # --------------------------------------------------------------------------------------------------- a worker
 

@@ -11,10 +11,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from course_lib.notebook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
-from course_lib.notebook.exercises import Exercise, Misconception
-from course_lib.notebook.widgets import Explorer, int_slider
 from course_lib.steps import Stage, StepPlan, Tail, plan_steps
+from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
+from workbook.exercises import Exercise, Misconception
+from workbook.widgets import Explorer, int_slider
 
 Fate = Literal[
     "full window",

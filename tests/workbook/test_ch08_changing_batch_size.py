@@ -3,9 +3,7 @@
 import pytest
 import torch
 import torch.nn.functional as F
-
-from course_lib.memory import measure_peak
-from course_lib.notebook.changing_batch_size import (
+from workbook.ch08_changing_batch_size import (
     _gain,
     _within,
     digit_net,
@@ -15,7 +13,9 @@ from course_lib.notebook.changing_batch_size import (
     peak_mib,
     schedule_explorer,
 )
-from course_lib.notebook.display import png_bytes
+from workbook.display import png_bytes
+
+from course_lib.memory import measure_peak
 from course_lib.schedules import SizeSchedule
 
 
