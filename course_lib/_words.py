@@ -1,0 +1,24 @@
+"""Numbers and bytes in words, the same in every message."""
+
+from __future__ import annotations
+
+
+def plural(number: int, one: str, more: str = "") -> str:
+    """The noun for a number: ``"batch"``, ``"batches"``; ``more`` is ``one`` with an s where it is not given."""
+    return one if number == 1 else more or one + "s"
+
+
+def counted(number: int, one: str, more: str = "") -> str:
+    """The number and its noun: ``"1 step"``, ``"1,200 steps"``."""
+    return f"{number:,} {plural(number, one, more)}"
+
+
+def readable_bytes(count: float) -> str:
+    """``"1,536 B"``; from 10 KiB on ``"12.0 KiB"``, ``"3.4 MiB"``, ``"80.0 GiB"``."""
+    if abs(count) < 10 * 1024:
+        return f"{count:,.0f} B"
+    for unit in ("KiB", "MiB"):
+        count /= 1024
+        if abs(count) < 1024:
+            return f"{count:,.1f} {unit}"
+    return f"{count / 1024:,.1f} GiB"
