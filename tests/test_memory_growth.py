@@ -286,7 +286,7 @@ def arrays_that_python_cannot_see():
 
     def step():
         nonlocal chain
-        chain = (chain, np.ones(2**19))
+        chain = (chain, np.ones(33 * 2**17))  # 33 MiB: smaller ones may come from memory that was freed before
 
     return step
 

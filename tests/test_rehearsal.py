@@ -174,9 +174,23 @@ def guarded(device, make_optimizer, **options):
     return weights_of(net), (guard.updates, guard.skipped), kinds
 
 
+def has_fused_adagrad():
+    with pretend_cuda():
+        net = nn.Linear(1, 1).to("cuda")
+        net(torch.ones(1, 1, device="cuda")).sum().backward()
+        try:
+            torch.optim.Adagrad(net.parameters(), fused=True).step()
+        except RuntimeError as error:
+            assert "supported devices" in str(error)
+            return False
+        return True
+
+
 @pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
 @pytest.mark.parametrize("fused", [True, False])
 def test_the_guard_on_a_pretended_gpu(name, fused):
+    if (name, fused) == ("Adagrad", True) and not has_fused_adagrad():
+        pytest.skip("torch 2.11 has a fused Adagrad for the CPU alone")
     (here, counted, kinds), (there, counted_there, kinds_there) = on_both(
         lambda device: guarded(device, lambda p: getattr(torch.optim, name)(p, lr=0.01, fused=fused))
     )

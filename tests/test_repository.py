@@ -1,13 +1,9 @@
-"""The repository as a whole: versions agree, imports point one way, no file names a machine."""
+"""The repository as a whole: versions agree, no file names a machine."""
 
-import ast
 import re
 import subprocess
-import sys
 import tomllib
 from collections.abc import Iterator
-from importlib.util import resolve_name
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -16,12 +12,6 @@ from packaging.version import Version
 from tests.notebook_rules import ROOT
 
 PYPROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-CALLBACKS = ROOT / "course_lib" / "callbacks"
-TOPICS = [
-    path
-    for path in sorted(ROOT.glob("course_lib/**/*.py"))
-    if path.stem != "__init__" and not path.is_relative_to(CALLBACKS)
-]
 BAD_LIGHTNING = ("2.6.2", "2.6.3")
 
 
@@ -64,59 +54,6 @@ def test_the_malicious_releases_of_lightning_are_excluded():
 
 def test_the_lock_names_no_place():
     assert not re.search(r"://|^-|(?<!\w)/", "\n".join(lines("requirements.lock")), re.MULTILINE)
-
-
-def test_importing_every_topic_loads_no_lightning_and_no_plots():
-    modules = ", ".join(["course_lib", *(".".join(path.relative_to(ROOT).with_suffix("").parts) for path in TOPICS)])
-    code = f"import sys, {modules}\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    loaded = set(ast.literal_eval(done.stdout))
-    assert "torch" in loaded
-    assert not loaded & {"lightning", "pytorch_lightning", "matplotlib", "ipywidgets", "IPython"}
-
-
-def imported(path: Path) -> set[str]:
-    """The modules that a file imports anywhere in it, and the names that it takes from them."""
-    package = ".".join(path.relative_to(ROOT).parent.parts)
-    names = set()
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Import):
-            names |= {alias.name for alias in node.names}
-        elif isinstance(node, ast.ImportFrom):
-            module = resolve_name("." * node.level + (node.module or ""), package)
-            names |= {module, *(f"{module}.{alias.name}" for alias in node.names)}
-    return names
-
-
-def imports_any(path: Path, *modules: str) -> list[str]:
-    return [name for name in imported(path) for module in modules if f"{name}.".startswith(f"{module}.")]
-
-
-@pytest.mark.parametrize("path", TOPICS, ids=lambda path: path.stem)
-def test_a_topic_imports_neither_callbacks_nor_the_workbook(path: Path):
-    assert imports_any(path, "course_lib.callbacks", "workbook", "lightning", "matplotlib", "ipywidgets") == []
-
-
-@pytest.mark.parametrize("path", sorted(CALLBACKS.glob("*.py")), ids=lambda path: path.stem)
-def test_callbacks_import_nothing_of_the_notebooks(path: Path):
-    assert imports_any(path, "workbook", "matplotlib", "ipywidgets") == []
-
-
-def test_upward_imports_are_found_however_they_are_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules[__name__], "ROOT", tmp_path)
-    path = tmp_path / "course_lib" / "steps.py"
-    path.parent.mkdir()
-    for line in (
-        "import course_lib.callbacks",
-        "from course_lib import callbacks",
-        "from . import callbacks as c",
-        "from .callbacks import StepAudit",
-        "def f():\n    from course_lib.callbacks import StepAudit",
-    ):
-        path.write_text(line)
-        assert imports_any(path, "course_lib.callbacks"), line
-    path.write_text("import course_lib.callbacks_of_torch\nfrom .launch import run_ranks")
-    assert imports_any(path, "course_lib.callbacks") == []
 
 
 def test_no_file_names_a_machine():

@@ -11,6 +11,7 @@ from __future__ import annotations
 import ast
 import configparser
 import contextlib
+import copy
 import functools
 import json
 import os
@@ -106,8 +107,22 @@ def _bound(statement: ast.stmt) -> set[str]:
     return {symbol.get_name() for symbol in symbols if symbol.is_assigned() or symbol.is_imported()}
 
 
+class _ComprehensionsAsGenerators(ast.NodeTransformer):
+    """From Python 3.12 on a comprehension has no scope of its own in the symbol table; a generator has one."""
+
+    def visit_ListComp(self, node: ast.ListComp | ast.SetComp) -> ast.AST:
+        return ast.GeneratorExp(self.visit(node.elt), [self.visit(each) for each in node.generators])
+
+    visit_SetComp = visit_ListComp
+
+    def visit_DictComp(self, node: ast.DictComp) -> ast.AST:
+        pair = ast.Tuple([self.visit(node.key), self.visit(node.value)], ast.Load())
+        return ast.GeneratorExp(pair, [self.visit(each) for each in node.generators])
+
+
 def _scope(statement: ast.stmt) -> symtable.SymbolTable:
-    return symtable.symtable(ast.unparse(ast.fix_missing_locations(statement)), "cell", "exec")
+    analysed = _ComprehensionsAsGenerators().visit(copy.deepcopy(statement))
+    return symtable.symtable(ast.unparse(ast.fix_missing_locations(analysed)), "cell", "exec")
 
 
 def _changed(statement: ast.stmt) -> set[str]:

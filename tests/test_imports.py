@@ -1,0 +1,188 @@
+"""The house from outside: imports point one way, without a circle, and public names are where they are documented."""
+
+import ast
+import functools
+import importlib
+import subprocess
+import sys
+from collections.abc import Iterator
+from importlib.util import resolve_name
+from pathlib import Path
+
+import pytest
+
+from tests.notebook_rules import ROOT
+
+PUBLIC = {
+    "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
+    "callbacks": "ExactAccumulation FindBatchSize SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
+    "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample Violation",
+    "datasets": "load_digits load_words Integers IntegerStream",
+    "devices": "usable_device explain_device",
+    "launch": "run_ranks rank_device RankResult RankReport RankError RankTimeout",
+    "leaks": "watch_growth GrowthReport",
+    "loader": "MiniDataLoader trace predict_throughput simulate_pipeline BatchTrace",
+    "memory": "measure_peak predict_peak find_batch_size find_batch_sizes watch_growth peak_report saved_bytes "
+    "CATEGORIES PeakMemory PeakPrediction FittedBatchSize GrowthReport Moment StorageLedger",
+    "pipeline": "trace predict_throughput simulate_pipeline BatchTrace",
+    "resume": "ResumableDataLoader",
+    "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "
+    "count_batches_everywhere EpochBatchSampler SamplerTail",
+    "schedules": "SizeSchedule SizeStage ScheduledBatchSampler SchedulePlan SizedDataset SizedIndex Size "
+    "LrRule LrFactor",
+    "skipping": "StepGuard vote Vote SpikeDetector Journal Skip TooManySkips gradient_norm read_journal summarize",
+    "steps": "plan_steps max_steps_for StepPlan Window Windows",
+}
+"""What README.md and the chapters document, by module."""
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """The modules of the library and of the workbook, by their names."""
+    found = {}
+    for folder, package in ((root, "course_lib"), (root / "notebooks", "workbook")):
+        for path in sorted((folder / package).rglob("*.py")):
+            parts = path.relative_to(folder).with_suffix("").parts
+            found[".".join(parts).removesuffix(".__init__")] = path
+    return found
+
+
+def imported(module: str, path: Path) -> set[str]:
+    """What a file imports anywhere in it, TYPE_CHECKING included: modules, and names in them."""
+    package = module if path.stem == "__init__" else module.rpartition(".")[0]
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            module = resolve_name("." * node.level + (node.module or ""), package)
+            names |= {f"{module}.{alias.name}" for alias in node.names}
+    return names
+
+
+def arrows(root: Path) -> dict[str, set[str]]:
+    """From each module to those that it imports itself."""
+    known = modules(root)
+    found = {}
+    for module, path in known.items():
+        names = imported(module, path)
+        # A name is a module, or it is taken from the module before its last dot.
+        found[module] = {name if name in known else name.rpartition(".")[0] for name in names} & set(known) - {module}
+    return found
+
+
+def circle_in(graph: dict[str, set[str]]) -> list[str]:
+    """Some circle of the graph, from a node back to it; empty if there is none."""
+    done: set[str] = set()
+
+    def visit(node: str, trail: list[str]) -> list[str]:
+        if node in trail:
+            return [*trail[trail.index(node) :], node]
+        if node not in done:
+            for other in sorted(graph[node]):
+                if found := visit(other, [*trail, node]):
+                    return found
+            done.add(node)
+        return []
+
+    return next((found for node in sorted(graph) if (found := visit(node, []))), [])
+
+
+def rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
+    """The same between topics: a folder is one node."""
+
+    def room(module: str) -> str:
+        return ".".join(module.split(".")[:2]) if module.startswith("course_lib.") else module
+
+    together: dict[str, set[str]] = {room(module): set() for module in graph}
+    for module, others in graph.items():
+        together[room(module)] |= {room(other) for other in others} - {room(module)}
+    return together
+
+
+@functools.cache
+def house() -> dict[str, set[str]]:
+    return arrows(ROOT)
+
+
+def test_no_module_imports_itself_in_a_circle():
+    assert circle_in(house()) == []
+
+
+def test_no_topic_imports_itself_in_a_circle():
+    assert circle_in(rooms(house())) == []
+
+
+LAYERS = {"workbook": 2, "course_lib.callbacks": 1}
+"""What stands above the topics, which have 0; each imports its own layer and those below it."""
+ABOVE_TOPICS = {"lightning", "pytorch_lightning", "matplotlib", "ipywidgets", "IPython"}
+
+
+def layer(module: str) -> int:
+    return max((height for name, height in LAYERS.items() if f"{module}.".startswith(f"{name}.")), default=0)
+
+
+@pytest.mark.parametrize("module", sorted(modules(ROOT)))
+def test_a_module_imports_nothing_from_above(module: str):
+    assert {other for other in house()[module] if layer(other) > layer(module)} == set()
+    if module.startswith("course_lib"):
+        foreign = {name.partition(".")[0] for name in imported(module, modules(ROOT)[module])}
+        allowed = {"lightning"} if layer(module) == 1 else set()
+        assert foreign & ABOVE_TOPICS <= allowed
+
+
+def planted(root: Path, **files: str) -> dict[str, set[str]]:
+    for name, text in files.items():
+        path = root / "course_lib" / f"{name.replace('__', '/')}.py"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    return arrows(root)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import course_lib.b",
+        "from course_lib import b",
+        "from course_lib.b import thing",
+        "from . import b as other",
+        "from .b import thing",
+        "def f():\n    from course_lib.b import thing",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from course_lib.b import Thing",
+    ],
+)
+def test_a_circle_is_found_and_named_however_it_is_written(line: str, tmp_path: Path):
+    graph = planted(tmp_path, a=line, b="from course_lib.c import x", c="import course_lib.a", c_of_torch="")
+    assert circle_in(graph) == ["course_lib.a", "course_lib.b", "course_lib.c", "course_lib.a"]
+    assert circle_in(planted(tmp_path, c="import course_lib.c_of_torch")) == []
+
+
+def test_a_circle_of_topics_is_found_where_no_module_is_in_one(tmp_path: Path):
+    graph = planted(tmp_path, a__one="import course_lib.b.one", b__two="import course_lib.a.two", a__two="", b__one="")
+    assert circle_in(graph) == []
+    assert circle_in(rooms(graph)) == ["course_lib.a", "course_lib.b", "course_lib.a"]
+
+
+def test_importing_every_topic_loads_no_lightning_and_no_plots():
+    names = [name for name in modules(ROOT) if name.startswith("course_lib") and not layer(name)]
+    topics = ", ".join(name for name in names if not name.endswith("__main__"))
+    code = f"import sys, {topics}\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(ast.literal_eval(done.stdout))
+    assert "torch" in loaded
+    assert not loaded & ABOVE_TOPICS
+
+
+def public() -> Iterator[tuple[str, str]]:
+    for module, names in PUBLIC.items():
+        for name in names.split():
+            yield module, name
+
+
+@pytest.mark.parametrize(("module", "name"), list(public()))
+def test_a_public_name_is_where_it_is_documented(module: str, name: str):
+    assert hasattr(importlib.import_module(f"course_lib.{module}"), name)
+
+
+def test_no_file_is_longer_than_a_sitting():
+    long = {name: lines for name, path in modules(ROOT).items() if (lines := len(path.read_text().splitlines())) > 450}
+    assert long == {}
