@@ -22,10 +22,10 @@ import torch.distributed as dist
 
 from course_lib._arguments import int_of_at_least
 from course_lib._words import plural
-from course_lib.launch import travel
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout, readable_places
 from course_lib.launch.rank import Failure, Frame, frames_of_dump, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
+from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
 
 START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
@@ -82,7 +82,7 @@ def run_ranks(
     if isinstance(timeout, bool) or not isinstance(timeout, numbers.Real) or not timeout > 0:
         raise ValueError(f"timeout must be a positive number of seconds, got {timeout!r}")
     backend, hide_gpus = _choose_backend(backend, world_size)
-    surroundings, payload = travel.pack_surroundings(hide_gpus), travel.pack_call(fn, args)
+    surroundings, payload = pack_surroundings(hide_gpus), pack_call(fn, args)
 
     folder = tempfile.mkdtemp(prefix="run_ranks-")
     ranks: list[_Rank] = []
@@ -185,7 +185,7 @@ class _Rank:
         assert self.returned is not None
         content, seconds = self.returned
         try:
-            value = travel.unpack_value(content)
+            value = unpack_value(content)
         except Exception as error:
             raise RankError(f"rank {self.rank} returned what cannot be read here: {error!r}", []) from error
         return RankResult(self.rank, value, self.output("out"), self.output("err"), seconds)
@@ -289,7 +289,7 @@ def _raise_rank_error(ranks: list[_Rank]) -> NoReturn:
     reports = [rank.report() for rank in [*failed, *(rank for rank in ranks if not rank.failure)]]
     names = _named([rank.rank for rank in failed])
     summary = f"{names} of {len(ranks)} failed; first: {reports[0].headline}"
-    raise RankError(summary, reports) from travel.unpack_exception(failures[0][0].exception)
+    raise RankError(summary, reports) from unpack_exception(failures[0][0].exception)
 
 
 def _collect_stacks(ranks: list[_Rank]) -> None:

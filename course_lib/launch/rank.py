@@ -29,7 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
-from course_lib.launch import travel
+from course_lib.launch.travel import enter_surroundings, pack_exception, pack_value, unpack_call
 
 
 def rank_device() -> torch.device:
@@ -77,9 +77,9 @@ def rank_main(
     let_end = threading.Event()
     threading.Thread(target=_obey, args=(connection, say, threading.get_ident(), let_end, folder), daemon=True).start()
     try:
-        travel.enter_surroundings(surroundings)
+        enter_surroundings(surroundings)
         _set_launcher_environment(rank, world_size, port)
-        fn, args = travel.unpack_call(payload)
+        fn, args = unpack_call(payload)
         torch.set_num_threads(1)
         np.random.seed()  # noqa: NPY002 - a fork of the server would draw what every other one draws
         if backend == "nccl":
@@ -94,7 +94,7 @@ def rank_main(
         value = fn(rank, *args)
         seconds = time.perf_counter() - begin
         _flush()
-        say("returned", (travel.pack_value(value), seconds))
+        say("returned", (pack_value(value), seconds))
     except BaseException as error:
         _flush()
         say("failed", _failure_of(error))
@@ -190,7 +190,7 @@ def _failure_of(error: BaseException) -> Failure:
         error="".join(told.format_exception_only()).strip(),
         traceback="".join(told.format()),
         frames=_as_frames(told.stack),
-        exception=travel.pack_exception(error),
+        exception=pack_exception(error),
     )
 
 
