@@ -149,7 +149,7 @@ def test_an_exception_is_reported_first_with_where_the_others_were():
     assert error.reports[0].functions == ("step",)
     assert error.reports[1].functions[0] == "step" and "barrier" in error.reports[1].functions
     assert isinstance(error.__cause__, KeyError)
-    assert "run_ranks" not in str(error) and "_rank_main" not in str(error)
+    assert "run_ranks" not in str(error) and "rank_main" not in str(error)
 
 
 def test_all_failures_of_one_moment_are_reported():

@@ -1,8 +1,9 @@
 """Prove a batch sampler, or find out where it is wrong: any sampler, on any number of ranks, in one process.
 
-A batch sampler that is wrong under DDP seldom fails: it trains, on some samples twice, on others never, in one order
-for ever, and no single process shows it. The rule: *what a sampler promises, it promises for all ranks together: write
-down what every rank yields, and count.* The kit plays all ranks, stops and resumes them, and judges eleven rules.
+A batch sampler that is wrong under DDP seldom fails: it trains on some samples twice, on others never, or in the same
+order in every epoch, and no single process shows it. The rule: *what a sampler promises, it promises for all ranks
+together: write down what every rank yields, and count.* The kit plays all ranks, stops and resumes them, and judges
+eleven rules.
 
     >>> def make(num_replicas, rank, n, batch_size, seed=0):
     ...     return MyBatchSampler(n, batch_size, seed=seed, num_replicas=num_replicas, rank=rank)
@@ -12,9 +13,11 @@ down what every rank yields, and count.* The kit plays all ranks, stops and resu
 
 All rules but the fourth are judged as in a run that has seeded the global generators alike on all ranks, so that a
 sampler that draws from them breaks one rule, not all. The caller's generators are put back afterwards.
+
+Start with ``report.RULES``, which names the eleven rules; ``rules.py`` has one function for each.
 """
 
-from course_lib.conformance.check import assert_batch_sampler, check_batch_sampler
+from course_lib.conformance.lab import assert_batch_sampler, check_batch_sampler
 from course_lib.conformance.report import ConformanceReport, Counterexample, Violation
 
 __all__ = ["ConformanceReport", "Counterexample", "Violation", "assert_batch_sampler", "check_batch_sampler"]

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.conformance.wording import counted, named_rules
+from course_lib._words import counted, plural
 
 Shape = Mapping[str, Any]
 
 RULES: dict[int, tuple[str, str]] = {
     1: ("exactly once", "some samples are trained on too often or never, and no error says so"),
-    2: ("equal counts", "a rank with a batch more waits for the others' gradients for ever: the run hangs there"),
+    2: ("equal counts", "a rank with a batch more waits for gradients that the others never send: the run hangs there"),
     3: ("true length", "trainers plan steps, schedules and the end of an epoch by len(): they stop early or wait"),
-    4: ("one order", "the order cannot be had again: not by a second run, not after a resume, not by another rank"),
-    5: ("new orders", "runs or epochs that are thought to be independent see the samples in one and the same order"),
+    4: ("one order", "the order cannot be repeated: not by a second run, not after a resume, not by another rank"),
+    5: ("new orders", "runs or epochs that seem to be independent see the samples in the same order"),
     6: ("set_epoch arrives", "every epoch repeats the order of the first, and nothing says so"),
     7: ("resume", "after a resume the run trains again on what it has seen, or never on what it has missed"),
     8: ("other workers", "workers fetch ahead of the training: what they had fetched is lost by a resume"),
@@ -33,7 +33,7 @@ class ConformanceReport:
     violations: tuple[Violation, ...]
     """At most one for each rule, with its smallest counterexample."""
     not_offered: tuple[str, ...]
-    """What the sampler does not have, and which rules could not be judged for that."""
+    """What the sampler does not have, and which rules could not be judged because of that."""
     notes: tuple[str, ...]
     """What is no violation and still worth knowing: what was refused, left unjudged, or warned of."""
     checks: dict[int, int]
@@ -41,7 +41,7 @@ class ConformanceReport:
 
     @property
     def ok(self) -> bool:
-        """Whether no rule is violated; a rule that was not judged isn't."""
+        """Whether no rule is violated; a rule that was not judged counts as not violated."""
         return not self.violations
 
     def __str__(self) -> str:
@@ -53,7 +53,8 @@ class ConformanceReport:
         if unjudged:
             lines += ["", f"Not judged: {named_rules(unjudged)}."]
         for title, items in (("Not offered", self.not_offered), ("Notes", self.notes)):
-            lines += [*([f"\n{title}:"] if items else []), *(f"- {item}" for item in items)]
+            if items:
+                lines += [f"\n{title}:", *(f"- {item}" for item in items)]
         return "\n".join(lines)
 
 
@@ -89,13 +90,31 @@ class Counterexample:
 
     def __str__(self) -> str:
         shape = ", ".join(f"{name}={value!r}" for name, value in self.shape.items())
-        parts = [
-            shape,
-            counted(self.num_replicas, "rank"),
-            "" if self.epoch is None else f"epoch {self.epoch}",
-            "" if self.stop is None else f"stopped after {counted(self.stop, 'batch', 'batches')}",
-            "" if self.resumed_on is None else f"resumed on {counted(self.resumed_on, 'rank')}",
-            "" if self.rank is None else f"rank {self.rank}",
-            "" if self.step is None else f"step {self.step}",
-        ]
+        parts = [shape, counted(self.num_replicas, "rank")]
+        if self.epoch is not None:
+            parts.append(f"epoch {self.epoch}")
+        if self.stop is not None:
+            parts.append(f"stopped after {counted(self.stop, 'batch', 'batches')}")
+        if self.resumed_on is not None:
+            parts.append(f"resumed on {counted(self.resumed_on, 'rank')}")
+        if self.rank is not None:
+            parts.append(f"rank {self.rank}")
+        if self.step is not None:
+            parts.append(f"step {self.step}")
         return ", ".join(part for part in parts if part)
+
+
+def named_rules(numbers: Sequence[int]) -> str:
+    return f"{plural(len(numbers), 'rule')} {', '.join(map(str, numbers))}"
+
+
+def listed(indices: Sequence[int]) -> str:
+    if len(indices) == 1:
+        return f"index {indices[0]}"
+    return f"{len(indices)} indices {shortened(indices)}"
+
+
+def shortened(indices: Sequence[int], most: int = 8) -> str:
+    shown = ", ".join(map(str, indices[:most]))
+    more = ", …" if len(indices) > most else ""
+    return f"[{shown}{more}]"

@@ -3,32 +3,64 @@
 from __future__ import annotations
 
 import operator
+import random
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from course_lib.conformance.generators import seed_globals
-from course_lib.conformance.guarding import Fault, Refusal, as_indices, call, describe_error, pickled
-from course_lib.conformance.offers import Offers, epoch_setter
-from course_lib.conformance.report import Counterexample, Shape
+import numpy as np
+import torch
 
-if TYPE_CHECKING:
-    from course_lib.conformance.lab import Lab
+from course_lib.conformance.calls import (
+    Fault,
+    Offers,
+    Refusal,
+    as_indices,
+    call,
+    describe_error,
+    epoch_setter,
+    fault_or_refusal,
+    pickled,
+)
+from course_lib.conformance.report import Counterexample, Shape, Violation
 
 Batches = list[list[int]]
 """What one rank yields."""
 MANY_ORDERS = 10
-"""So many indices (or batches, where whole batches are shuffled) have 3,628,800 orders: two alike are no chance."""
+"""So many indices (or batches, where whole batches are shuffled) have 3,628,800 orders: equal ones are no chance."""
 MANY_STOPS = 8
-"""An epoch of more batches is stopped at so many places, the first and the last ones among them."""
+"""A longer epoch is stopped at this many places, the first and the last ones among them."""
+
+
+@dataclass
+class Game:
+    """What all trials of one call share: how samplers are made, and what has been found so far."""
+
+    factory: Callable[..., Any]
+    by_name: bool
+    """Whether the factory takes ``num_replicas`` and ``rank`` as keywords; if not, they come first."""
+    seeds: bool
+    """Whether the factory takes a keyword ``seed``."""
+    epochs: range
+    trials: list[Trial] = field(default_factory=list)
+    """The smallest first."""
+    broken: dict[int, Violation] = field(default_factory=dict)
+    """The rules that are broken, by number."""
+    notes: dict[str, list[str]] = field(default_factory=dict)
+    """The details of each kind of note."""
+
+    def note(self, kind: str, detail: str) -> None:
+        details = self.notes.setdefault(kind, [])
+        if detail not in details:
+            details.append(detail)
 
 
 @dataclass
 class Record:
-    """What the ranks did in one epoch: ``ranks`` is empty if they refused it, or one went wrong."""
+    """What the ranks did in one epoch: ``ranks`` is empty if they refused it, or if one went wrong."""
 
     ranks: list[Batches] = field(default_factory=list)
     refused: dict[int, str] = field(default_factory=dict)
@@ -39,8 +71,8 @@ class Record:
 class Trial:
     """One shape on one world size: makes samplers, reads them, and remembers what new ones yield."""
 
-    def __init__(self, lab: Lab, shape: Shape, once: Collection[int], num_replicas: int) -> None:
-        self.lab, self.shape, self.num_replicas = lab, shape, num_replicas
+    def __init__(self, game: Game, shape: Shape, once: Collection[int], num_replicas: int) -> None:
+        self.game, self.shape, self.num_replicas = game, shape, num_replicas
         ordered = once if isinstance(once, Sequence) else sorted(once)
         self.once = {operator.index(index): place for place, index in enumerate(ordered)}
         if not self.once:
@@ -49,19 +81,27 @@ class Trial:
         self._records: dict[int, Record] = {}
 
     def at(self, **place: Any) -> Counterexample:
-        """Where the rule is now; a fault that comes unexpected is reported here."""
+        """Where the rule is now; an unexpected fault is reported here."""
         self.here = Counterexample(self.shape, self.num_replicas, **place)
         return self.here
+
+    def on_all_world_sizes(self) -> list[Trial]:
+        """The trials of this shape, this one included."""
+        return [trial for trial in self.game.trials if trial.shape is self.shape]
+
+    # Samplers
 
     def make(self, rank: int, epoch: int | None = None, *, salt: int = 0, seed: int | None = None) -> Any:
         """A rank's new sampler, turned to an epoch."""
         seed_globals(salt, -1)
-        keywords = dict(self.shape) if seed is None else {**self.shape, "seed": seed}
-        place = {"num_replicas": self.num_replicas, "rank": rank}
-        if self.lab.by_name:
-            sampler = call("making the sampler", self.lab.factory, **place, **keywords)
+        keywords = dict(self.shape)
+        if seed is not None:
+            keywords["seed"] = seed
+        if self.game.by_name:
+            keywords.update(num_replicas=self.num_replicas, rank=rank)
+            sampler = call("making the sampler", self.game.factory, **keywords)
         else:
-            sampler = call("making the sampler", self.lab.factory, *place.values(), **keywords)
+            sampler = call("making the sampler", self.game.factory, self.num_replicas, rank, **keywords)
         if epoch is not None:
             self.turn(sampler, epoch)
         return sampler
@@ -77,7 +117,7 @@ class Trial:
         most = 10 * len(self.once) + 100
         number = 0
         try:
-            for number, batch in enumerate(sampler):
+            for batch in sampler:
                 if number == most:
                     raise Fault(f"the epoch has no end: more than {most:,} batches for {len(self.once):,} indices")
                 yield as_indices(batch, number)
@@ -85,41 +125,17 @@ class Trial:
         except Fault:
             raise
         except Exception as error:
-            when = f"batch {number} raised" if number else "iterating raised"
-            kind = Refusal if isinstance(error, ValueError) and not number else Fault
-            raise kind(describe_error(when, error)) from error
+            if number == 0:
+                raise fault_or_refusal("iterating raised", error) from error
+            raise Fault(describe_error(f"batch {number} raised", error)) from error
 
     def read(self, sampler: Any, epoch: int, salt: int = 0) -> Batches:
         return list(self.iterate(sampler, epoch, salt))
 
     def read_all(self, epoch: int, seed: int) -> list[Batches]:
-        """What all ranks yield in a run with another seed, its global generators' included."""
+        """What all ranks yield in a run with another seed, which seeds the global generators too."""
         samplers = (self.make(rank, epoch, salt=seed, seed=seed) for rank in range(self.num_replicas))
         return [self.read(sampler, epoch, salt=seed) for sampler in samplers]
-
-    def record(self, epoch: int) -> Record:
-        """What all ranks' new samplers yield in an epoch: read once, and compared with ever after."""
-        if epoch not in self._records:
-            record = self._records[epoch] = Record()
-            ranks = []
-            for rank in range(self.num_replicas):
-                try:
-                    ranks.append(self.read(self.make(rank, epoch), epoch))
-                except Refusal as refusal:
-                    record.refused[rank] = str(refusal)
-                except Fault as fault:
-                    record.fault, record.faulty_rank = str(fault), rank
-                    break
-            if len(ranks) == self.num_replicas:
-                record.ranks = ranks
-            elif len(record.refused) == self.num_replicas:
-                self.lab.note("refused", f"{Counterexample(self.shape, self.num_replicas)}: {record.refused[0]}")
-        return self._records[epoch]
-
-    def recorded(self) -> list[tuple[int, list[Batches]]]:
-        """The epochs that could be read on all ranks."""
-        records = ((epoch, self.record(epoch).ranks) for epoch in self.lab.epochs)
-        return [(epoch, ranks) for epoch, ranks in records if ranks]
 
     def read_more_than_once(self, rank: int, epoch: int) -> Iterator[tuple[str, Batches]]:
         """The epoch again from one sampler: a second time, by two iterators in turn, and after other epochs."""
@@ -145,6 +161,8 @@ class Trial:
     def length(self, sampler: Any) -> int:
         return operator.index(call("len()", len, sampler))
 
+    # States
+
     def state(self, rank: int, epoch: int, stop: int) -> Any:
         return self.state_of(self.make(rank, epoch), epoch, stop)
 
@@ -161,6 +179,9 @@ class Trial:
         call("load_state_dict", sampler.load_state_dict, state)
         return sampler
 
+    def read_resumed(self, rank: int, state: Any, epoch: int) -> Batches:
+        return self.read(self.resumed(rank, state), epoch)
+
     def stops(self, ranks: list[Batches]) -> list[tuple[int, int]]:
         """Where to stop, as (batches had, rank): everywhere before the end, or at some places of a long epoch."""
         if not self.offers.state:
@@ -171,27 +192,39 @@ class Trial:
             stops = sorted({*range(MANY_STOPS - 4), longest // 2, longest - 2, longest - 1})
         return [(stop, rank) for stop in stops for rank, batches in enumerate(ranks) if stop < len(batches)]
 
-    def primary(self, batches: Batches) -> list[int]:
-        return [index for batch in batches for index in batch if index in self.once]
+    # What all ranks yield
 
-    def uncovered(self, ranks: list[Batches]) -> tuple[list[int], list[int]]:
-        """The indices that are missing, and those that come more than once."""
-        uses = Counter(index for batches in ranks for index in self.primary(batches))
-        missing = [index for index in self.once if index not in uses]
-        return missing, [index for index, count in uses.items() if count > 1]
+    def record(self, epoch: int) -> Record:
+        """What all ranks' new samplers yield in an epoch: it is read once, and compared with from then on."""
+        if epoch not in self._records:
+            self._records[epoch] = self._read_record(epoch)
+        return self._records[epoch]
 
-    def steps_of(self, ranks: list[Batches]) -> dict[int, int]:
-        """For each index, the first step in which it comes."""
-        steps: dict[int, int] = {}
-        for step, batches in enumerate(zip_longest(*ranks, fillvalue=[])):
-            for index in self.primary(list(batches)):
-                steps.setdefault(index, step)
-        return steps
+    def _read_record(self, epoch: int) -> Record:
+        record = Record()
+        ranks = []
+        for rank in range(self.num_replicas):
+            try:
+                ranks.append(self.read(self.make(rank, epoch), epoch))
+            except Refusal as refusal:
+                record.refused[rank] = str(refusal)
+            except Fault as fault:
+                record.fault, record.faulty_rank = str(fault), rank
+                break
+        if len(ranks) == self.num_replicas:
+            record.ranks = ranks
+        elif len(record.refused) == self.num_replicas:
+            self.game.note("refused", f"{Counterexample(self.shape, self.num_replicas)}: {record.refused[0]}")
+        return record
 
-    def has_many_orders(self, epochs: list[list[Batches]]) -> bool:
-        """Whether so much is shuffled that two epochs with one order are no chance."""
-        contents = [sorted(sorted(batch) for batches in ranks for batch in batches) for ranks in epochs]
-        return (len(contents[0]) if all_alike(contents) else len(self.once)) >= MANY_ORDERS
+    def recorded(self) -> list[tuple[int, list[Batches]]]:
+        """The epochs that could be read on all ranks."""
+        records = ((epoch, self.record(epoch).ranks) for epoch in self.game.epochs)
+        return [(epoch, ranks) for epoch, ranks in records if ranks]
+
+    @cached_property
+    def offers(self) -> Offers:
+        return Offers.of(self.make(0))
 
     @cached_property
     def secondary(self) -> frozenset[int]:
@@ -199,28 +232,58 @@ class Trial:
         batches = [batch for _, ranks in self.recorded() for each in ranks for batch in each]
         return frozenset(index for batch in batches for index in batch if index not in self.once)
 
-    @property
-    def has_orders(self) -> bool:
-        """Whether there is something to shuffle, and the sampler does."""
-        recorded = [ranks for _, ranks in self.recorded()]
-        several = len(self.once) > 1 and all(sum(map(len, ranks)) > 1 for ranks in recorded)
-        return bool(recorded) and several and not self.unshuffled
-
     @cached_property
     def unshuffled(self) -> bool:
-        """Whether the shape says so, or all epochs are alike and every rank goes through the given order."""
+        """Whether the shape says so, or all epochs are equal and every rank goes through the given order."""
+        if self.shape.get("shuffle") is False:
+            return True
         recorded = [ranks for _, ranks in self.recorded()]
-        alike = bool(recorded) and all_alike(recorded)
-        places = [[self.once[i] for i in self.primary(batches)] for batches in recorded[0]] if alike else []
-        plain = any(places) and all(each == sorted(each) for each in places)
-        return self.shape.get("shuffle") is False or plain
+        if not recorded or not all_equal(recorded):
+            return False
+        places = [[self.once[index] for index in self.primary(batches)] for batches in recorded[0]]
+        return any(places) and all(each == sorted(each) for each in places)
 
-    @cached_property
-    def offers(self) -> Offers:
-        return Offers.of(self.make(0))
+    @property
+    def has_orders(self) -> bool:
+        """Whether there is something to shuffle, and the sampler does shuffle."""
+        recorded = [ranks for _, ranks in self.recorded()]
+        if not recorded or len(self.once) == 1:
+            return False
+        return all(sum(map(len, ranks)) > 1 for ranks in recorded) and not self.unshuffled
+
+    def has_many_orders(self, epochs: list[list[Batches]]) -> bool:
+        """Whether so much is shuffled that two epochs with the same order are no chance."""
+        contents = [sorted(sorted(batch) for batches in ranks for batch in batches) for ranks in epochs]
+        if all_equal(contents):  # whole batches are shuffled
+            return len(contents[0]) >= MANY_ORDERS
+        return len(self.once) >= MANY_ORDERS
+
+    def primary(self, batches: Batches) -> list[int]:
+        return [index for batch in batches for index in batch if index in self.once]
+
+    def missing_and_repeated(self, ranks: list[Batches]) -> tuple[list[int], list[int]]:
+        uses = Counter(index for batches in ranks for index in self.primary(batches))
+        missing = [index for index in self.once if index not in uses]
+        return missing, [index for index, count in uses.items() if count > 1]
+
+    def first_steps(self, ranks: list[Batches]) -> dict[int, int]:
+        """For each index, the first step in which it comes."""
+        steps: dict[int, int] = {}
+        for step, batches in enumerate(zip_longest(*ranks, fillvalue=[])):
+            for index in self.primary(list(batches)):
+                steps.setdefault(index, step)
+        return steps
 
 
-def all_alike(items: Iterable[Any]) -> bool:
+def all_equal(items: Iterable[Any]) -> bool:
     iterator = iter(items)
     first = next(iterator, None)
     return all(item == first for item in iterator)
+
+
+def seed_globals(salt: int, epoch: int) -> None:
+    """Put the global generators where they would be on every rank of a seeded run; another ``salt`` is another run."""
+    seed = 100_003 * salt + epoch + 1
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    torch.default_generator.manual_seed(seed)

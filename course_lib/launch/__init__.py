@@ -1,0 +1,26 @@
+"""Run a function on several ranks from wherever you are: a notebook cell, a script, a test.
+
+A process group needs several processes, and a notebook is one. If it is forked after it has used OpenMP or CUDA, the
+copies hang; new processes take seconds to start and cannot see what a cell defines; and a deadlock freezes the kernel
+without a word. The rule: *ranks start from a clean server that has torch loaded, the function travels by value, and
+every end is reported.*
+
+    >>> def total(rank, weight):
+    ...     x = torch.tensor([weight * rank])
+    ...     torch.distributed.all_reduce(x)
+    ...     return x.item()
+    >>> [result.value for result in run_ranks(total, 2, args=(10,))]
+    [10, 10]
+
+A rank that raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeout`; both show where every
+rank was. No process outlives the call, however it ends.
+
+``caller.py`` is the calling process, ``server.py`` the server that ranks start from, ``rank.py`` the process of a
+rank, ``travel.py`` what goes from one to the other, and ``ends.py`` what a call returns or raises.
+"""
+
+from course_lib.launch.caller import run_ranks
+from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout
+from course_lib.launch.rank import rank_device
+
+__all__ = ["RankError", "RankReport", "RankResult", "RankTimeout", "rank_device", "run_ranks"]

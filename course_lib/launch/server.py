@@ -1,0 +1,91 @@
+"""The clean server that ranks start from: a process that has torch loaded, and has used neither OpenMP nor CUDA.
+
+It is multiprocessing's fork server. The first call of a process starts it, and each rank is a fork of it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import multiprocessing
+import os
+import sys
+import tempfile
+import threading
+import types
+from collections.abc import Iterator
+from typing import Any
+
+PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "lightning", "course_lib.launch")
+"""What the server loads once, so that no rank has to: torch._dynamo alone is seconds of a rank's first optimizer."""
+
+
+def start_context(start_method: str | None) -> Any:
+    """The multiprocessing context whose processes are ranks, with its server running."""
+    if start_method is None:
+        start_method = "forkserver" if sys.platform == "linux" else "spawn"
+    if start_method not in ("forkserver", "spawn"):
+        raise ValueError(f'start_method must be "forkserver" or "spawn", got {start_method!r}')
+    context = multiprocessing.get_context(start_method)
+    if start_method == "forkserver":
+        context.set_forkserver_preload([name for name in PRELOAD if importlib.util.find_spec(name.split(".")[0])])
+        _start_server()
+    return context
+
+
+def _start_server() -> None:
+    from multiprocessing import forkserver  # Windows has none
+
+    _forget_server_of_parent(forkserver._forkserver)
+    # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
+    with _environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+        try:
+            forkserver.ensure_running()
+        except OSError as error:
+            if "too long" not in str(error):
+                raise
+            raise OSError(
+                f"the temporary directory {tempfile.gettempdir()!r} has a path too long for the address of a "
+                "socket (about 70 characters are left to it): set TMPDIR to a shorter one"
+            ) from error
+
+
+def _forget_server_of_parent(server: Any) -> None:
+    # In a forked child of a process that has called us, multiprocessing still believes in the parent's server.
+    pid = getattr(server, "_forkserver_pid", None)
+    if pid is not None:
+        try:
+            os.waitpid(pid, os.WNOHANG)
+        except ChildProcessError:
+            server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
+
+
+@contextlib.contextmanager
+def _environment_variable(name: str, value: str) -> Iterator[None]:
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
+_main_lock = threading.Lock()
+
+
+@contextlib.contextmanager
+def hidden_main() -> Iterator[None]:
+    """Inside, started processes do not run the caller's script again, as multiprocessing would have them do.
+
+    The function travels by value, so no rank needs the script, and a script needs no `if __name__ == "__main__"`.
+    """
+    with _main_lock:
+        main = sys.modules["__main__"]
+        sys.modules["__main__"] = types.ModuleType("__main__")
+        try:
+            yield
+        finally:
+            sys.modules["__main__"] = main
