@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 from course_lib.callbacks._requirements import require_plain_optimization
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
-from course_lib.skipping.guard import SCALER
+from course_lib.skipping.skips import SCALER
 
 
 class SkipBadSteps(Callback):

@@ -21,9 +21,11 @@ Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` u
 which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.
 """
 
-from course_lib.skipping.detector import SpikeDetector, gradient_norm
-from course_lib.skipping.guard import StepGuard, TooManySkips
-from course_lib.skipping.journal import Journal, Skip, read_journal, summarize
+from course_lib.skipping.detector import SpikeDetector
+from course_lib.skipping.gradients import gradient_norm
+from course_lib.skipping.guard import StepGuard
+from course_lib.skipping.journal import Journal, read_journal, summarize
+from course_lib.skipping.skips import Skip, TooManySkips
 from course_lib.skipping.voting import Vote, vote
 
 __all__ = [

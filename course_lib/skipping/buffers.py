@@ -34,6 +34,15 @@ class BufferSnapshot:
             else:
                 copy.copy_(buffer)
 
+    def check_taken(self) -> None:
+        """Raise a RuntimeError where there are buffers, and no copies of what they were before this window."""
+        if not self.taken and any(True for _ in self._model.buffers()):
+            raise RuntimeError(
+                "the window's forward did not go through the model that the guard was given (perhaps through a module "
+                "inside it, or what torch.compile made of it), so the buffers before it are not known, and it could "
+                "not be skipped. Give the guard what the forward goes through, or call guard.begin() before it"
+            )
+
     @torch.no_grad()
     def put_back(self, where: Tensor | None = None) -> None:
         """Restore all buffers, in the tensors that held them; with a 0-dim bool tensor, only where that is true.
