@@ -850,9 +850,7 @@ def test_parameters_that_ddp_does_not_reduce_are_refused():
 
 def test_parameters_that_are_not_the_models_are_refused():
     model, head = make_model(), nn.Linear(1, 1)
-    with pytest.raises(
-        ValueError, match=r"holds 6 parameters \(of 6\) that the guard's model does not have"
-    ):
+    with pytest.raises(ValueError, match=r"holds 6 parameters \(of 6\) that the guard's model does not have"):
         StepGuard(model, torch.optim.AdamW(make_model().parameters()))
     both = torch.optim.AdamW([*model.parameters(), *head.parameters()])
     with pytest.raises(ValueError, match=r"holds 2 parameters \(of 8\).*Give the guard a module that holds all"):

@@ -1,4 +1,4 @@
-"""A model's buffers as they were before a window: BatchNorm's statistics take a NaN in, before any loss is seen."""
+"""A model's buffers as they were before a window: BatchNorm's statistics take in a NaN before any loss is seen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class BufferSnapshot:
     """Copies of all buffers of a model, to be taken before a window's first forward and put back if it is rejected.
 
-    Taken before DDP broadcasts rank 0's buffers, too: each rank gets back what it had itself, and the next window's
-    broadcast finds what it would have found.
+    They are taken before DDP broadcasts rank 0's buffers as well: each rank gets back what it had itself, and the next
+    window's broadcast finds what it would have found.
     """
 
     def __init__(self, model: nn.Module) -> None:

@@ -57,19 +57,19 @@ class StepGuard:
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
             same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
-        optimizer: Any that steps without a closure.
+        optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them.
         scheduler: Stepped after each update, never after a skip.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
-            finite losses overflow in half precision, the scale is lowered as ever, and the attempt counts as skipped.
+            finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
             A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
-            ranks vote, in those windows alone whose gradients are not finite.
+            ranks vote, but only in windows whose gradients are not finite.
         averages: ``AveragedModel`` (or several): its ``update_parameters`` is called after each update.
-        max_norm: Clip the accepted gradients to this norm, with the norm that is known already. A loop that clips by
-            itself before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
+        max_norm: Clip the accepted gradients to this norm, by the norm that the guard has taken anyway. A loop that
+            clips before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
         spike_factor: How many robust standard deviations above the median a norm may be; None judges no norm.
         history: How many accepted norms are remembered.
         min_history: How many there must be before one is judged.
-        max_consecutive_skips: So many skips in a row end the run with :class:`TooManySkips`; None: never.
+        max_consecutive_skips: This many skips in a row end the run with :class:`TooManySkips`; None: never.
         journal: Where to write a line for each skip; other ranks write beside it. See :class:`Journal`.
         on_device: Leave the decision on the device, without waiting for it, by the ``found_inf`` that fused optimizers
             take. ``step`` then returns a 0-dim bool tensor, and the rest (counters, journal, schedule) follows at the
@@ -85,7 +85,8 @@ class StepGuard:
         skipped: ``attempts - updates``.
 
     Raises:
-        ValueError: An argument out of range, an optimizer that needs a closure, sharded parameters (FSDP).
+        ValueError: An argument out of range, an optimizer that needs a closure or holds parameters that the model does
+            not have, sharded parameters (FSDP).
         RuntimeError: Another rank made no guard within ``timeout`` seconds.
     """
 
@@ -224,9 +225,9 @@ class StepGuard:
     ) -> Skip | None:
         """The first half of ``step()``, for trainers that call the optimizer themselves: None, or what is skipped.
 
-        By then buffers are restored, counters moved and the journal written. The caller must update on None, and must
-        not otherwise; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards raises
-        :class:`TooManySkips`. Gradients are expected to be unscaled.
+        When it returns, buffers are restored, counters moved and the journal is written. The caller must update if it
+        is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
+        raises :class:`TooManySkips`. Gradients are expected to be unscaled.
         """
         return self._judge(Place(epoch, batch_indices, sample_indices))
 
@@ -239,7 +240,7 @@ class StepGuard:
         sample_indices: Samples = None,
         caused_here: bool | None = None,
     ) -> bool:
-        """Skip this window without a look at its gradients, and return False. All ranks must call it: after a vote."""
+        """Skip this window without looking at its gradients, and return False. All ranks must call it: after a vote."""
         self.flush()
         self._buffers.put_back()
         place = Place(epoch, batch_indices, sample_indices)
@@ -274,7 +275,7 @@ class StepGuard:
         self._raise_if_too_many()
 
     def close(self) -> None:
-        """Let the model go: its forwards copy no buffers any more."""
+        """Let the model go: its forwards no longer copy buffers."""
         self._settle()
         self._end_window()
         self._forward_hook.remove()

@@ -56,7 +56,7 @@ class Skip:
 
 
 class TooManySkips(RuntimeError):
-    """So many steps in a row were skipped that no data is left to blame. ``skips`` holds them all."""
+    """So many steps in a row were skipped that single samples can't be the cause. ``skips`` holds them all."""
 
     def __init__(self, skips: Sequence[Skip]) -> None:
         self.skips = list(skips)
