@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
 from contextlib import ExitStack, contextmanager
@@ -34,18 +35,34 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside, ddp_modules, device_of, world_size_of
+from course_lib._words import counted
 
 
-@dataclass(frozen=True)
-class Accumulated:
-    """What one window held. The global mean loss is the sum over ranks of `loss_sum`, over `global_count`."""
+def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
+    """Group micro-batches into windows of `k`, the short last one included: none is lost, none waits for an epoch.
 
-    loss_sum: Tensor
-    """This rank's loss, summed over the window; 0-dim, detached."""
-    count: float
-    """This rank's samples (or tokens: what `count_fn` counts) in the window."""
-    global_count: float
-    """The same over all ranks: what the gradient was divided by."""
+    Each window is a list, with its `number` and the `number_of_windows` in this epoch, as far as it is known.
+    Where `batches` has no length, one batch is fetched ahead, to know which window is the last: a loader's
+    `state_dict`, read between two windows, is then one batch ahead as well.
+
+    Raises:
+        ValueError: `k` is not a positive int.
+    """
+    k = int_of_at_least(1, "k", k)
+    try:
+        number_of_windows = math.ceil(len(batches) / k) if isinstance(batches, Sized) else None
+    except TypeError:  # a DataLoader over an IterableDataset
+        number_of_windows = None
+    return _windows(batches, k, number_of_windows)
+
+
+class MicroBatchWindow(list[Any]):
+    """The micro-batches behind one update: a list that knows its place in the epoch."""
+
+    number: int
+    """1 for the epoch's first window."""
+    number_of_windows: int | None
+    """How many this rank's epoch has; None while that isn't known, and this is not the last."""
 
 
 def accumulate(
@@ -61,9 +78,9 @@ def accumulate(
 
     One small collective a window (the count, before the first forward) and one gradient reduction, in the last
     micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
-    of windows. Gradients are added to those that are there: zero them before, step after. The window's micro-batches
-    are held at once, so leave their way to the GPU to `loss_sum_fn`. A layer that an early micro-batch uses and the
-    last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks at the last alone.
+    of windows. Gradients are added to those that are there: zero them before, step after. All of the window's
+    micro-batches are held at once, so let `loss_sum_fn` move each to the GPU. A layer that an early micro-batch uses
+    and the last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks only at the last one.
 
     Args:
         model: A plain module, or one that is or holds a `DistributedDataParallel` (Fabric's wrapper does). Where a
@@ -94,72 +111,53 @@ def accumulate(
         group=group or (replicas[0].process_group if replicas else None),
         refused=refused,
     )
-    # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed.
+    # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed, here.
     scale = (total.world_size if replicas else 1) / total.global_count
-    if not replicas and total.world_size > 1:
+    summed_here = not replicas and total.world_size > 1
+    if summed_here:
         _share_gradients(model, total.world_size)
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
         last = position == len(micro_batches)
         with ExitStack() as stack:
-            for replica in replicas if not last else ():
-                stack.enter_context(replica.no_sync())
+            if not last:
+                for replica in replicas:
+                    stack.enter_context(replica.no_sync())
             with _forward_through(replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
             backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
-    if not replicas and total.world_size > 1:
+    if summed_here:
         _sum_gradients(model, group)
     return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
 
 
-class MicroBatchWindow(list[Any]):
-    """The micro-batches behind one update: a list that knows its place in the epoch."""
+@dataclass(frozen=True)
+class Accumulated:
+    """What one window held. The global mean loss is the sum over ranks of `loss_sum`, over `global_count`."""
 
-    number: int
-    """1 for the epoch's first window."""
-    number_of_windows: int | None
-    """How many this rank's epoch has; None while that isn't known, and this is not the last."""
-
-
-def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
-    """Group micro-batches into windows of `k`, the short last one included: none is lost, none waits for an epoch.
-
-    Each window is a list, with its `number` and the `number_of_windows` in this epoch, as far as it is known.
-    Where `batches` has no length, one batch is fetched ahead, to know which window is the last: a loader's
-    `state_dict`, read between two windows, is then one batch ahead as well.
-
-    Raises:
-        ValueError: `k` is not a positive int.
-    """
-    k = int_of_at_least(1, "k", k)
-    try:
-        number_of_windows = math.ceil(len(batches) / k) if isinstance(batches, Sized) else None
-    except TypeError:  # a DataLoader over an IterableDataset
-        number_of_windows = None
-    return _windows(batches, k, number_of_windows)
+    loss_sum: Tensor
+    """This rank's loss, summed over the window; 0-dim, detached."""
+    count: float
+    """This rank's samples (or tokens: what `count_fn` counts) in the window."""
+    global_count: float
+    """The same over all ranks: what the gradient was divided by."""
 
 
-def _windows(batches: Iterable[Any], k: int, promised: int | None) -> Iterator[MicroBatchWindow]:
+def _windows(batches: Iterable[Any], k: int, number_of_windows: int | None) -> Iterator[MicroBatchWindow]:
     iterator = iter(batches)
-    number = 0
     ahead: list[Any] = []
-    while True:
-        window = MicroBatchWindow(ahead + _take(iterator, k - len(ahead)))
+    for number in itertools.count(1):
+        window = MicroBatchWindow(ahead + list(itertools.islice(iterator, k - len(ahead))))
         if not window:
             return
-        number += 1
-        ahead = _take(iterator, 1 if promised is None else 0)
-        ended = promised is None and not ahead
-        window.number, window.number_of_windows = number, number if ended else promised
+        window.number, window.number_of_windows = number, number_of_windows
+        if number_of_windows is None:
+            ahead = list(itertools.islice(iterator, 1))
+            if not ahead:
+                window.number_of_windows = number
         yield window
-        if ended:
-            return
-
-
-def _take(iterator: Iterator[Any], n: int) -> list[Any]:
-    return [batch for _, batch in zip(range(n), iterator, strict=False)]
 
 
 # ------------------------------------------------------------------------------------- the count over all ranks
@@ -184,9 +182,13 @@ def count_window(
     `number` (from 1) and `number_of_windows` are None where they aren't known. `refused` is this rank's own error,
     raised after the others have been told (by a `count` of NaN). One collective of four numbers.
     """
-    # NaN: not said. Infinity: there are more to come, and nobody knows how many.
-    of = math.nan if number is None else math.inf if number_of_windows is None else number_of_windows
-    row = torch.tensor([count, micro_batches, math.nan if number is None else number, of], dtype=torch.float64)
+    if number is None:
+        place = [math.nan, math.nan]  # not said
+    elif number_of_windows is None:
+        place = [number, math.inf]  # there are more to come, and nobody knows how many
+    else:
+        place = [number, number_of_windows]
+    row = torch.tensor([count, micro_batches, *place], dtype=torch.float64)
     gathered = [row]
     world_size = world_size_of(group)
     if world_size > 1:
@@ -213,22 +215,24 @@ def _check_rows(rows: list[list[float]]) -> None:
         raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
     if 0 in micro_batches:
         empty = ", ".join(f"rank {rank}" for rank, n in enumerate(micro_batches) if n == 0)
+        where = f" on {empty}" if len(rows) > 1 else ""
         raise ValueError(
-            f"a window must hold at least one micro-batch, got an empty one{f' on {empty}' if len(rows) > 1 else ''}: "
+            f"a window must hold at least one micro-batch, got an empty one{where}: "
             "every rank takes part in the gradient's reduction, be it with a micro-batch whose count is 0"
         )
-    at = {number for number in numbers if not math.isnan(number)}
-    known = {total for total in totals if math.isfinite(total)}
-    if len(at) > 1 or len(known) > 1 or (math.inf in totals and known & at):
+    numbers_said = {number for number in numbers if not math.isnan(number)}
+    totals_known = {total for total in totals if math.isfinite(total)}
+    one_ends_and_one_goes_on = math.inf in totals and totals_known & numbers_said
+    if len(numbers_said) > 1 or len(totals_known) > 1 or one_ends_and_one_goes_on:
         told = ", ".join(f"rank {rank}: {_place(row[2], row[3])}" for rank, row in enumerate(rows))
         raise ValueError(
             f"the ranks have different numbers of windows ({told}): the longer ones would wait for ever. Give all "
             "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
         )
     if not sum(counts) > 0:
-        window = f"window {numbers[0]:.0f}" if at else "the window"
+        window = f"window {numbers[0]:.0f}" if numbers_said else "the window"
         raise ValueError(
-            f"the total count of {window} must be above 0, got 0 over {len(rows)} rank{'s'[: len(rows) > 1]}: there is "
+            f"the total count of {window} must be above 0, got 0 over {counted(len(rows), 'rank')}: there is "
             "nothing to average. Leave such micro-batches out on all ranks, or take larger windows"
         )
 
@@ -236,7 +240,9 @@ def _check_rows(rows: list[list[float]]) -> None:
 def _place(number: float, total: float) -> str:
     if math.isnan(number):
         return "not said"
-    return f"{total:.0f}" if math.isfinite(total) else f"more than {number:.0f}"
+    if math.isinf(total):
+        return f"more than {number:.0f}"
+    return f"{total:.0f}"
 
 
 # ------------------------------------------------------------------------------------------- what the caller gives
@@ -264,8 +270,8 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
     Seen: a mean (`.mean()`, `reduction="mean"`), also divided by a number, negated or cast, and sums of such.
-    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean): so
-    `loss * 1` passes, should a sum be taken for a mean.
+    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean).
+    Should a sum be taken for a mean, `loss * 1` passes.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -291,16 +297,18 @@ def _is_mean(root: Any) -> bool:
         node = ahead.pop()
         name = type(node).__name__
         parents = [parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None]
+        names_of_parents = {type(parent).__name__ for parent in parents}
         if name.startswith("MeanBackward"):
-            # A sum over samples may be averaged over features.
-            if any(type(parent).__name__ == "SumBackward1" for parent in parents):
+            if "SumBackward1" in names_of_parents:  # a sum over samples may be averaged over features
                 return False
-        elif name == "AddBackward0" and {type(parent).__name__ for parent in parents} == {"MulBackward1"}:
+        elif name == "DivBackward1" or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
+            continue  # a mean, whatever is behind it
+        elif name == "AddBackward0" and names_of_parents == {"MulBackward1"}:
             ahead += [parent for parent, _ in parents[0].next_functions]  # label smoothing: the mean is the first term
-        elif getattr(node, "_saved_reduction", None) != _REDUCTION_MEAN and name != "DivBackward1":
-            if not parents or not name.startswith(_PASSES_ON):
-                return False
+        elif parents and name.startswith(_PASSES_ON):
             ahead += parents
+        else:
+            return False
     return True
 
 
@@ -310,7 +318,8 @@ def _takes_one(fn: Callable[..., Any]) -> bool:
     except (TypeError, ValueError):  # a builtin without signature
         return False
     by_position = [p for p in parameters if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD)]
-    return bool(by_position) and sum(p.default is p.empty for p in by_position) <= 1
+    required = [p for p in by_position if p.default is p.empty]
+    return len(by_position) >= 1 and len(required) <= 1
 
 
 # --------------------------------------------------------------------------------------------- the model's ranks

@@ -19,6 +19,7 @@ from course_lib.loader import MiniDataLoader
 from course_lib.memory import find_batch_size, measure_peak, predict_peak
 from course_lib.memory.growth import watch_growth
 from course_lib.skipping import StepGuard
+from course_lib.skipping.alarm import Alarm
 from tests import effort
 from tests.notebook_rules import ROOT, code_cells, source
 from tests.rehearsal.cells import cells_that_use_the_device, cells_to_run
@@ -218,7 +219,7 @@ def test_averages_on_a_pretended_gpu():
 
 
 def test_a_cpu_scalar_in_the_guard_is_caught(monkeypatch):
-    monkeypatch.setattr(StepGuard, "_evidence", lambda guard, norm: torch.stack([norm, torch.tensor(0.0)]))
+    monkeypatch.setattr(Alarm, "beside", lambda alarm, norm: torch.stack([norm, torch.tensor(0.0)]))
     guarded("cpu", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
     with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu! \(stack\)"), pretend_cuda():
         guarded("cuda", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))

@@ -379,7 +379,7 @@ def test_training_goes_on_with_a_read_only_disk_and_says_so_once(tmp_path, monke
 def test_a_disk_that_is_full_for_a_while_tears_one_line(tmp_path, monkeypatch):
     journal, guard = Journal(tmp_path / "j.jsonl"), make_guard()
     skip_one(guard)
-    (skip,) = guard._row
+    (skip,) = guard._skips_in_a_row
     real = Path.open
 
     class AlmostFull:
@@ -482,7 +482,7 @@ def test_sparse_gradients_on_two_ranks():
 
 def test_parameters_without_gradients_and_an_optimizer_without_state():
     model = nn.ModuleDict({"used": nn.Linear(2, 1), "unused": nn.Linear(2, 1)})
-    guard = StepGuard(model["used"], torch.optim.Adam(model.parameters()))
+    guard = StepGuard(model, torch.optim.Adam(model.parameters()))
     guard.backward(model["used"](torch.full((1, 2), NAN)).sum())
     assert guard.step() is False and not guard.optimizer.state
     guard.optimizer.zero_grad()
@@ -526,8 +526,8 @@ def test_a_validation_between_two_windows_keeps_what_it_changed():
 
 
 def test_a_forward_past_the_guards_model_is_an_error():
-    model, other = make_model(), make_model()
-    guard = StepGuard(model, torch.optim.SGD(other.parameters(), lr=0.1))
+    model = make_model()
+    guard, other = make_guard(model), nn.Sequential(*model)
     guard.backward(loss_of(other, make_batch(0), "NaN input"))
     with pytest.raises(RuntimeError, match=r"guard\.begin\(\)"):
         guard.step()
@@ -846,3 +846,25 @@ def head_outside(rank):
 def test_parameters_that_ddp_does_not_reduce_are_refused():
     with pytest.raises(RankError, match="the optimizer holds parameters outside DistributedDataParallel"):
         run_ranks(head_outside, timeout=120, backend="gloo")
+
+
+def test_parameters_that_are_not_the_models_are_refused():
+    model, head = make_model(), nn.Linear(1, 1)
+    with pytest.raises(ValueError, match=r"holds 6 parameters \(of 6\) that the guard's model does not have"):
+        StepGuard(model, torch.optim.AdamW(make_model().parameters()))
+    both = torch.optim.AdamW([*model.parameters(), *head.parameters()])
+    with pytest.raises(ValueError, match=r"holds 2 parameters \(of 8\).*Give the guard a module that holds all"):
+        StepGuard(model, both)
+    guard = StepGuard(nn.ModuleList([model, head]), both)
+    before = state_of(model, head)
+    guard.begin()
+    guard.backward(head(model(make_batch(0) * NAN)).sum())
+    assert not guard.step() and state_of(model, head) == before
+
+
+def test_two_guards_each_judge_their_own_part_of_a_model():
+    model = make_model(batch_norm=False)
+    guards = [StepGuard(model, torch.optim.SGD(part.parameters(), lr=0.1)) for part in (model[0], model[-1])]
+    sum(guard.mark(loss_of(model, make_batch(0))) for guard in guards).backward()
+    model[0].weight.grad[0, 0] = NAN
+    assert [guard.step() for guard in guards] == [False, True]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -12,16 +13,16 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from course_lib.accumulation import checked_count, checked_loss_sum, count_window
-from course_lib.callbacks._requirements import require_plain_optimization
+from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization
 from course_lib.samplers import count_batches_everywhere
 
 
 class ExactAccumulation(Callback):
     """Weigh samples (or tokens) equally within each window of automatic optimization, over all ranks.
 
-    A Trainer divides each loss by ``accumulate_grad_batches`` and averages over ranks: equal weights for micro-batches
-    and ranks, also where they hold different numbers of samples, and a short last window that counts too little. With
-    this callback ``training_step`` returns a sum and what it runs over, and the rest of the run stays as it is:
+    A Trainer divides each loss by ``accumulate_grad_batches`` and averages over ranks: it gives equal weights to
+    micro-batches and to ranks even where they hold different numbers of samples, and too little weight to a short last
+    window. With this callback ``training_step`` returns a sum and what it runs over; the rest of the run stays as is:
 
     >>> def training_step(self, batch):
     ...     loss_sum = cross_entropy(self(batch.x), batch.y, reduction="sum", ignore_index=-100)
@@ -51,8 +52,7 @@ class ExactAccumulation(Callback):
         self.global_count = math.nan
         self._counts: dict[int, float] = {}
         self._batch_idx = 0
-        self._wraps = False
-        self._unwrapped: Any = None
+        self._replaced = ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -65,13 +65,12 @@ class ExactAccumulation(Callback):
             other_strategies="which reduces or accumulates gradients in a way that this callback has not been tested "
             "with",
         )
-        if sum(isinstance(callback, ExactAccumulation) for callback in trainer.callbacks) > 1:  # type: ignore[attr-defined]
+        if len([callback for callback in callbacks_of(trainer) if isinstance(callback, ExactAccumulation)]) > 1:
             raise MisconfigurationException(
                 "there are two ExactAccumulation callbacks: gradients would be scaled twice"
             )
         # The count is needed between a window's last backward and its step: no hook there sees what was returned.
         training_step = pl_module.training_step
-        self._unwrapped = pl_module.__dict__.get("training_step")
 
         @functools.wraps(training_step)
         def counted_step(*args: Any, **kwargs: Any) -> Any:
@@ -79,8 +78,7 @@ class ExactAccumulation(Callback):
 
         # A Trainer looks for batch_idx in the signature of what was wrapped, one wrapper deep.
         counted_step.__wrapped__ = getattr(training_step, "__wrapped__", training_step)
-        pl_module.training_step = counted_step  # type: ignore[method-assign]
-        self._wraps = True
+        self._replaced.callback(replace_methods(pl_module, training_step=counted_step))
 
     def _take_count(self, output: Any) -> Any:
         if output is None:
@@ -109,14 +107,20 @@ class ExactAccumulation(Callback):
             self._counts = {}
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        k = trainer.accumulate_grad_batches
-        number = self._batch_idx // k + 1
-        batches = trainer.num_training_batches
-        of = math.ceil(batches / k) if math.isfinite(batches) else number if trainer.is_last_batch else None
         if not self._counts:  # one device, and training_step returned None for the whole window
             return
+        k = trainer.accumulate_grad_batches
+        number = self._batch_idx // k + 1
+        number_of_windows = None
+        if math.isfinite(trainer.num_training_batches):
+            number_of_windows = math.ceil(trainer.num_training_batches / k)
+        elif trainer.is_last_batch:
+            number_of_windows = number
         total = count_window(
-            sum(self._counts.values()), micro_batches=len(self._counts), number=number, number_of_windows=of
+            sum(self._counts.values()),
+            micro_batches=len(self._counts),
+            number=number,
+            number_of_windows=number_of_windows,
         )
         self.global_count = total.global_count
         for parameter in pl_module.parameters():
@@ -124,15 +128,7 @@ class ExactAccumulation(Callback):
                 parameter.grad.mul_(k * total.world_size / total.global_count)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
-        self._unwrap(pl_module)
+        self._replaced.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._unwrap(pl_module)
-
-    def _unwrap(self, pl_module: LightningModule) -> None:
-        if not self._wraps:
-            return
-        self._wraps = False
-        pl_module.__dict__.pop("training_step", None)
-        if self._unwrapped is not None:
-            pl_module.training_step = self._unwrapped  # type: ignore[method-assign]
+        self._replaced.close()

@@ -11,7 +11,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
-from course_lib.callbacks._requirements import require_plain_optimization
+from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
 from course_lib.memory.fitting import FittedBatchSize, find_batch_size
 
 
@@ -77,16 +77,11 @@ class FindBatchSize(Callback):
             loss: Tensor = output["loss"] if isinstance(output, dict) else output
             return loss
 
-        names = ("log", "log_dict")
-        own = {name: vars(pl_module)[name] for name in names if name in vars(pl_module)}
-        for name in names:
-            vars(pl_module)[name] = _say_nothing
+        put_back = replace_methods(pl_module, log=_say_nothing, log_dict=_say_nothing)
         try:
             self.fitted = find_batch_size(pl_module, loader, trainer.optimizers[0], loss_fn=loss_fn, **self.options)
         finally:
-            for name in names:
-                del vars(pl_module)[name]
-            vars(pl_module).update(own)
+            put_back()
         lightning_setattr(pl_module, self.batch_arg_name, self.fitted.batch_size)
 
 

@@ -1,8 +1,8 @@
 """Sizes that follow a schedule, in a Trainer.
 
 A Trainer counts a loader's batches once, and cuts or ends every later epoch by that count; and it accumulates by one
-number. Both change with the size. The rule: *ask for the loader in every epoch, so that it is counted anew; what it
-gives may be the same loader.*
+number. Both change with the size. The rule: *ask for the loader in every epoch, so that it is counted again; it may be
+the same loader each time.*
 
     >>> schedule = SizeSchedule.with_budget({0: 32, 3: 64}, budget=65536, effective_batch_size=64)
     >>> data = SizeScheduleDataModule(images, schedule, render, num_workers=4, persistent_workers=True)
@@ -16,9 +16,9 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import LightningDataModule
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from course_lib.callbacks._trainer import accumulation_by_epoch
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
@@ -35,8 +35,8 @@ class SizeScheduleDataModule(LightningDataModule):
       ``Trainer(reload_dataloaders_every_n_epochs=1)``.
 
     ``accumulate_grad_batches`` follows from the schedule, epoch by epoch; leave it out of the Trainer, and leave out
-    ``GradientAccumulationScheduler``. The short window at an epoch's end is divided by the full one's length, as ever
-    in a Trainer: ``ExactAccumulation`` mends that.
+    ``GradientAccumulationScheduler``. As always in a Trainer, the short window at an epoch's end is divided by the full
+    one's length; ``ExactAccumulation`` corrects that.
 
     ``trainer.estimated_stepping_batches`` goes by the first epoch's length. For a learning rate schedule, take
     ``trainer.datamodule.plan().total_steps``, and ``.lr_factor("linear")`` for one that follows the batch.
@@ -87,9 +87,9 @@ class SizeScheduleDataModule(LightningDataModule):
         self._sampler_arguments: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "tail": tail}
         self._loader_arguments = loader_arguments
         self._last = self._new_loader()
-        """The loader that was given last."""
+        """The loader that the Trainer got last."""
         self._loader: ResumableDataLoader | None = self._last
-        """The one to be given next; None: a new one."""
+        """The one that the Trainer gets next; None: a new one."""
         self._trainers_own: tuple[int, int] | None = None
 
     def plan(self) -> SchedulePlan:
@@ -118,7 +118,7 @@ class SizeScheduleDataModule(LightningDataModule):
         trainer = self._trainer("setup()")
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         allowed = {1, windows if isinstance(windows, int) else windows[0]}
-        if trainer.accumulate_grad_batches not in allowed or _accumulates_by_epoch(trainer):
+        if trainer.accumulate_grad_batches not in allowed or accumulation_by_epoch(trainer) is not None:
             raise MisconfigurationException(
                 f"the schedule says how many batches an update takes: {windows}. Leave accumulate_grad_batches (got "
                 f"{trainer.accumulate_grad_batches}) and GradientAccumulationScheduler out of the Trainer"
@@ -174,7 +174,3 @@ def _end_the_epoch_before(trainer: Any, batches: int) -> None:
     ended = progress.is_last_batch and progress.total.completed < progress.total.processed
     if trainer.fit_loop.restarting and ended:
         progress.current.completed = max(progress.current.completed, batches - 1)
-
-
-def _accumulates_by_epoch(trainer: Any) -> bool:
-    return any(isinstance(callback, GradientAccumulationScheduler) for callback in trainer.callbacks)

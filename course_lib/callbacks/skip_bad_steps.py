@@ -6,6 +6,7 @@ import copy
 import functools
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
@@ -15,10 +16,11 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from course_lib.callbacks._requirements import require_plain_optimization
+from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
-from course_lib.skipping.guard import SCALER
+from course_lib.skipping.gradients import gradients_of, parameters_of
+from course_lib.skipping.skips import SCALER
 
 
 class SkipBadSteps(Callback):
@@ -28,10 +30,10 @@ class SkipBadSteps(Callback):
 
     After a skip, parameters, optimizer state, buffers, the gradient scaler and schedules of the interval ``"step"`` are
     as if the window had not been; see :class:`course_lib.skipping.StepGuard`, which does the work and whose arguments
-    are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, be it on one rank alone. A
-    schedule of the interval ``"epoch"`` goes on with the epochs. A window in which it returned ``None`` is skipped
-    whole, as its forward has left its traces. What it *logs* is not held back: the mean of a logged NaN is NaN, so log
-    a loss where it is finite. In a skipped step gradients are ``None`` for the module's own
+    are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, even on one rank alone. A window
+    in which ``training_step`` returned ``None`` is skipped whole, as its forward has left its traces. What it *logs* is
+    not held back: the mean of a logged NaN is NaN, so log a loss only where it is finite. A schedule of the interval
+    ``"epoch"`` goes on with the epochs. In a skipped step gradients are ``None`` for the module's own
     ``on_before_optimizer_step``.
 
     Place it behind :class:`ExactAccumulation`, so that it judges the gradient that would be applied. Clipping by the
@@ -46,7 +48,7 @@ class SkipBadSteps(Callback):
         sample_indices: ``sample_indices(batch)`` -> the batch's indices in the dataset, for the journal. Default: asked
             from the loader's sampler, where its order is a function of (seed, epoch): ``course_lib.samplers``, a
             ``DistributedSampler``, no shuffling. With a Trainer's own shuffling on one device they stay unknown.
-        spike_factor, history, min_history, max_consecutive_skips, journal, timeout: As of :class:`StepGuard`.
+        spike_factor, history, min_history, max_consecutive_skips, journal, timeout: See :class:`StepGuard`.
 
     Attributes:
         attempts: Optimizer steps that the Trainer tried.
@@ -96,7 +98,7 @@ class SkipBadSteps(Callback):
         self._backwards = 0
         self._skipping = False
         self._scaler_before: dict[str, Any] | None = None
-        self._wrapped: dict[str, Any] = {}
+        self._replaced = ExitStack()
 
     @property
     def skipped(self) -> int:
@@ -139,8 +141,8 @@ class SkipBadSteps(Callback):
         self._fetched, self._window, self._backwards, self._scaler_before = 0, [], 0, None
         self._read_counters()
         # No hook sees the loss between training_step and its backward, or can hold a schedule back.
-        self._wrap(pl_module, "backward", self._marked)
-        self._wrap(pl_module, "lr_scheduler_step", functools.partial(self._unless_skipped, trainer))
+        replaced = {"backward": self._marking(pl_module), "lr_scheduler_step": self._unless_skipped(pl_module, trainer)}
+        self._replaced.callback(replace_methods(pl_module, **replaced))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fetched = 0
@@ -158,7 +160,7 @@ class SkipBadSteps(Callback):
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         assert self._guard is not None
         scaler = self._guard.scaler
-        has_gradient = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        has_gradient = len(gradients_of(optimizer)) > 0
         if self._backwards < len(self._window):
             self._guard.reject("training_step returned None")
         if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
@@ -172,10 +174,9 @@ class SkipBadSteps(Callback):
         if skip is None:
             return
         self._skipping = True
-        # torch's optimizers pass over a parameter without gradient: state and decay included.
-        for group in optimizer.param_groups:
-            for parameter in group["params"]:
-                parameter.grad = None
+        # torch's optimizers leave out a parameter without a gradient, its state and its decay included.
+        for parameter in parameters_of(optimizer):
+            parameter.grad = None
         if scaler is not None and has_gradient and skip.reason != SCALER:
             self._scaler_before = scaler.state_dict()
         if self.max_steps_means == "updates":
@@ -196,21 +197,17 @@ class SkipBadSteps(Callback):
             rank_zero_info(
                 f"SkipBadSteps: {self.updates:,} updates in {self.attempts:,} attempts, {self.skipped:,} skipped."
             )
-        self._end(pl_module)
+        self._end()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._end(pl_module)
+        self._end()
 
-    def _end(self, pl_module: LightningModule) -> None:
+    def _end(self) -> None:
         if self._guard is not None:
             self._restored = self.state_dict()
             self._guard.close()
         self._guard = None
-        for name, before in self._wrapped.items():
-            pl_module.__dict__.pop(name, None)
-            if before is not None:
-                setattr(pl_module, name, before)
-        self._wrapped = {}
+        self._replaced.close()
 
     def state_dict(self) -> dict[str, Any]:
         if self._guard is None:
@@ -227,19 +224,26 @@ class SkipBadSteps(Callback):
         assert self._guard is not None
         self.attempts, self.updates = self._guard.attempts, self._guard.updates
 
-    def _wrap(self, pl_module: LightningModule, name: str, around: Callable[..., Any]) -> None:
-        inner = getattr(pl_module, name)
-        self._wrapped[name] = pl_module.__dict__.get(name)
-        setattr(pl_module, name, functools.wraps(inner)(functools.partial(around, inner)))
+    def _marking(self, pl_module: LightningModule) -> Callable[..., Any]:
+        backward, guard = pl_module.backward, self._guard
+        assert guard is not None
 
-    def _marked(self, backward: Callable[..., Any], loss: Any, *args: Any, **kwargs: Any) -> Any:
-        assert self._guard is not None
-        self._backwards += 1
-        return backward(self._guard.mark(loss), *args, **kwargs)
+        @functools.wraps(backward)
+        def marking_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self._backwards += 1
+            return backward(guard.mark(loss), *args, **kwargs)
 
-    def _unless_skipped(self, trainer: Trainer, step: Callable[..., Any], scheduler: Any, metric: Any) -> Any:
-        by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
-        return None if self._skipping and by_step else step(scheduler, metric)
+        return marking_backward
+
+    def _unless_skipped(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
+        step = pl_module.lr_scheduler_step
+
+        @functools.wraps(step)
+        def step_unless_skipped(scheduler: Any, metric: Any) -> Any:
+            by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
+            return None if self._skipping and by_step else step(scheduler, metric)
+
+        return step_unless_skipped
 
 
 class _MicroBatch(NamedTuple):

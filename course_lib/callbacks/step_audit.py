@@ -11,12 +11,13 @@ from collections.abc import Sized
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of
 from course_lib.schedules import ScheduledBatchSampler
+from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, plan_steps
 
 
@@ -73,11 +74,10 @@ class StepAudit(Callback):
 
     def explain(self) -> str:
         """Say what was planned, what was counted, and where the two part."""
-        planned = (
-            f"{self.plan.total_steps:,} optimizer steps planned"
-            if self.plan
-            else f"Nothing planned: {self.why_no_plan}"
-        )
+        if self.plan is None:
+            planned = f"Nothing planned: {self.why_no_plan}"
+        else:
+            planned = f"{self.plan.total_steps:,} optimizer steps planned"
         lines = [f"{planned}; {self.updates:,} updates counted, in {self.attempts:,} attempts."]
         if self.skipped:
             counted = "global_step and the LR schedule count them all the same"
@@ -104,11 +104,12 @@ class StepAudit(Callback):
         if not self._restored:
             self._reset()
         self._restored = self._judged = False
-        self.plan, self.why_no_plan = self._given_plan, "training did not begin: no batch, or nothing left to do"
+        self.plan = self._given_plan
+        self.why_no_plan = "training did not begin: no batch, or nothing left to do"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self.attempts_before_audit = _attempts_of(trainer) - self.attempts
-        self._skipper = any(hasattr(callback, "uncounted_attempts") for callback in _callbacks_of(trainer))
+        self._skipper = any(hasattr(callback, "uncounted_attempts") for callback in callbacks_of(trainer))
         if self.plan is None:
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
@@ -123,11 +124,11 @@ class StepAudit(Callback):
         self.attempts = _attempts_of(trainer) - self.attempts_before_audit
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        # torch's optimizers pass over a parameter without gradient: no gradient at all, no update. A fused one is
-        # called although the gradient scaler found a value that is not finite, and holds itself back.
-        has_gradient = any(p.grad is not None for group in optimizer.param_groups for p in group["params"])
+        # torch's optimizers leave out a parameter without a gradient: no gradient at all, no update. A fused one is
+        # called even when the gradient scaler found a value that is not finite, and then changes nothing.
         held_back = getattr(optimizer, "found_inf", None)
-        self.updates += has_gradient and not (held_back is not None and bool(held_back))
+        if gradients_of(optimizer) and (held_back is None or not bool(held_back)):
+            self.updates += 1
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._judge(trainer)
@@ -172,11 +173,7 @@ class StepAudit(Callback):
 
 def _attempts_of(trainer: Trainer) -> int:
     """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in _callbacks_of(trainer))
-
-
-def _callbacks_of(trainer: Trainer) -> list[Callback]:
-    return list(trainer.callbacks)  # type: ignore[attr-defined]
+    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in callbacks_of(trainer))
 
 
 def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
@@ -189,11 +186,11 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         return None, "the loader has no length"
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
         return None, "neither max_epochs nor max_steps ends this run"
-    schedules = [c.scheduling for c in _callbacks_of(trainer) if isinstance(c, GradientAccumulationScheduler)]
+    by_epoch = accumulation_by_epoch(trainer)
     stops_and_windows: dict[str, Any] = {
         "max_epochs": trainer.max_epochs,
         "max_steps": trainer.max_steps,
-        "accumulate_grad_batches": schedules[0] if schedules else trainer.accumulate_grad_batches,
+        "accumulate_grad_batches": trainer.accumulate_grad_batches if by_epoch is None else by_epoch,
     }
     loader: Any = trainer.train_dataloader
     sampler: Any = getattr(loader, "batch_sampler", None)

@@ -17,13 +17,19 @@ Zero the gradients before each window, after a skip too. What is not taken back:
 drawn its masks), state that is neither a parameter nor a buffer, and the memory of a communication hook (PowerSGD's
 error feedback).
 
+A guard costs what ``clip_grad_norm_`` costs, as both read each gradient once: on a CPU a guarded step took 1.00 to 1.04
+times as long as one that clips. Next to a bare step of 4 ms it took 1.14 times as long; the longer the step, the
+smaller the share.
+
 Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` under DDP); ``torch.amp.GradScaler``,
 which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.
 """
 
-from course_lib.skipping.detector import SpikeDetector, gradient_norm
-from course_lib.skipping.guard import StepGuard, TooManySkips
-from course_lib.skipping.journal import Journal, Skip, read_journal, summarize
+from course_lib.skipping.detector import SpikeDetector
+from course_lib.skipping.gradients import gradient_norm
+from course_lib.skipping.guard import StepGuard
+from course_lib.skipping.journal import Journal, read_journal, summarize
+from course_lib.skipping.skips import Skip, TooManySkips
 from course_lib.skipping.voting import Vote, vote
 
 __all__ = [

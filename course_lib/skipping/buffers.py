@@ -1,4 +1,4 @@
-"""A model's buffers as they were before a window: BatchNorm's statistics take a NaN in, before any loss is seen."""
+"""A model's buffers as they were before a window: BatchNorm's statistics take in a NaN before any loss is seen."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor, nn
 class BufferSnapshot:
     """Copies of all buffers of a model, to be taken before a window's first forward and put back if it is rejected.
 
-    Taken before DDP broadcasts rank 0's buffers, too: each rank gets back what it had itself, and the next window's
-    broadcast finds what it would have found.
+    They are taken before DDP broadcasts rank 0's buffers as well: each rank gets back what it had itself, and the next
+    window's broadcast finds what it would have found.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -33,6 +33,15 @@ class BufferSnapshot:
                 self._copies[id(module), name] = buffer.detach().clone()
             else:
                 copy.copy_(buffer)
+
+    def check_taken(self) -> None:
+        """Raise a RuntimeError where there are buffers, and no copies of what they were before this window."""
+        if not self.taken and any(True for _ in self._model.buffers()):
+            raise RuntimeError(
+                "the window's forward did not go through the model that the guard was given (perhaps through a module "
+                "inside it, or what torch.compile made of it), so the buffers before it are not known, and it could "
+                "not be skipped. Give the guard what the forward goes through, or call guard.begin() before it"
+            )
 
     @torch.no_grad()
     def put_back(self, where: Tensor | None = None) -> None:

@@ -1,14 +1,10 @@
-"""The gradients' norm, and what counts as a spike of it."""
+"""What counts as a spike of the gradients' norm."""
 
 from __future__ import annotations
 
 import math
 import statistics
 from collections import deque
-from collections.abc import Iterable, Sequence
-
-import torch
-from torch import Tensor
 
 from course_lib._arguments import int_of_at_least
 
@@ -57,28 +53,3 @@ class SpikeDetector:
         """Remember a norm whose step was made."""
         if self.factor is not None:
             self.accepted.append(norm)
-
-
-def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
-    """The 2-norm over all elements of all gradients: 0-dim, at least float32, on the first gradient's device.
-
-    NaN or infinite where any element is, and where the squares overflow (float32: elements from 1e19). Sparse gradients
-    count by their coalesced values. Nothing is read by the host.
-    """
-    groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        values = gradient.detach()
-        if values.layout == torch.sparse_coo:
-            values = values.coalesce().values()
-        groups.setdefault((values.device, values.dtype), []).append(values)
-    device = gradients[0].device
-    norms = [norm for (_, dtype), group in groups.items() for norm in _norms(group, dtype)]
-    widest = max((norm.dtype for norm in norms), key=lambda dtype: dtype.itemsize)
-    return torch.linalg.vector_norm(torch.stack([norm.to(device, widest) for norm in norms]))
-
-
-def _norms(group: list[Tensor], dtype: torch.dtype) -> Iterable[Tensor]:
-    # What torch's get_total_norm uses. Half precision would be returned in its own few bits; to say the dtype where it
-    # changes nothing costs half as much again on a CPU.
-    widened = torch.promote_types(dtype, torch.float32)
-    return torch._foreach_norm(group, 2, *([widened] if widened != dtype else []))  # type: ignore[no-any-return]

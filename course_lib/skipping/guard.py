@@ -3,34 +3,38 @@
 from __future__ import annotations
 
 import math
-import operator
 import os
-from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from datetime import UTC, datetime, timedelta
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside, ddp_modules, rank_of_this_process, world_size_of
+from course_lib._words import counted
+from course_lib.skipping.alarm import Alarm, own_reason
 from course_lib.skipping.buffers import BufferSnapshot
-from course_lib.skipping.detector import SpikeDetector, gradient_norm
-from course_lib.skipping.journal import Journal, Skip
+from course_lib.skipping.detector import SpikeDetector
+from course_lib.skipping.found_inf import HostCopy, checked_on_device, step_unless
+from course_lib.skipping.gradients import gradient_norm, gradients_of, parameters_of
+from course_lib.skipping.journal import Journal
+from course_lib.skipping.meeting import meet_other_ranks
+from course_lib.skipping.skips import (
+    NO_GRADIENT,
+    NON_FINITE_GRADIENT,
+    SCALER,
+    SPIKE,
+    Place,
+    Samples,
+    Skip,
+    TooManySkips,
+)
 from course_lib.skipping.voting import vote
-
-NON_FINITE_LOSS = "non-finite loss"
-NON_FINITE_GRADIENT = "non-finite gradient"
-SPIKE = "gradient-norm spike"
-NO_GRADIENT = "no gradient"
-SCALER = "overflow in the scaled gradients"
-
-Samples = Iterable[int] | Callable[[], Iterable[int] | None] | None
-"""A window's indices in the dataset, or a function that finds them, called for a window that is skipped."""
 
 
 class StepGuard:
@@ -53,19 +57,19 @@ class StepGuard:
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
             same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
-        optimizer: Any that steps without a closure.
+        optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them.
         scheduler: Stepped after each update, never after a skip.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
-            finite losses overflow in half precision, the scale is lowered as ever, and the attempt counts as skipped.
+            finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
             A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
-            ranks vote, in those windows alone whose gradients are not finite.
+            ranks vote, but only in windows whose gradients are not finite.
         averages: ``AveragedModel`` (or several): its ``update_parameters`` is called after each update.
-        max_norm: Clip the accepted gradients to this norm, with the norm that is known already. A loop that clips by
-            itself before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
+        max_norm: Clip the accepted gradients to this norm, by the norm that the guard has taken anyway. A loop that
+            clips before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
         spike_factor: How many robust standard deviations above the median a norm may be; None judges no norm.
         history: How many accepted norms are remembered.
         min_history: How many there must be before one is judged.
-        max_consecutive_skips: So many skips in a row end the run with :class:`TooManySkips`; None: never.
+        max_consecutive_skips: This many skips in a row end the run with :class:`TooManySkips`; None: never.
         journal: Where to write a line for each skip; other ranks write beside it. See :class:`Journal`.
         on_device: Leave the decision on the device, without waiting for it, by the ``found_inf`` that fused optimizers
             take. ``step`` then returns a 0-dim bool tensor, and the rest (counters, journal, schedule) follows at the
@@ -81,7 +85,8 @@ class StepGuard:
         skipped: ``attempts - updates``.
 
     Raises:
-        ValueError: An argument out of range, an optimizer that needs a closure, sharded parameters (FSDP).
+        ValueError: An argument out of range, an optimizer that needs a closure or holds parameters that the model does
+            not have, sharded parameters (FSDP).
         RuntimeError: Another rank made no guard within ``timeout`` seconds.
     """
 
@@ -103,8 +108,8 @@ class StepGuard:
         group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
     ) -> None:
-        if isinstance(optimizer, LBFGS):
-            raise ValueError("optimizer must step without a closure, got LBFGS: it makes many evaluations a step")
+        replicas = ddp_modules(model)
+        _check_optimizer(model, replicas, optimizer)
         if isinstance(scheduler, ReduceLROnPlateau):
             raise ValueError(
                 "scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself"
@@ -113,39 +118,22 @@ class StepGuard:
             raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
         if max_consecutive_skips is not None:
             int_of_at_least(1, "max_consecutive_skips", max_consecutive_skips)
-        fused = _takes_found_inf(optimizer)
-        scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
-        possible = fused and scaler is None and not self.averages
-        if on_device and not possible:
-            others = [name for name, given in (("a scaler", scaler), ("averages", self.averages)) if given]
-            got = (
-                f"{'' if fused else 'un'}fused {type(optimizer).__name__}{''.join(f' with {name}' for name in others)}"
-            )
-            raise ValueError(f"on_device=True needs a fused optimizer, no scaler and no averages, got {got}")
-        self.model, self.optimizer = model, optimizer
-        self.scheduler, self.scaler, self.max_norm = scheduler, scaler, max_norm
-        self.max_consecutive_skips = max_consecutive_skips
+        self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
-        self._on_device = on_device if possible else False
-        replicas = ddp_modules(model)
-        if any_outside(replicas, self._parameters()):
-            raise ValueError(
-                "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
-                "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
-            )
+        self._on_device = checked_on_device(on_device, optimizer, self.scaler, self.averages)
         self._group = group or (replicas[0].process_group if replicas else None)
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
-        self._run = _meet_other_ranks(self._group, timeout)
+        self._run = meet_other_ranks(self._group, timeout)
         self._journal = None if journal is None else Journal(journal, self._rank)
         self._attempts = self._updates = 0
-        self._row: list[Skip] = []
+        self._skips_in_a_row: list[Skip] = []
         self._stepped: set[Tensor] = set()
         self._pending: _Pending | None = None
         self._buffers = BufferSnapshot(model)
-        self._loss_is_bad: Tensor | None = None
-        self._rejections: list[str] = []
-        self._poison: list[Any] = []
+        self._alarm = Alarm()
         self._forward_hook = model.register_forward_pre_hook(self._before_forward, prepend=True)
 
     # ------------------------------------------------------------------------------------------------- a window
@@ -173,7 +161,9 @@ class StepGuard:
         Fits ``accumulate(..., backward=guard.backward)``.
         """
         loss = self.mark(loss)
-        (loss if self.scaler is None else self.scaler.scale(loss)).backward(**arguments)
+        if self.scaler is not None:
+            loss = self.scaler.scale(loss)
+        loss.backward(**arguments)
 
     def mark(self, loss: Tensor) -> Tensor:
         """The loss, or NaN where it is not finite: its gradients are then NaN, and reach every rank.
@@ -181,20 +171,11 @@ class StepGuard:
         An infinite loss may well have finite gradients (by a constant), which no reduction could tell from others.
         For whoever calls backward otherwise: ``fabric.backward(guard.mark(loss))``.
         """
-        if not isinstance(loss, Tensor) or loss.numel() != 1:
-            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
-            raise ValueError(f"the loss must be a tensor of one element, got {got}")
-        finite = torch.isfinite(loss.detach()).reshape(())
-        self._loss_is_bad = ~finite if self._loss_is_bad is None else self._loss_is_bad | ~finite
-        return loss * torch.where(finite, 1.0, math.nan).to(loss.dtype)
+        return self._alarm.mark(loss)
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip this window, for what this rank alone knows: no collective, before its last backward."""
-        if not self._rejections:
-            # Not by the loss: what masks its gradient (no valid target, a dead ReLU) would mask the NaN too.
-            trained = [parameter for parameter in self._parameters() if parameter.requires_grad]
-            self._poison = [parameter.register_hook(_all_nan) for parameter in trained]
-        self._rejections.append(str(reason))
+        self._alarm.reject(str(reason), parameters_of(self.optimizer))
 
     def step(
         self,
@@ -213,19 +194,19 @@ class StepGuard:
                 were: other ranks have not heard of it.
         """
         self.flush()
-        place = _Place(epoch, batch_indices, sample_indices)
-        gradients = self._gradients()
+        place = Place(epoch, batch_indices, sample_indices)
+        gradients = gradients_of(self.optimizer)
         if self._decides_on_device(gradients):
             return self._step_on_device(gradients, place)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
         skip = self._judge(place)
         if skip is None:
-            if self.scaler is not None:
-                self.scaler.step(self.optimizer)
-            else:
+            if self.scaler is None:
                 self.optimizer.step()
-            self._stepped.update(parameter for parameter in self._parameters() if parameter.grad is not None)
+            else:
+                self.scaler.step(self.optimizer)
+            self._stepped.update(p for p in parameters_of(self.optimizer) if p.grad is not None)
             self._after_update()
         if self.scaler is not None and gradients:
             before = self.scaler.state_dict()
@@ -244,11 +225,11 @@ class StepGuard:
     ) -> Skip | None:
         """The first half of ``step()``, for trainers that call the optimizer themselves: None, or what is skipped.
 
-        By then buffers are restored, counters moved and the journal written. The caller must update on None, and must
-        not otherwise; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards raises
-        :class:`TooManySkips`. Gradients are expected to be unscaled.
+        When it returns, buffers are restored, counters moved and the journal is written. The caller must update if it
+        is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
+        raises :class:`TooManySkips`. Gradients are expected to be unscaled.
         """
-        return self._judge(_Place(epoch, batch_indices, sample_indices))
+        return self._judge(Place(epoch, batch_indices, sample_indices))
 
     def skip(
         self,
@@ -259,11 +240,11 @@ class StepGuard:
         sample_indices: Samples = None,
         caused_here: bool | None = None,
     ) -> bool:
-        """Skip this window without a look at its gradients, and return False. All ranks must call it: after a vote."""
+        """Skip this window without looking at its gradients, and return False. All ranks must call it: after a vote."""
         self.flush()
         self._buffers.put_back()
-        place = _Place(epoch, batch_indices, sample_indices)
-        self._count(str(reason), place, None, math.inf, caused_here=caused_here or (self._world_size == 1 or None))
+        place = Place(epoch, batch_indices, sample_indices)
+        self._count_skip(str(reason), place, None, math.inf, bad_here=bool(caused_here))
         self._end_window()
         self._raise_if_too_many()
         return False
@@ -272,7 +253,7 @@ class StepGuard:
 
     @property
     def attempts(self) -> int:
-        return self._attempts + (self._pending is not None)
+        return self._attempts if self._pending is None else self._attempts + 1
 
     @property
     def updates(self) -> int:
@@ -294,7 +275,7 @@ class StepGuard:
         self._raise_if_too_many()
 
     def close(self) -> None:
-        """Let the model go: its forwards copy no buffers any more."""
+        """Let the model go: its forwards no longer copy buffers."""
         self._settle()
         self._end_window()
         self._forward_hook.remove()
@@ -310,50 +291,43 @@ class StepGuard:
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
         self.detector.accepted.clear()
         self.detector.accepted.extend(state["norms"])
-        self._row = []
+        self._skips_in_a_row = []
 
     # --------------------------------------------------------------------------------------------- the decision
 
-    def _parameters(self) -> list[Tensor]:
-        return [parameter for group in self.optimizer.param_groups for parameter in group["params"]]
-
-    def _gradients(self) -> list[Tensor]:
-        return [parameter.grad for parameter in self._parameters() if parameter.grad is not None]
-
-    def _judge(self, place: _Place) -> Skip | None:
-        gradients = self._gradients()
+    def _judge(self, place: Place) -> Skip | None:
+        gradients = gradients_of(self.optimizer)
         limit = self.detector.limit
         norm: float | None = None
-        bad_here = bool(self._rejections)
+        loss_is_bad = 0.0
         if gradients:
-            self._check_buffers_are_known()
+            self._buffers.check_taken()
             norm_tensor = gradient_norm(gradients)
-            norm, loss_is_bad = self._evidence(norm_tensor).tolist()  # what waits for a device, once
-            bad_here |= bool(loss_is_bad)
-        reason = self._reason(norm, bad_here, limit)
-        if reason is None and self.max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters(), self.max_norm, norm_tensor)
-        overflow = norm is not None and not math.isfinite(norm)
-        if overflow and self.scaler is not None and not vote(bad_here, group=self._group):
+            norm, loss_is_bad = self._alarm.beside(norm_tensor).tolist()  # what waits for a device, once
+        own = own_reason(self._alarm.rejections, loss_is_bad)
+        reason = self._reason(norm, own, limit)
+        overflow = self.scaler is not None and norm is not None and not math.isfinite(norm)
+        if overflow and not vote(own is not None, group=self._group):
             reason = SCALER
+        skip = None
         if reason is not None:
             self._buffers.put_back()
-        skip = self._count(reason, place, norm, limit, caused_here=bad_here or (self._world_size == 1 or None))
+            skip = self._count_skip(reason, place, norm, limit, bad_here=own is not None)
+        else:
+            assert norm is not None
+            if self.max_norm is not None:
+                torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm_tensor)
+            self._count_update(norm)
         self._end_window()
         return skip
 
-    def _evidence(self, norm: Tensor) -> Tensor:
-        if self._loss_is_bad is None:
-            return torch.stack([norm, torch.zeros_like(norm)])
-        return torch.stack([norm, self._loss_is_bad.to(norm)])
-
-    def _reason(self, norm: float | None, bad_here: bool, limit: float) -> str | None:
-        own = "; ".join(self._rejections) or NON_FINITE_LOSS
+    def _reason(self, norm: float | None, own: str | None, limit: float) -> str | None:
+        """Why this window is skipped, or None: the ranks agree on whether, and each has its ``own`` words for why."""
         if norm is not None and not math.isfinite(norm):
-            return own if bad_here else NON_FINITE_GRADIENT
+            return own or NON_FINITE_GRADIENT
         if norm is not None and norm > limit:
             return SPIKE
-        if not bad_here:
+        if own is None:
             return NO_GRADIENT if norm is None else None
         if self._world_size > 1:
             raise RuntimeError(
@@ -363,47 +337,33 @@ class StepGuard:
             )
         return own
 
-    def _check_buffers_are_known(self) -> None:
-        if not self._buffers.taken and any(True for _ in self.model.buffers()):
-            raise RuntimeError(
-                "the window's forward did not go through the model that the guard was given (perhaps through a module "
-                "inside it, or what torch.compile made of it), so the buffers before it are not known, and it could "
-                "not be skipped. Give the guard what the forward goes through, or call guard.begin() before it"
-            )
-
-    def _count(
-        self, reason: str | None, place: _Place, norm: float | None, limit: float, *, caused_here: bool | None
-    ) -> Skip | None:
+    def _count_update(self, norm: float) -> None:
         self._attempts += 1
-        if reason is None:
-            assert norm is not None
-            self._updates += 1
-            self._row = []
-            self.detector.accept(norm)
-            return None
+        self._updates += 1
+        self._skips_in_a_row = []
+        self.detector.accept(norm)
+
+    def _count_skip(self, reason: str, place: Place, norm: float | None, limit: float, *, bad_here: bool) -> Skip:
+        self._attempts += 1
         skip = Skip(
             run=self._run,
             attempt=self._attempts,
             updates=self._updates,
             rank=self._rank,
             reason=reason,
-            caused_here=caused_here,
+            caused_here=True if bad_here or self._world_size == 1 else None,
             norm=norm,
             norm_limit=limit if math.isfinite(limit) else None,
             **place.fields(),
         )
-        self._row.append(skip)
+        self._skips_in_a_row.append(skip)
         if self._journal is not None:
             self._journal.write(skip)
         return skip
 
     def _end_window(self) -> None:
         self._buffers.drop()
-        self._loss_is_bad = None
-        self._rejections = []
-        for handle in self._poison:
-            handle.remove()
-        self._poison = []
+        self._alarm.reset()
 
     def _after_update(self) -> None:
         if self.scheduler is not None:
@@ -412,8 +372,9 @@ class StepGuard:
             average.update_parameters(self.model)
 
     def _raise_if_too_many(self) -> None:
-        if self.max_consecutive_skips is not None and len(self._row) >= self.max_consecutive_skips:
-            skips, self._row = self._row, []
+        skips = self._skips_in_a_row
+        if self.max_consecutive_skips is not None and len(skips) >= self.max_consecutive_skips:
+            self._skips_in_a_row = []
             # What was left to the device is found out late: the next window has begun, and won't be judged.
             self._buffers.put_back()
             self._end_window()
@@ -425,132 +386,63 @@ class StepGuard:
         if not gradients or self._on_device is False or (self._on_device is None and gradients[0].device.type == "cpu"):
             return False
         # A parameter's first step makes its state, whatever found_inf says: that one is decided on the host.
-        return all(parameter in self._stepped for parameter in self._parameters() if parameter.grad is not None)
+        return all(p in self._stepped for p in parameters_of(self.optimizer) if p.grad is not None)
 
     @torch.no_grad()
-    def _step_on_device(self, gradients: list[Tensor], place: _Place) -> Tensor:
-        self._check_buffers_are_known()
+    def _step_on_device(self, gradients: list[Tensor], place: Place) -> Tensor:
+        self._buffers.check_taken()
         norm, limit = gradient_norm(gradients), self.detector.limit
-        evidence = self._evidence(norm)
+        evidence = self._alarm.beside(norm)
         bad = ~torch.isfinite(norm) | (norm > limit)
         if self._world_size == 1:
-            bad |= evidence[1].bool() | bool(self._rejections)
+            bad |= evidence[1].bool() | bool(self._alarm.rejections)
         if self.max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters(), self.max_norm, norm)
-        optimizer: Any = self.optimizer
-        optimizer.grad_scale, optimizer.found_inf = None, bad.float()
-        try:
-            optimizer.step()
-        finally:
-            del optimizer.grad_scale, optimizer.found_inf
+            torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
+        step_unless(self.optimizer, bad)
         self._buffers.put_back(where=bad)
-        evidence = evidence.to("cpu", non_blocking=True)
-        event = torch.cuda.Event() if norm.is_cuda else None
-        if event is not None:
-            event.record()
-        self._pending = _Pending(place, limit, evidence, list(self._rejections), event)
+        self._pending = _Pending(place, limit, self._alarm.rejections, HostCopy(evidence))
         self._end_window()
         return ~bad
 
     def _settle(self) -> None:
+        """Do what follows from a decision that was left on the device."""
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        if pending.event is not None:
-            pending.event.synchronize()
-        norm, loss_is_bad = pending.evidence.tolist()
-        bad_here = bool(loss_is_bad) or bool(pending.rejections)
-        opened, self._rejections = self._rejections, pending.rejections
-        try:
-            reason = self._reason(norm, bad_here, pending.limit)
-        finally:
-            self._rejections = opened
-        caused_here = bad_here or (self._world_size == 1 or None)
-        if self._count(reason, pending.place, norm, pending.limit, caused_here=caused_here) is None:
+        norm, loss_is_bad = pending.evidence.read()
+        own = own_reason(pending.rejections, loss_is_bad)
+        reason = self._reason(norm, own, pending.limit)
+        if reason is None:
+            self._count_update(norm)
             self._after_update()
-
-
-class TooManySkips(RuntimeError):
-    """So many steps in a row were skipped that no data is left to blame. ``skips`` holds them all."""
-
-    def __init__(self, skips: Sequence[Skip]) -> None:
-        self.skips = list(skips)
-        told = [f"{skip.place()}: {skip.reason}" for skip in self.skips]
-        if len(told) > 20:
-            told[10:-10] = [f"… {len(told) - 20:,} more (in the error's `skips`) …"]
-        super().__init__(
-            f"{len(self.skips):,} steps in a row were skipped, as many as max_consecutive_skips allows. Parameters and "
-            "optimizer are as they were before the first of them:\n  " + "\n  ".join(told)
-        )
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return type(self), (self.skips,)
-
-
-class _Place(NamedTuple):
-    """Where a window was in the data; read when it has been skipped, for it may lie on a device."""
-
-    epoch: int | None
-    batch_indices: int | Iterable[int] | None
-    sample_indices: Samples
-
-    def fields(self) -> dict[str, Any]:
-        batches = self.batch_indices
-        if batches is not None and (not isinstance(batches, Iterable) or getattr(batches, "ndim", 1) == 0):
-            batches = [operator.index(batches)]  # type: ignore[arg-type]
-        samples = self.sample_indices() if callable(self.sample_indices) else self.sample_indices
-        return {
-            "epoch": None if self.epoch is None else int(self.epoch),
-            "batch_indices": None if batches is None else [int(index) for index in batches],
-            "sample_indices": None if samples is None else [int(index) for index in samples],
-        }
+        else:
+            self._count_skip(reason, pending.place, norm, pending.limit, bad_here=own is not None)
 
 
 class _Pending(NamedTuple):
-    """A decision that the device may not have made yet."""
+    """A decision that the device may not have made yet, and what the host needs to follow it."""
 
-    place: _Place
+    place: Place
     limit: float
-    evidence: Tensor
     rejections: list[str]
-    event: torch.cuda.Event | None
+    evidence: HostCopy
 
 
-def _takes_found_inf(optimizer: Optimizer) -> bool:
-    # The fused Adagrad of torch 2.11 takes it and does not say so.
-    says_so = getattr(optimizer, "_step_supports_amp_scaling", False)
-    return bool(says_so or (type(optimizer) is torch.optim.Adagrad and optimizer.defaults["fused"]))
-
-
-def _all_nan(gradient: Tensor) -> Tensor:
-    return gradient * math.nan
-
-
-_guards_made: Counter[tuple[int, ...]] = Counter()
-
-
-def _meet_other_ranks(group: dist.ProcessGroup | None, timeout: float) -> str:
-    """Wait until every rank has made its guard, and agree on a name for the run.
-
-    Through the group's store: a collective would pair with whatever the others are at, and hang or mix the two up.
-    """
-    now = datetime.now(UTC).isoformat(timespec="microseconds")
-    if world_size_of(group) == 1:
-        return now
-    from torch.distributed.distributed_c10d import _get_default_store
-
-    store = _get_default_store()
-    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
-    prefix = f"course_lib.skipping/{'-'.join(map(str, ranks))}/{_guards_made[ranks]}"
-    _guards_made[ranks] += 1
-    store.set(f"{prefix}/{dist.get_rank()}", now)
-    try:
-        store.wait([f"{prefix}/{rank}" for rank in ranks], timedelta(seconds=timeout))
-    except RuntimeError as error:
-        missing = [str(rank) for rank in ranks if not store.check([f"{prefix}/{rank}"])]
-        raise RuntimeError(
-            f"rank {dist.get_rank()} made a StepGuard, and rank{'s'[: len(missing) > 1]} {', '.join(missing)} did not "
-            f"within {timeout:g} s: a guard on some ranks alone would skip where the others step. Make it on every "
-            "rank, in the same order, or give a longer timeout"
-        ) from error
-    return str(store.get(f"{prefix}/{ranks[0]}").decode())
+def _check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS):
+        raise ValueError("optimizer must step without a closure, got LBFGS: it makes many evaluations a step")
+    held = parameters_of(optimizer)
+    if any_outside(replicas, held):
+        raise ValueError(
+            "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
+            "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
+        )
+    of_the_model = set(model.parameters())
+    strangers = sum(parameter not in of_the_model for parameter in held)
+    if strangers:
+        raise ValueError(
+            f"the optimizer holds {counted(strangers, 'parameter')} (of {len(held):,}) that the guard's model does not "
+            "have: what their modules' buffers take in could not be put back. Give the guard a module that holds all "
+            "that the optimizer trains (nn.ModuleList, say, and call guard.begin() before each window's first "
+            "forward), or an optimizer of this model's parameters"
+        )

@@ -9,55 +9,22 @@ import os
 import warnings
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from course_lib._words import counted, plural
+from course_lib.skipping.skips import Skip, listed
 
 SHOWN = 5
 """How many skips a summary tells one by one."""
 
 
-@dataclass(frozen=True)
-class Skip:
-    """One attempt that was skipped, as one rank saw it: a line of its journal."""
-
-    run: str
-    """When the guard was made, the same on all ranks: a run that was restarted appends to the same files."""
-    attempt: int
-    """1 for the run's first."""
-    updates: int
-    """How many updates had been made before it."""
-    epoch: int | None
-    batch_indices: list[int] | None
-    """The window's micro-batches, as the loop numbers them."""
-    sample_indices: list[int] | None
-    """The samples that this rank had in them."""
-    rank: int
-    """The rank that writes."""
-    reason: str
-    caused_here: bool | None
-    """True: this rank's own loss or `reject`. None: unknown, or of all ranks (a spike, a NaN made by a backward)."""
-    norm: float | None
-    """Of the gradients after the reduction; None where there were none."""
-    norm_limit: float | None
-    """What a norm had to stay below; None where norms were not judged."""
-
-    def place(self) -> str:
-        parts = [f"attempt {self.attempt}"]
-        if self.epoch is not None:
-            parts.append(f"epoch {self.epoch}")
-        if self.batch_indices:
-            parts.append(f"batch{'es'[: 2 * (len(self.batch_indices) > 1)]} {_listed(self.batch_indices)}")
-        if self.sample_indices:
-            parts.append(f"samples {_listed(self.sample_indices)} on rank {self.rank}")
-        return ", ".join(parts)
-
-
 class Journal:
     """Appends a line for each skip to this rank's file, in one write: what was written is there after a crash.
 
-    Rank 0 writes to ``path``, rank 1 to ``….rank1.jsonl`` beside it. A disk that takes no more is said once, as a
-    warning: training goes on, and later skips try again.
+    Rank 0 writes to ``path``, rank 1 to ``….rank1.jsonl`` beside it. When the disk takes no more, one warning says so;
+    training goes on, and later skips try again.
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int = 0) -> None:
@@ -123,10 +90,12 @@ def read_journal(path: str | os.PathLike[str]) -> tuple[list[Skip], int]:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
             try:
                 fields = json.loads(line)
-                fields |= {name: _number(fields[name]) for name in ("norm", "norm_limit")}
+                for name in ("norm", "norm_limit"):
+                    fields[name] = _number(fields[name])
                 skips.append(Skip(**fields))
             except (ValueError, TypeError, KeyError):
-                torn += bool(line.strip())
+                if line.strip():
+                    torn += 1
     return sorted(skips, key=lambda skip: (skip.run, skip.attempt, skip.rank)), torn
 
 
@@ -136,18 +105,18 @@ def summarize(path: str | os.PathLike[str]) -> str:
     attempts: dict[tuple[str, int], list[Skip]] = {}
     for skip in skips:
         attempts.setdefault((skip.run, skip.attempt), []).append(skip)
-    runs = dict.fromkeys(run for run, _ in attempts)
+    runs = {run for run, _ in attempts}
     over = f" in {len(runs)} runs" if len(runs) > 1 else ""
-    lines = [f"{_counted(len(attempts), 'attempt')} skipped{over}."]
+    lines = [f"{counted(len(attempts), 'attempt')} skipped{over}."]
     causes = Counter(_cause(seen) for seen in attempts.values())
     lines += [f"  {count:,} × {cause}" for cause, count in causes.most_common()]
     if attempts:
-        run, first, length = max(_rows(attempts), key=lambda row: row[2])
+        run, first, length = _longest_row(attempts)
         of = f" of the run of {run}" if len(runs) > 1 else ""
         row = f"{length:,} in a row at most: attempts {first:,} to {first + length - 1:,}{of}."
         lines.append(row if length > 1 else "No two in a row.")
-    suspects = [[skip for skip in seen if skip.caused_here] or seen for seen in attempts.values()]
-    samples = Counter(index for skips in suspects for skip in skips for index in skip.sample_indices or ())
+    suspects = [skip for seen in attempts.values() for skip in _suspects(seen)]
+    samples = Counter(index for skip in suspects for index in skip.sample_indices or ())
     again = [f"{index} ({count}×)" for index, count in samples.most_common(10) if count > 1]
     if again:
         lines.append(f"Samples in more than one skipped window: {', '.join(again)}.")
@@ -155,47 +124,49 @@ def summarize(path: str | os.PathLike[str]) -> str:
         lines.append("The last:" if len(attempts) <= SHOWN else f"The last {SHOWN}:")
     lines += [f"  {_told(seen)}" for seen in list(attempts.values())[-SHOWN:]]
     if torn:
-        lines.append(f"{_counted(torn, 'line')} could not be read: cut off by a crash or a full disk.")
+        lines.append(f"{counted(torn, 'line')} could not be read: cut off by a crash or a full disk.")
     return "\n".join(lines)
 
 
-def _cause(seen: list[Skip]) -> str:
+def _suspects(seen: list[Skip]) -> list[Skip]:
+    """Of one attempt, as the ranks saw it: those ranks that caused the skip, or all where none is known to have."""
     causing = [skip for skip in seen if skip.caused_here]
-    reasons = ", ".join(dict.fromkeys(skip.reason for skip in causing or seen))
-    if not causing:
+    return causing if causing else seen
+
+
+def _cause(seen: list[Skip]) -> str:
+    suspects = _suspects(seen)
+    reasons = ", ".join(dict.fromkeys(skip.reason for skip in suspects))
+    if not suspects[0].caused_here:
         return reasons
-    return f"{reasons}, rank{'s'[: len(causing) > 1]} {_listed([skip.rank for skip in causing])}"
+    return f"{reasons}, {plural(len(suspects), 'rank')} {listed([skip.rank for skip in suspects])}"
 
 
 def _told(seen: list[Skip]) -> str:
-    shown = next((skip for skip in seen if skip.caused_here), seen[0])
+    shown = _suspects(seen)[0]
     norm = "" if shown.norm is None else f", norm {shown.norm:.3g}"
     limit = "" if shown.norm_limit is None else f" (limit {shown.norm_limit:.3g})"
     return f"{shown.place()}: {_cause(seen)}{norm}{limit}"
 
 
-def _rows(attempts: Iterable[tuple[str, int]]) -> list[tuple[str, int, int]]:
-    """The rows of consecutive attempts: run, first attempt, length."""
-    rows: list[tuple[str, int, int]] = []
+def _longest_row(attempts: Iterable[tuple[str, int]]) -> tuple[str, int, int]:
+    """The longest row of consecutive attempts: its run, first attempt and length."""
+    longest, length = ("", 0, 0), 0
+    row_run, first = "", 0
     for run, attempt in attempts:
-        if rows and (run, attempt) == (rows[-1][0], rows[-1][1] + rows[-1][2]):
-            rows[-1] = (*rows[-1][:2], rows[-1][2] + 1)
+        if (run, attempt) == (row_run, first + length):
+            length += 1
         else:
-            rows.append((run, attempt, 1))
-    return rows
-
-
-def _counted(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'s'[: number != 1]}"
-
-
-def _listed(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:8])) + (", …" if len(numbers) > 8 else "")
+            row_run, first, length = run, attempt, 1
+        if length > longest[2]:
+            longest = (row_run, first, length)
+    return longest
 
 
 def _jsonable(value: Any) -> Any:
-    # JSON has no NaN: as text, every reader can load the line.
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)  # JSON has no NaN: as text, every reader can load the line
+    return value
 
 
 def _number(value: Any) -> float | None:

@@ -19,10 +19,10 @@ def vote(bad: bool, *, group: dist.ProcessGroup | None = None, async_op: Literal
 
 
 def vote(bad: bool, *, group: dist.ProcessGroup | None = None, async_op: bool = False) -> bool | Vote:
-    """Whether any rank says that it is bad: one all-reduce of one byte. Every rank has to vote, or the others wait.
+    """Whether any rank says that it is bad: one all-reduce of one byte. Every rank must vote, or the others wait.
 
     For what a rank sees before its forward: a file that does not open, a batch without a label. With ``async_op`` the
-    vote is on its way while the batch is copied or the last step finishes; ``wait()`` gives the outcome:
+    ranks vote while the batch is copied or the last step finishes, and ``wait()`` gives the outcome:
 
     >>> ballot = vote(batch_is_bad, async_op=True)
     >>> batch = batch.to(device)
@@ -32,18 +32,20 @@ def vote(bad: bool, *, group: dist.ProcessGroup | None = None, async_op: bool = 
 
     Without a process group, this process decides alone.
     """
-    ballot = Vote(bool(bad), group)
-    return ballot if async_op else ballot.wait()
+    ballot = Vote(bad, group)
+    if async_op:
+        return ballot
+    return ballot.wait()
 
 
 class Vote:
     """A vote on its way through the ranks."""
 
     def __init__(self, bad: bool, group: dist.ProcessGroup | None = None) -> None:
-        self._bad = bad
+        self._bad = bool(bad)
         self._work = None
         if world_size_of(group) > 1:
-            self._byte = torch.tensor([bad], dtype=torch.uint8, device=device_of(group))
+            self._byte = torch.tensor([self._bad], dtype=torch.uint8, device=device_of(group))
             self._work = dist.all_reduce(self._byte, op=dist.ReduceOp.MAX, group=group, async_op=True)
 
     def wait(self) -> bool:

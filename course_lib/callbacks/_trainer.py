@@ -1,0 +1,56 @@
+"""What several callbacks ask of a Trainer, and how they stand in for a module's methods while it trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+
+
+def require_plain_optimization(
+    callback: Callback, trainer: Trainer, pl_module: LightningModule, *, with_manual: str, other_strategies: str
+) -> None:
+    """Raise a MisconfigurationException unless optimization is automatic, on one device or under DDP.
+
+    ``with_manual`` says what to do instead, ``other_strategies`` what is wrong with them.
+    """
+    name, strategy = type(callback).__name__, trainer.strategy
+    if not pl_module.automatic_optimization:
+        raise MisconfigurationException(f"{name} needs automatic optimization; with manual optimization {with_manual}")
+    if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
+        raise MisconfigurationException(
+            f"{name} knows one device and DDP, got {type(strategy).__name__}, {other_strategies}"
+        )
+
+
+def callbacks_of(trainer: Trainer) -> list[Callback]:
+    return list(trainer.callbacks)  # type: ignore[attr-defined]
+
+
+def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
+    """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, GradientAccumulationScheduler):
+            return callback.scheduling  # type: ignore[no-any-return]
+    return None
+
+
+def replace_methods(pl_module: LightningModule, **functions: Callable[..., Any]) -> Callable[[], None]:
+    """Have this one module use the functions for its methods of these names, and return what puts them back.
+
+    For what no hook sees: a loss between ``training_step`` and its backward, say.
+    """
+    attributes = vars(pl_module)
+    own = {name: attributes[name] for name in functions if name in attributes}
+    attributes.update(functions)
+
+    def put_back() -> None:
+        for name in functions:
+            attributes.pop(name, None)
+        attributes.update(own)
+
+    return put_back

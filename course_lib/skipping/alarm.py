@@ -1,0 +1,64 @@
+"""How what one rank knows about its window reaches the others: as NaN, in the gradients that DDP reduces anyway."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from course_lib.skipping.skips import NON_FINITE_LOSS
+
+
+class Alarm:
+    """What this rank has found wrong in the window that runs: losses that are not finite, and what was rejected."""
+
+    def __init__(self) -> None:
+        self.rejections: list[str] = []
+        self._loss_is_bad: Tensor | None = None
+        self._hooks: list[Any] = []
+
+    def mark(self, loss: Tensor) -> Tensor:
+        """The loss, or NaN where it is not finite: its gradients are then NaN, and reach every rank.
+
+        An infinite loss may well have finite gradients (by a constant), which no reduction could tell from others.
+        """
+        if not isinstance(loss, Tensor) or loss.numel() != 1:
+            got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
+            raise ValueError(f"the loss must be a tensor of one element, got {got}")
+        finite = torch.isfinite(loss.detach()).reshape(())
+        self._loss_is_bad = ~finite if self._loss_is_bad is None else self._loss_is_bad | ~finite
+        return loss * torch.where(finite, 1.0, math.nan).to(loss.dtype)
+
+    def reject(self, reason: str, parameters: Iterable[Tensor]) -> None:
+        """Make the gradients of the parameters NaN, from the next backward until ``reset``."""
+        if not self.rejections:
+            # Not by the loss: what masks its gradient (no valid target, a dead ReLU) would mask the NaN too.
+            self._hooks = [parameter.register_hook(_all_nan) for parameter in parameters if parameter.requires_grad]
+        self.rejections.append(reason)
+
+    def beside(self, norm: Tensor) -> Tensor:
+        """The norm and, after it, 1 where a marked loss was not finite: one tensor, so that the host waits once."""
+        if self._loss_is_bad is None:
+            return torch.stack([norm, torch.zeros_like(norm)])
+        return torch.stack([norm, self._loss_is_bad.to(norm)])
+
+    def reset(self) -> None:
+        self.rejections = []
+        self._loss_is_bad = None
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks = []
+
+
+def own_reason(rejections: list[str], loss_is_bad: float) -> str | None:
+    """Why this rank itself finds a window bad; None where it doesn't."""
+    if not rejections and not loss_is_bad:
+        return None
+    return "; ".join(rejections) or NON_FINITE_LOSS
+
+
+def _all_nan(gradient: Tensor) -> Tensor:
+    return gradient * math.nan
