@@ -44,10 +44,10 @@ from torch.utils.data import (
 )
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
 
-import course_lib._loader_workers as workers_module
-from course_lib import loader as loader_module
-from course_lib._loader_pinning import pin
-from course_lib.loader import MiniDataLoader
+import course_lib.loader.loader as loader_module
+import course_lib.loader.workers as workers_module
+from course_lib.loader import MiniDataLoader, trace
+from course_lib.loader.pinning import pin
 from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
 
@@ -1316,7 +1316,7 @@ def test_a_copy_and_a_trace_leave_a_loaded_state_as_it_is():
     next(iter(loader))
     resumed = MiniDataLoader(range(6))
     resumed.load_state_dict(loader.state_dict())
-    assert len(loader_module.trace(resumed)) == len(list(copy.copy(resumed))) == 5
+    assert len(trace(resumed)) == len(list(copy.copy(resumed))) == 5
     assert [batch.item() for batch in resumed] == [1, 2, 3, 4, 5]
     assert [batch.item() for batch in resumed] == [0, 1, 2, 3, 4, 5]
 
