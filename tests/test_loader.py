@@ -9,6 +9,7 @@ after an error of `worker_init_fn` each of the worker's tasks gets that error.
 import collections
 import copy
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -35,10 +36,12 @@ from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -46,10 +49,13 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
 
 import course_lib.loader.loader as loader_module
 import course_lib.loader.workers as workers_module
+from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader, trace
 from course_lib.loader.pinning import pin
+from course_lib.memory import find_batch_size
 from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
+from tests.trainer_oracle import CountingModule, quiet_trainer
 
 FORK = multiprocessing.get_context("fork")
 
@@ -1366,3 +1372,56 @@ def test_out_of_order_there_is_no_position():
     assert loader.state_dict()["batches_delivered"] == 0
     assert sorted(index for batch in loader for index in batch.tolist()) == list(range(20))
     loader.state_dict()
+
+
+# ------------------------------------------------------------------------- in a trainer, a DataLoader like torch's own
+
+
+class KeepsIds(CountingModule):
+    def __init__(self):
+        super().__init__()
+        self.ids = []
+
+    def training_step(self, batch):
+        self.ids.append(batch.tolist())
+        return super().training_step(batch)
+
+
+def ids_seen_by_trainers(rank, n, flags):
+    """Of each loader's two epochs, the batches that this rank trained on."""
+    seen = []
+    for kind in (DataLoader, MiniDataLoader):
+        model, trainer = KeepsIds(), quiet_trainer(devices=2, strategy="ddp", max_epochs=2)
+        trainer.fit(model, kind(range(n), 4, **flags))
+        assert type(trainer.train_dataloader) is kind and type(trainer.train_dataloader.sampler) is DistributedSampler
+        half = len(model.ids) // 2
+        seen.append([model.ids[:half], model.ids[half:]])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"), [(40, dict(shuffle=True)), (41, dict(shuffle=True, num_workers=1)), (41, dict(drop_last=True))]
+)
+def test_two_ranks_of_a_trainer_with_default_flags_share_the_samples_as_of_torchs_loader(n, flags):
+    # The Trainer re-creates the loader, with a DistributedSampler. That pads 41 samples: one is trained twice.
+    ranks = [result.value for result in run_ranks(ids_seen_by_trainers, args=(n, flags), timeout=120)]
+    for epoch in range(2):
+        its, ours = ([batches for rank in ranks for batches in rank[kind][epoch]] for kind in (0, 1))
+        assert ours == its
+        times = Counter(index for batch in ours for index in batch)
+        if "drop_last" in flags:
+            assert len(times) == 40 and set(times.values()) == {1}
+        else:
+            assert set(times) == set(range(n)) and Counter(times.values())[2] == n % 2 and max(times.values()) <= 2
+
+
+def test_find_batch_size_takes_it_and_reads_nothing():
+    dataset = TensorDataset(torch.randn(40, 32), torch.zeros(40, dtype=torch.long))
+    loader, model = MiniDataLoader(dataset, 4, shuffle=True, generator=seeded()), torch.nn.Linear(32, 2)
+    fitted = find_batch_size(model, loader, torch.optim.SGD(model.parameters(), 0.1), limit_bytes=10**9)
+    assert fitted.batch_size == 40 and loader.state_dict()["order_generator"].equal(seeded().get_state())
+
+
+def test_its_signature_is_torchs():
+    ours, its = (inspect.signature(kind.__init__).parameters.values() for kind in (MiniDataLoader, DataLoader))
+    assert [(each.name, each.kind, each.default) for each in ours] == [(p.name, p.kind, p.default) for p in its]
