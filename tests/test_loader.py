@@ -32,6 +32,7 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -1227,6 +1228,10 @@ def seeded():
     return torch.Generator().manual_seed(5)
 
 
+def second_of_two(dataset):
+    return DistributedSampler(dataset, num_replicas=2, rank=1, seed=4)
+
+
 LOADERS = {
     "sequential": lambda **flags: MiniDataLoader(range(23), 3, **flags),
     "single samples": lambda **flags: MiniDataLoader(torch.arange(7), None, **flags),
@@ -1240,14 +1245,16 @@ LOADERS = {
     "epoch sampler": lambda **flags: MiniDataLoader(
         range(23), batch_sampler=ShuffledBatchSampler(23, 3, seed=2), **flags
     ),
+    "distributed": lambda **flags: MiniDataLoader(range(23), 2, sampler=second_of_two(range(23)), **flags),
     "stream": lambda **flags: MiniDataLoader(Stream(23, "int", False, {}, split="strided"), 3, **flags),
 }
 
 
 def epoch_of(loader, number, count=None):
     """The iterator of an epoch, and its first batches."""
-    if hasattr(loader.batch_sampler, "set_epoch"):
-        loader.batch_sampler.set_epoch(number)
+    for sampler in (loader.batch_sampler, loader.sampler):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(number)
     iterator = iter(loader)
     return iterator, [batch.tolist() for _, batch in zip(range(99 if count is None else count), iterator, strict=False)]
 
@@ -1361,6 +1368,31 @@ def test_a_bad_state_is_refused():
         iter(stream)
 
 
+def test_within_an_epoch_the_number_of_ranks_stays():
+    loader, dataset = LOADERS["distributed"](), range(23)
+    between = loader.state_dict()
+    epoch_of(loader, 1, 2)
+    for sampler in (DistributedSampler(dataset, num_replicas=3, rank=1), ShuffledBatchSampler(23, 2, num_replicas=3)):
+        of_batches = isinstance(sampler, ShuffledBatchSampler)
+        other = MiniDataLoader(dataset, **{"batch_sampler" if of_batches else "sampler": sampler})
+        other.load_state_dict(between)
+        with pytest.raises(
+            ValueError, match=r"within an epoch that 2 rank\(s\) shared, here 3 do: .*ResumableDataLoader"
+        ):
+            other.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epoch_of_a_distributed_sampler_may_be_set_after_the_iterator_is_made(workers):
+    # So does a Trainer that resumes.
+    loader, resumed = (LOADERS["distributed"](num_workers=workers) for _ in range(2))
+    iterator, _ = epoch_of(loader, 2, 3)
+    resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    resumed.sampler.set_epoch(2)
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in iterator]
+
+
 def test_out_of_order_there_is_no_position():
     loader = MiniDataLoader(range(20), 2, num_workers=2, in_order=False)
     between = loader.state_dict()
@@ -1413,6 +1445,34 @@ def test_two_ranks_of_a_trainer_with_default_flags_share_the_samples_as_of_torch
             assert len(times) == 40 and set(times.values()) == {1}
         else:
             assert set(times) == set(range(n)) and Counter(times.values())[2] == n % 2 and max(times.values()) <= 2
+
+
+class Saves(Callback):
+    """A checkpoint after each step."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def ids_of_a_run_that_is_resumed(rank, folder):
+    """The batches of three epochs, and those behind the 8th, trained from its checkpoint."""
+    ids = []
+    for checkpoint in (None, folder / "8.ckpt"):
+        model, loader = KeepsIds(), MiniDataLoader(range(24), 2, shuffle=True, num_workers=2)
+        trainer = quiet_trainer(devices=2, strategy="ddp", max_epochs=3, callbacks=[Saves(folder)])
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        ids.append(model.ids)
+    return ids
+
+
+def test_two_ranks_of_a_trainer_go_on_within_an_epoch(tmp_path):
+    # Of 6 batches on each rank, the second epoch's third is the first that is trained again.
+    for result in run_ranks(ids_of_a_run_that_is_resumed, args=(tmp_path,), timeout=120):
+        whole, resumed = result.value
+        assert len(whole) == 18 and resumed == whole[8:]
 
 
 def test_find_batch_size_takes_it_and_reads_nothing():

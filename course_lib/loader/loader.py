@@ -13,8 +13,9 @@ from operator import length_hint
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from course_lib._ranks import world_size_of
 from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -137,12 +138,22 @@ class MiniDataLoader(DataLoader[Any]):
         """Make the next epoch the one of ``state``, behind the batches that were delivered.
 
         Its order comes out again: the generator that it is drawn from is set back (torch's global one, where none was
-        given), and the sampler by its own ``load_state_dict``, where it has one. A stream has no position, so its
-        batches are read again up to there; it needs the same number of workers as before.
+        given), and the sampler by its own ``load_state_dict``, where it has one, or to its epoch. A stream has no
+        position, so its batches are read again up to there; it needs the same number of workers as before.
+
+        Raises:
+            ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had fewer
+                batches here or was shared by another number of ranks.
         """
-        if set(state) != set(self._start()):
+        start = self._start()
+        if set(state) != set(start):
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
+        if delivered and state["ranks"] != start["ranks"]:
+            raise ValueError(
+                f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "
+                "course_lib.resume.ResumableDataLoader can go on with other ranks"
+            )
         if not self._is_stream and delivered > length_hint(self._index_sampler, delivered):
             raise ValueError(
                 f"the state is {delivered} batches into an epoch, this loader's has {len(self)}: it was saved with "
@@ -151,11 +162,13 @@ class MiniDataLoader(DataLoader[Any]):
         self._resume = copy.deepcopy(dict(state))
 
     def _start(self) -> dict[str, Any]:
-        sampler = self._index_sampler
+        sampler, dealer = self._index_sampler, self._dealer
         return {
             "batches_delivered": 0,
             "order_generator": self._order_generator.get_state(),
             "sampler": sampler.state_dict() if hasattr(sampler, "state_dict") else None,
+            "epoch": dealer.epoch if isinstance(dealer, DistributedSampler) else None,
+            "ranks": getattr(dealer, "num_replicas", 1) or world_size_of(),
             "draws_worker_seed": self._iterator is None or self._iterator.closed,
         }
 
@@ -170,11 +183,18 @@ class MiniDataLoader(DataLoader[Any]):
             self._order_generator.set_state(self._position["order_generator"])
             if self._position["sampler"] is not None:
                 self._index_sampler.load_state_dict(self._position["sampler"])
+            if self._position["batches_delivered"] and self._position["epoch"] is not None:
+                self._dealer.set_epoch(self._position["epoch"])  # a Trainer does so after its iter(loader)
         return self._position
 
     @property
+    def _dealer(self) -> Any:
+        """The sampler that may deal the order to ranks."""
+        return getattr(self._index_sampler, "sampler", self._index_sampler)
+
+    @property
     def _order_generator(self) -> torch.Generator:
-        samplers = (self._index_sampler, getattr(self._index_sampler, "sampler", None))
+        samplers = (self._index_sampler, self._dealer)
         generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
         return next((each for each in generators if isinstance(each, torch.Generator)), torch.default_generator)
 
