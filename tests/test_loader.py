@@ -9,6 +9,7 @@ after an error of `worker_init_fn` each of the worker's tasks gets that error.
 import collections
 import copy
 import gc
+import inspect
 import multiprocessing
 import os
 import pickle
@@ -31,25 +32,31 @@ import numpy as np
 import psutil
 import pytest
 import torch
+from lightning.pytorch.callbacks import Callback
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
     Dataset,
+    DistributedSampler,
     IterableDataset,
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
+    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
 
-import course_lib._loader_workers as workers_module
-from course_lib import loader as loader_module
-from course_lib._loader_pinning import pin
-from course_lib.loader import MiniDataLoader
+import course_lib.loader.loader as loader_module
+import course_lib.loader.workers as workers_module
+from course_lib.launch import run_ranks
+from course_lib.loader import MiniDataLoader, trace
+from course_lib.loader.pinning import pin
+from course_lib.memory import find_batch_size
 from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
+from tests.trainer_oracle import CountingModule, quiet_trainer
 
 FORK = multiprocessing.get_context("fork")
 
@@ -1221,6 +1228,10 @@ def seeded():
     return torch.Generator().manual_seed(5)
 
 
+def second_of_two(dataset):
+    return DistributedSampler(dataset, num_replicas=2, rank=1, seed=4)
+
+
 LOADERS = {
     "sequential": lambda **flags: MiniDataLoader(range(23), 3, **flags),
     "single samples": lambda **flags: MiniDataLoader(torch.arange(7), None, **flags),
@@ -1234,14 +1245,16 @@ LOADERS = {
     "epoch sampler": lambda **flags: MiniDataLoader(
         range(23), batch_sampler=ShuffledBatchSampler(23, 3, seed=2), **flags
     ),
+    "distributed": lambda **flags: MiniDataLoader(range(23), 2, sampler=second_of_two(range(23)), **flags),
     "stream": lambda **flags: MiniDataLoader(Stream(23, "int", False, {}, split="strided"), 3, **flags),
 }
 
 
 def epoch_of(loader, number, count=None):
     """The iterator of an epoch, and its first batches."""
-    if hasattr(loader.batch_sampler, "set_epoch"):
-        loader.batch_sampler.set_epoch(number)
+    for sampler in (loader.batch_sampler, loader.sampler):
+        if hasattr(sampler, "set_epoch"):
+            sampler.set_epoch(number)
     iterator = iter(loader)
     return iterator, [batch.tolist() for _, batch in zip(range(99 if count is None else count), iterator, strict=False)]
 
@@ -1316,7 +1329,7 @@ def test_a_copy_and_a_trace_leave_a_loaded_state_as_it_is():
     next(iter(loader))
     resumed = MiniDataLoader(range(6))
     resumed.load_state_dict(loader.state_dict())
-    assert len(loader_module.trace(resumed)) == len(list(copy.copy(resumed))) == 5
+    assert len(trace(resumed)) == len(list(copy.copy(resumed))) == 5
     assert [batch.item() for batch in resumed] == [1, 2, 3, 4, 5]
     assert [batch.item() for batch in resumed] == [0, 1, 2, 3, 4, 5]
 
@@ -1355,6 +1368,31 @@ def test_a_bad_state_is_refused():
         iter(stream)
 
 
+def test_within_an_epoch_the_number_of_ranks_stays():
+    loader, dataset = LOADERS["distributed"](), range(23)
+    between = loader.state_dict()
+    epoch_of(loader, 1, 2)
+    for sampler in (DistributedSampler(dataset, num_replicas=3, rank=1), ShuffledBatchSampler(23, 2, num_replicas=3)):
+        of_batches = isinstance(sampler, ShuffledBatchSampler)
+        other = MiniDataLoader(dataset, **{"batch_sampler" if of_batches else "sampler": sampler})
+        other.load_state_dict(between)
+        with pytest.raises(
+            ValueError, match=r"within an epoch that 2 rank\(s\) shared, here 3 do: .*ResumableDataLoader"
+        ):
+            other.load_state_dict(loader.state_dict())
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_epoch_of_a_distributed_sampler_may_be_set_after_the_iterator_is_made(workers):
+    # So does a Trainer that resumes.
+    loader, resumed = (LOADERS["distributed"](num_workers=workers) for _ in range(2))
+    iterator, _ = epoch_of(loader, 2, 3)
+    resumed.load_state_dict(loader.state_dict())
+    batches = iter(resumed)
+    resumed.sampler.set_epoch(2)
+    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in iterator]
+
+
 def test_out_of_order_there_is_no_position():
     loader = MiniDataLoader(range(20), 2, num_workers=2, in_order=False)
     between = loader.state_dict()
@@ -1366,3 +1404,84 @@ def test_out_of_order_there_is_no_position():
     assert loader.state_dict()["batches_delivered"] == 0
     assert sorted(index for batch in loader for index in batch.tolist()) == list(range(20))
     loader.state_dict()
+
+
+# ------------------------------------------------------------------------- in a trainer, a DataLoader like torch's own
+
+
+class KeepsIds(CountingModule):
+    def __init__(self):
+        super().__init__()
+        self.ids = []
+
+    def training_step(self, batch):
+        self.ids.append(batch.tolist())
+        return super().training_step(batch)
+
+
+def ids_seen_by_trainers(rank, n, flags):
+    """Of each loader's two epochs, the batches that this rank trained on."""
+    seen = []
+    for kind in (DataLoader, MiniDataLoader):
+        model, trainer = KeepsIds(), quiet_trainer(devices=2, strategy="ddp", max_epochs=2)
+        trainer.fit(model, kind(range(n), 4, **flags))
+        assert type(trainer.train_dataloader) is kind and type(trainer.train_dataloader.sampler) is DistributedSampler
+        half = len(model.ids) // 2
+        seen.append([model.ids[:half], model.ids[half:]])
+    return seen
+
+
+@pytest.mark.parametrize(
+    ("n", "flags"), [(40, dict(shuffle=True)), (41, dict(shuffle=True, num_workers=1)), (41, dict(drop_last=True))]
+)
+def test_two_ranks_of_a_trainer_with_default_flags_share_the_samples_as_of_torchs_loader(n, flags):
+    # The Trainer re-creates the loader, with a DistributedSampler. That pads 41 samples: one is trained twice.
+    ranks = [result.value for result in run_ranks(ids_seen_by_trainers, args=(n, flags), timeout=120)]
+    for epoch in range(2):
+        its, ours = ([batches for rank in ranks for batches in rank[kind][epoch]] for kind in (0, 1))
+        assert ours == its
+        times = Counter(index for batch in ours for index in batch)
+        if "drop_last" in flags:
+            assert len(times) == 40 and set(times.values()) == {1}
+        else:
+            assert set(times) == set(range(n)) and Counter(times.values())[2] == n % 2 and max(times.values()) <= 2
+
+
+class Saves(Callback):
+    """A checkpoint after each step."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def on_train_batch_end(self, trainer, *_):
+        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
+
+
+def ids_of_a_run_that_is_resumed(rank, folder):
+    """The batches of three epochs, and those behind the 8th, trained from its checkpoint."""
+    ids = []
+    for checkpoint in (None, folder / "8.ckpt"):
+        model, loader = KeepsIds(), MiniDataLoader(range(24), 2, shuffle=True, num_workers=2)
+        trainer = quiet_trainer(devices=2, strategy="ddp", max_epochs=3, callbacks=[Saves(folder)])
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        ids.append(model.ids)
+    return ids
+
+
+def test_two_ranks_of_a_trainer_go_on_within_an_epoch(tmp_path):
+    # Of 6 batches on each rank, the second epoch's third is the first that is trained again.
+    for result in run_ranks(ids_of_a_run_that_is_resumed, args=(tmp_path,), timeout=120):
+        whole, resumed = result.value
+        assert len(whole) == 18 and resumed == whole[8:]
+
+
+def test_find_batch_size_takes_it_and_reads_nothing():
+    dataset = TensorDataset(torch.randn(40, 32), torch.zeros(40, dtype=torch.long))
+    loader, model = MiniDataLoader(dataset, 4, shuffle=True, generator=seeded()), torch.nn.Linear(32, 2)
+    fitted = find_batch_size(model, loader, torch.optim.SGD(model.parameters(), 0.1), limit_bytes=10**9)
+    assert fitted.batch_size == 40 and loader.state_dict()["order_generator"].equal(seeded().get_state())
+
+
+def test_its_signature_is_torchs():
+    ours, its = (inspect.signature(kind.__init__).parameters.values() for kind in (MiniDataLoader, DataLoader))
+    assert [(each.name, each.kind, each.default) for each in ours] == [(p.name, p.kind, p.default) for p in its]

@@ -1,4 +1,4 @@
-"""The processes of a loader: *one pipe a worker, one answer a task*.
+"""The processes of a loader: *one pipe for each worker, one answer for each task*.
 
 Torch's loader has one queue for the answers of all workers: they come as they are ready, wait in a dictionary for
 their turn, and a worker that is killed while it holds the queue's lock blocks the others. With a pipe for each worker
@@ -24,15 +24,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from multiprocessing.reduction import ForkingPickler
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 import torch.multiprocessing  # its pickler passes tensors through shared memory
+from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker  # what torch.utils.data.get_worker_info() reads
-
-if TYPE_CHECKING:
-    from course_lib.loader import MiniDataLoader
 
 LOOK_SECONDS = 5.0
 """How often who waits looks whether the other side lives: most ends are seen at once, by the end of the pipe."""
@@ -203,7 +201,7 @@ HINTS = {
 class Crew:
     """The workers of an iterator, a pipe to each, and whose tasks are still to be answered."""
 
-    def __init__(self, loader: MiniDataLoader, base_seed: int) -> None:
+    def __init__(self, loader: DataLoader[Any], make_fetch: Callable[[], Any], base_seed: int) -> None:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
@@ -217,7 +215,7 @@ class Crew:
                 ours, theirs = context.Pipe()
                 self.pipes.append(ours)
                 setting = (worker_id, loader.num_workers, base_seed, loader.dataset)
-                arguments = (theirs, forked_from, *setting, loader._make_fetch, loader.worker_init_fn)
+                arguments = (theirs, forked_from, *setting, make_fetch, loader.worker_init_fn)
                 process = context.Process(target=work, args=arguments, daemon=True)
                 process.start()
                 theirs.close()  # else the pipe would not end with the worker

@@ -1,26 +1,10 @@
-"""A DataLoader to be read in one sitting, which behaves as torch's does.
-
-Between ``for batch in loader`` and a batch lie a sampler, a fetch, a collate and, with workers, a small distributed
-system. Here is the path, in its order: indices, fetch and collate, an iterator that fetches by itself, and one that
-deals tasks to workers (``_loader_workers``) and can pin what they answer (``_loader_pinning``).
-The rule: *one pipe a worker, one answer a task: batches come in the order in which their tasks were dealt, however
-fast each worker is.*
-
-    >>> loader = MiniDataLoader(range(10), batch_size=4, num_workers=2)
-    >>> [batch.tolist() for batch in loader]
-    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
-
-Beyond torch's loader it has a state (``loader.state_dict()``), names a killed worker and its signal at once, and
-raises where a batch cannot be pickled, where torch's waits for ever. ``trace`` shows of either loader when each batch
-was fetched, waited for and delivered.
-"""
+"""The loader and its iterators, from an index to a batch; what each worker does stands in ``workers.py``."""
 
 from __future__ import annotations
 
 import copy
 import functools
 import itertools
-import math
 import warnings
 import weakref
 from collections import deque
@@ -29,27 +13,18 @@ from operator import length_hint
 from typing import Any
 
 import torch
-from torch.utils.data import (
-    BatchSampler,
-    IterableDataset,
-    RandomSampler,
-    Sampler,
-    SequentialSampler,
-    default_collate,
-    default_convert,
-)
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from course_lib._loader_arguments import check_order, check_workers, context_of
-from course_lib._loader_pinning import PinningThread, can_pin, pin
-from course_lib._loader_workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
-from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline, trace
+from course_lib._ranks import world_size_of
+from course_lib.loader.pinning import PinningThread, can_pin, pin
+from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
 
-__all__ = ["BatchTrace", "MiniDataLoader", "predict_throughput", "simulate_pipeline", "trace"]
 
-
-class MiniDataLoader:
+class MiniDataLoader(DataLoader[Any]):
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
+
+    Torch's constructor checks the arguments and makes the samplers; the iterators and the workers are our own.
 
     Args:
         dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``.
@@ -76,6 +51,8 @@ class MiniDataLoader:
             ``collate_fn`` or of ``worker_init_fn`` keeps its type, and brings the worker's traceback.
     """
 
+    _iterator: Any  # the _WorkerBatches whose workers live on, or None
+
     def __init__(
         self,
         dataset: Any,
@@ -97,79 +74,55 @@ class MiniDataLoader:
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
-        check_workers(num_workers, timeout, prefetch_factor, persistent_workers)
-        check_order(dataset, batch_size, shuffle, sampler, batch_sampler, drop_last)
-        self.dataset, self.generator, self.in_order = dataset, generator, in_order
-        self.num_workers, self.persistent_workers, self.timeout = num_workers, persistent_workers, timeout
-        self.prefetch_factor = 2 if num_workers and prefetch_factor is None else prefetch_factor
-        self.worker_init_fn, self.multiprocessing_context = worker_init_fn, multiprocessing_context
-        self.pin_memory, self.pin_memory_device = pin_memory, pin_memory_device
-        if sampler is None:  # first indices …
-            if self._is_stream:
-                sampler = _NoIndex()
-            else:
-                sampler = RandomSampler(dataset, generator=generator) if shuffle else SequentialSampler(dataset)
-        if batch_sampler is not None:  # … then batches of indices
-            batch_size = None
-        elif batch_size is not None:
-            batch_sampler = BatchSampler(sampler, batch_size, drop_last)  # type: ignore[arg-type]
-        self.sampler, self.batch_sampler = sampler, batch_sampler
-        self.batch_size, self.drop_last = batch_size, drop_last
-        self.collate_fn: Any = collate_fn or (default_collate if self._auto_collation else default_convert)
-        self._iterator: _WorkerBatches | None = None
-        self._told_length: int | None = None
+        super().__init__(
+            dataset,
+            batch_size,
+            shuffle,
+            sampler,
+            batch_sampler,
+            num_workers,
+            collate_fn,
+            pin_memory,
+            drop_last,
+            timeout,
+            worker_init_fn,  # type: ignore[arg-type]
+            multiprocessing_context,
+            generator,
+            prefetch_factor=prefetch_factor,
+            persistent_workers=persistent_workers,
+            pin_memory_device=pin_memory_device,
+            in_order=in_order,
+        )
+        # Torch finds these two when the loader is iterated, and by an assertion.
+        if timeout and num_workers == 0:
+            raise ValueError(f"timeout option needs num_workers > 0, got num_workers=0 and timeout={timeout}")
+        if self.prefetch_factor == 0:
+            raise ValueError("prefetch_factor option should be an int greater than 0, got 0")
         self._position: dict[str, Any] = {}  # in the epoch that runs; empty between epochs
         self._resume: dict[str, Any] = {}  # of the epoch to go on with
-        self._initialized = True
 
     @property
     def _is_stream(self) -> bool:
         return isinstance(self.dataset, IterableDataset)
 
     @property
-    def _auto_collation(self) -> bool:
-        return self.batch_sampler is not None
-
-    @property
-    def _index_sampler(self) -> Any:
-        return self.batch_sampler if self._auto_collation else self.sampler
-
-    @property
     def _make_fetch(self) -> Callable[[], Callable[[Any], Any]]:
         return functools.partial(make_fetch, self.dataset, self._auto_collation, self.collate_fn, self.drop_last)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        frozen = ("batch_size", "batch_sampler", "sampler", "drop_last", "dataset", "persistent_workers")
-        if name in frozen and getattr(self, "_initialized", False):
-            raise ValueError(
-                f"{name} attribute should not be set after {type(self).__name__} is initialized: make a new loader"
-            )
-        if name == "multiprocessing_context":
-            value = context_of(value, self.num_workers)
-        super().__setattr__(name, value)
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None}  # a copy will have workers of its own
 
-    def __len__(self) -> int:
-        """Batches of an epoch; for a stream with a length, an estimate that does not ask how its workers share it."""
-        if not self._is_stream:
-            return len(self._index_sampler)
-        self._told_length = length = len(self.dataset)
-        if self.batch_size is None:
-            return length
-        return length // self.batch_size if self.drop_last else math.ceil(length / self.batch_size)
-
-    def __iter__(self) -> _Batches:
+    def __iter__(self) -> _Batches:  # type: ignore[override]
         if self._iterator is not None and not self._iterator.closed:
             self._iterator.begin_epoch(self)
             return self._iterator
-        if not self.num_workers:
-            return _Batches(self)
-        iterator = _WorkerBatches(self)
+        iterator = self._get_iterator()
         if self.persistent_workers:
             self._iterator = iterator
         return iterator
+
+    def _get_iterator(self) -> _Batches:  # type: ignore[override]
+        return _WorkerBatches(self) if self.num_workers else _Batches(self)
 
     def state_dict(self) -> dict[str, Any]:
         """What the order of this epoch is drawn from, and the number of its batches that were *delivered*.
@@ -185,12 +138,22 @@ class MiniDataLoader:
         """Make the next epoch the one of ``state``, behind the batches that were delivered.
 
         Its order comes out again: the generator that it is drawn from is set back (torch's global one, where none was
-        given), and the sampler by its own ``load_state_dict``, where it has one. A stream has no position, so its
-        batches are read again up to there; it needs the same number of workers as before.
+        given), and the sampler by its own ``load_state_dict``, where it has one, or to its epoch. A stream has no
+        position, so its batches are read again up to there; it needs the same number of workers as before.
+
+        Raises:
+            ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had fewer
+                batches here or was shared by another number of ranks.
         """
-        if set(state) != set(self._start()):
+        start = self._start()
+        if set(state) != set(start):
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
+        if delivered and state["ranks"] != start["ranks"]:
+            raise ValueError(
+                f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "
+                "course_lib.resume.ResumableDataLoader can go on with other ranks"
+            )
         if not self._is_stream and delivered > length_hint(self._index_sampler, delivered):
             raise ValueError(
                 f"the state is {delivered} batches into an epoch, this loader's has {len(self)}: it was saved with "
@@ -199,11 +162,13 @@ class MiniDataLoader:
         self._resume = copy.deepcopy(dict(state))
 
     def _start(self) -> dict[str, Any]:
-        sampler = self._index_sampler
+        sampler, dealer = self._index_sampler, self._dealer
         return {
             "batches_delivered": 0,
             "order_generator": self._order_generator.get_state(),
             "sampler": sampler.state_dict() if hasattr(sampler, "state_dict") else None,
+            "epoch": dealer.epoch if isinstance(dealer, DistributedSampler) else None,
+            "ranks": getattr(dealer, "num_replicas", 1) or world_size_of(),
             "draws_worker_seed": self._iterator is None or self._iterator.closed,
         }
 
@@ -218,20 +183,20 @@ class MiniDataLoader:
             self._order_generator.set_state(self._position["order_generator"])
             if self._position["sampler"] is not None:
                 self._index_sampler.load_state_dict(self._position["sampler"])
+            if self._position["batches_delivered"] and self._position["epoch"] is not None:
+                self._dealer.set_epoch(self._position["epoch"])  # a Trainer does so after its iter(loader)
         return self._position
 
     @property
+    def _dealer(self) -> Any:
+        """The sampler that may deal the order to ranks."""
+        return getattr(self._index_sampler, "sampler", self._index_sampler)
+
+    @property
     def _order_generator(self) -> torch.Generator:
-        samplers = (self._index_sampler, getattr(self._index_sampler, "sampler", None))
+        samplers = (self._index_sampler, self._dealer)
         generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
         return next((each for each in generators if isinstance(each, torch.Generator)), torch.default_generator)
-
-
-class _NoIndex(Sampler[None]):
-    """The sampler of a stream: of a batch of its indices only the length counts."""
-
-    def __iter__(self) -> Iterator[None]:
-        return itertools.repeat(None)
 
 
 def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Callable[[Any], Any]:
@@ -273,7 +238,7 @@ class _Batches:
 
     def _begin(self, loader: MiniDataLoader, new_workers: bool) -> None:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
-        self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._told_length, 0
+        self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
         self._indices = itertools.islice(iter(self._index_sampler), self._read, None)
         if self._position["draws_worker_seed"]:
@@ -332,7 +297,7 @@ class _WorkerBatches(_Batches):
     """The iterator over an epoch that workers fetch: a task is dealt for each batch that is delivered."""
 
     def _prepare(self, loader: MiniDataLoader) -> None:
-        self._crew = Crew(loader, self._base_seed)
+        self._crew = Crew(loader, loader._make_fetch, self._base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
         self._answers: Any = PinningThread(self._crew) if self._pins else self._crew

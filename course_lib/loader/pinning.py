@@ -14,8 +14,9 @@ from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, 
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader
 
-from course_lib._loader_workers import LOOK_SECONDS, Crew, Failure, StreamEnds
+from course_lib.loader.workers import LOOK_SECONDS, Crew, Failure, StreamEnds
 
 
 class PinningThread:
@@ -60,7 +61,7 @@ class PinningThread:
             return Failure.of(error, f"in pin memory thread for device {device_index}")
 
 
-def can_pin(loader: Any) -> bool:
+def can_pin(loader: DataLoader[Any]) -> bool:
     if not loader.pin_memory:
         return False
     if loader.pin_memory_device:

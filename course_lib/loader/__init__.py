@@ -1,0 +1,22 @@
+"""A DataLoader to be read in one sitting, which behaves as torch's does.
+
+Between ``for batch in loader`` and a batch lie a sampler, a fetch, a collate and, with workers, a small distributed
+system. ``loader.py`` holds the path in its order: indices, fetch and collate, an iterator that fetches by itself, and
+one that deals tasks to workers (``workers.py``) and can pin what they answer (``pinning.py``).
+The rule: *one pipe for each worker, one answer for each task: batches come in the order in which their tasks were
+dealt, however fast each worker is.*
+
+    >>> loader = MiniDataLoader(range(10), batch_size=4, num_workers=2)
+    >>> [batch.tolist() for batch in loader]
+    [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
+
+It is a ``torch.utils.data.DataLoader`` by type, so that trainers treat it as one: they give it a sampler for each
+rank. Beyond torch's loader it has a state (``loader.state_dict()``), names a killed worker and its signal at once, and
+raises where a batch cannot be pickled, where torch's waits without end. ``trace`` shows for either loader when each
+batch was fetched, waited for and delivered.
+"""
+
+from course_lib.loader.loader import MiniDataLoader
+from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline, trace
+
+__all__ = ["BatchTrace", "MiniDataLoader", "predict_throughput", "simulate_pipeline", "trace"]
