@@ -16,8 +16,7 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Hashable
 
-from course_lib.memory.wording import MIB
-
+MIB = 2**20
 ROUND = 512
 SMALL = 1 * MIB
 SMALL_SEGMENT = 2 * MIB

@@ -16,7 +16,7 @@ The ledger sees operators, not kernels, so it works as well where no kernel runs
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
@@ -25,6 +25,9 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from course_lib._tensors import storages_of
+from course_lib._words import readable_bytes
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
 """What a byte can be for; where two fit, the first one counts.
@@ -191,8 +194,10 @@ class StorageLedger(TorchDispatchMode):
     # ---------------------------------------------------------------------------------------------------- writing
 
     def _meet(self, tensor: Tensor, made_here: bool) -> list[Storage]:
-        met = []
-        for untyped in storages_of(tensor) if tensor.device.type == self.device_type else ():
+        met: list[Storage] = []
+        if tensor.device.type != self.device_type:
+            return met
+        for untyped in storages_of(tensor):
             storage = self._live.get(id(untyped))
             nbytes = untyped.nbytes()
             if storage is None:
@@ -212,10 +217,11 @@ class StorageLedger(TorchDispatchMode):
 
         def end(_: Any) -> None:
             self = ledger()
-            storage = self._live.pop(key, None) if self is not None else None
-            if self is not None and storage is not None:
-                storage.last_backward = self._last_backward
-                self._entries.append(Entry(self._phase or self._found_phase(), storage, -storage.nbytes))
+            if self is None or key not in self._live:
+                return
+            storage = self._live.pop(key)
+            storage.last_backward = self._last_backward
+            self._entries.append(Entry(self._phase or self._found_phase(), storage, -storage.nbytes))
 
         return end
 
@@ -279,6 +285,14 @@ def peak_by_phase(timeline: Sequence[Moment]) -> dict[str, int]:
     return most
 
 
+def in_categories(by_category: Mapping[str, int]) -> list[str]:
+    """A line for each category that has bytes: its name, its bytes, its share."""
+    total = sum(by_category.values())
+    return [
+        f"  {name:<12} {readable_bytes(count):>11} {count / total:7.1%}" for name, count in by_category.items() if count
+    ]
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
@@ -286,12 +300,3 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 def in_backward() -> bool:
     # No public function tells; before torch 2.1 there was none at all.
     return torch._C._current_graph_task_id() != -1
-
-
-def storages_of(tensor: Tensor) -> list[Any]:
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
-    try:
-        return [tensor.untyped_storage()]
-    except (NotImplementedError, RuntimeError):  # a subclass or layout without a storage of its own
-        return []

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib.memory.ledger import Moment, StorageLedger, peak_by_phase, tensors_in
-from course_lib.memory.wording import in_categories, readable
+from course_lib._words import readable_bytes
+from course_lib.memory.ledger import Moment, StorageLedger, in_categories, peak_by_phase, tensors_in
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class PeakMemory:
         return peak_by_phase(self.timeline)
 
     def __str__(self) -> str:
-        return "\n".join([f"peak: {readable(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
+        return "\n".join([f"peak: {readable_bytes(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
 
 
 def measure_peak(
@@ -98,11 +98,16 @@ def measure_peak(
 
 
 def _device(model: nn.Module | None, device: torch.device | str | None) -> torch.device:
-    first = next(model.parameters(), None) if model is not None else None
-    chosen = torch.device(device) if device is not None else first.device if first is not None else torch.device("cpu")
+    parameters = model.parameters() if model is not None else []
+    chosen = device_of_parameters(parameters) if device is None else torch.device(device)
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or a CUDA device, got {str(chosen)!r}")
     return chosen
+
+
+def device_of_parameters(parameters: Iterable[Tensor]) -> torch.device:
+    """Where the first of these is; the CPU where there is none."""
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def _name(ledger: StorageLedger, model: nn.Module | None, optimizer: Optimizer | None) -> None:

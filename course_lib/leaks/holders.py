@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from course_lib.memory.census import LruCache
+from course_lib.leaks.census import LruCache
 
 _DEEPEST = 24
 _WIDEST = 16

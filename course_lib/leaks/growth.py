@@ -28,8 +28,9 @@ from typing import Any
 import torch
 
 from course_lib._arguments import int_of_at_least
-from course_lib.memory.census import Census, Count
-from course_lib.memory.culprits import Culprit, find_culprits
+from course_lib._words import counted
+from course_lib.leaks.census import Census, Count
+from course_lib.leaks.culprits import Culprit, find_culprits
 
 
 @dataclass(frozen=True)
@@ -52,8 +53,8 @@ class GrowthReport:
                 f"nothing grew in {self.steps} steps: {last['tensors']} tensors of {last['tensor_bytes']} B and "
                 f"{last['graph_nodes']} graph nodes are alive after the last"
             )
-        number = f"{len(self.culprits)} thing{'s'[: len(self.culprits) > 1]}"
-        return "\n".join([f"{number} grew in {self.steps} steps", *map(str, self.culprits)])
+        lines = [f"{counted(len(self.culprits), 'thing')} grew in {self.steps} steps"]
+        return "\n".join(lines + [str(culprit) for culprit in self.culprits])
 
 
 def watch_growth(
