@@ -63,8 +63,7 @@ class Census:
     that is alive at the end is frozen, as `gc.freeze` cannot choose.
     """
 
-    def __init__(self, device: torch.device | str | int | None = None) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.groups: dict[type, list[Any]] = {}
         """The containers, by the builtin type that they are of."""
         self.lengths: list[int] = []
@@ -138,7 +137,7 @@ class Census:
             sum(len(nodes) for _, nodes in roots),
             host,
             workers,
-            _device_bytes(self.device),
+            _device_bytes(),
             self._changed_lengths(),
         )
 
@@ -185,9 +184,7 @@ def _process_bytes() -> tuple[int, int]:
     return process.memory_info().rss, private
 
 
-def _device_bytes(device: torch.device | str | int | None) -> int:
+def _device_bytes() -> int:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
-    if device is None:
-        return sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count()))
-    return torch.cuda.memory_allocated(device) if torch.device(device).type == "cuda" else 0
+    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -16,7 +16,7 @@ from course_lib.memory.ledger import Moment, StorageLedger, in_categories, peak_
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """What a call needed at its worst moment; what was there before it included."""
+    """What a call needed at its worst moment, including what was there before it."""
 
     peak_bytes: int
     by_category: dict[str, int]
@@ -46,19 +46,19 @@ def measure_peak(
 ) -> PeakMemory:
     """Call ``fn()`` once and measure the most memory that it held at a time.
 
-    On a CPU that is a count of tensor storages, in exact bytes: what operators return, until their last tensor is gone.
-    What kernels take and free inside themselves isn't in it, nor is the process's own memory. On CUDA the peak is
-    ``torch.cuda.max_memory_allocated``; the ledger runs along to tell its categories.
+    On a CPU it counts tensor storages, in exact bytes: what operators return, until the last tensor of each is gone.
+    It counts neither what kernels take and free inside themselves nor the process's own memory. On CUDA the peak is
+    ``torch.cuda.max_memory_allocated``; the ledger runs beside it to tell its categories.
 
-    What exists before ``fn`` counts from the beginning, as far as it is ``model``'s or ``optimizer``'s, or steps inside
-    of ``fn``. Any other tensor counts, as one of the inputs, from the first operator that reads it. On CUDA the
-    allocator counts all that is there.
+    What exists before ``fn`` counts from the beginning if it belongs to ``model``, to ``optimizer`` or to an optimizer
+    that steps inside of ``fn``. Any other tensor counts, as one of the inputs, from the first operator that reads it.
+    On CUDA the allocator counts all that is there.
 
     Args:
-        fn: A training step, say. It runs slower than usual: each operator is looked at. Not seen: tensors inside a
-            compiled function.
-        model: Names its parameters and buffers, and its arguments as inputs. Without it parameters are known by the
-            optimizer's step alone, and a batch made inside ``fn`` counts as activations.
+        fn: A training step, for example. It runs slower than usual, as each operator is looked at. Tensors inside a
+            compiled function are not seen.
+        model: Names its parameters and buffers, and its arguments as inputs. Without it, parameters are known only by
+            the optimizer's step, and a batch made inside ``fn`` counts as activations.
         optimizer: For its state where ``fn`` doesn't step.
         device: Default: where the model's first parameter is, else the CPU. Resets torch's peak statistics on CUDA.
 

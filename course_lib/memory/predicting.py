@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
@@ -66,12 +67,10 @@ class PeakPrediction:
         lines = [f"predicted peak: {readable_bytes(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
         lines += in_categories(self.by_category)
         if self.device == "cuda":
-            lines.append(
-                f"  about {readable_bytes(self.reserved_bytes)} reserved by the allocator, without the CUDA context"
-            )
-        lines.append(
-            "by phase: " + ", ".join(f"{name} {readable_bytes(n)}" for name, n in self.peak_by_phase().items())
-        )
+            reserved = readable_bytes(self.reserved_bytes)
+            lines.append(f"  about {reserved} reserved by the allocator, without the CUDA context")
+        phases = [f"{name} {readable_bytes(most)}" for name, most in self.peak_by_phase().items()]
+        lines.append(f"by phase: {', '.join(phases)}")
         return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
 
     __str__ = table
@@ -91,35 +90,35 @@ def predict_peak(
 ) -> PeakPrediction:
     """Predict the peak of a training step by taking two of them with fake tensors, which have a shape and no data.
 
-    A step is ``accumulate`` times: batch, forward and backward, then ``optimizer.step()`` and
-    ``zero_grad(set_to_none=True)``. The second step is the steady one, as the optimizer has its state: its peak is
-    returned. A micro-batch's graph and outputs are gone when the next one begins, its loss is not.
+    A step makes a batch and runs forward and backward, ``accumulate`` times; then come ``optimizer.step()`` and
+    ``zero_grad(set_to_none=True)``. In the second step the optimizer has its state, so that is the one whose peak is
+    returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is not.
 
     Args:
-        model_fn: Makes the module; not called for real memory, so it may be larger than this machine. One that exists
-            already is copied, without its data. ``.to("cuda")`` in it is fine.
+        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. A module that exists
+            already is copied without its data. ``.to("cuda")`` in it is fine.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
             where a ``batch_size`` is given.
-        optimizer_fn: Makes the optimizer from the list of parameters. Without a choice of its own it is the default
-            of the device: on CUDA ``foreach``, whose temporaries are as large as the parameters.
+        optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
+            the device's default: on CUDA ``foreach``, whose temporaries are as large as the parameters.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
-            Default: of a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; of a dict
-            what ``model(**batch)`` returns as ``loss``; of a tensor the mean of the output.
+            Default: for a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; for a dict
+            what ``model(**batch)`` returns as ``loss``; for a tensor the mean of the output.
         batch_size: Handed to ``batch_fn``.
         precision: ``"fp32"``; ``"bf16"``: autocast around the forward and the loss, with the copies of the weights
             that it keeps until then; ``"bf16-true"``: the model, floating inputs and all that follows. An
             ``autocast("cuda")`` of the model's own is not seen.
         accumulate: Micro-batches of a window. The loss is divided by it.
-        ddp: Adds the buckets of ``DistributedDataParallel`` to the gradients: once more their bytes, as
+        ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
             ``gradient_as_bucket_view`` is False by default.
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
             is known to choose; ``"cpu"``: exact bytes.
 
     Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that
-    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors. What
-    can be noticed of that is in ``doubts``. Checkpointing (``torch.utils.checkpoint``) is seen.
+    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors.
+    ``doubts`` says which of these were noticed. Checkpointing (``torch.utils.checkpoint``) is seen.
 
-    The random generators, the default dtype and the grad mode are as before, afterwards.
+    Afterwards the random generators, the default dtype and the grad mode are as before.
 
     Raises:
         ValueError: An argument out of range, functions that return something else than asked for, a loss that isn't
@@ -133,7 +132,7 @@ def predict_peak(
     accumulate = int_of_at_least(1, "accumulate", accumulate)
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
-        batch_fn = _with_size(batch_fn, batch_size)
+        batch_fn = functools.partial(batch_fn, batch_size)
     ledger = FakeLedger()
     cuda = AsOnCuda() if device == "cuda" else None
     with _undisturbed(), ExitStack() as stack:
@@ -158,7 +157,7 @@ def predict_peak(
             mark = ledger.mark()
             for _ in range(micro_batches):
                 ledger.begin("batch")
-                ledger.watching = False  # what a loader needs to make it is no memory of the device
+                ledger.watching = False  # a loader makes it in memory that is not the device's
                 batch = _batch(batch_fn, precision)
                 ledger.watching = True
                 ledger.arrive("inputs", tensors_in(batch))
@@ -205,7 +204,7 @@ def _undisturbed() -> Iterator[None]:
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What fake tensors refuse, in the words of somebody who doesn't know of them."""
+    """Explain what fake tensors refuse to somebody who doesn't know of them."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -222,10 +221,6 @@ def _explained() -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------- what the caller gives
-
-
-def _with_size(batch_fn: Callable[..., Any], batch_size: int) -> Callable[[], Any]:
-    return lambda: batch_fn(batch_size)
 
 
 def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
