@@ -10,6 +10,7 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from course_lib._tensors import bytes_by_storage
 from course_lib._words import readable_bytes
 from course_lib.memory import (
     CATEGORIES,
@@ -753,10 +754,16 @@ def test_the_report_names_categories_and_the_largest_live_tensors():
     assert "(777, 1001)" not in peak_report()
 
 
-def test_bytes_are_readable_bytes():
+def test_bytes_are_readable():
     assert [readable_bytes(n) for n in (0, 1536, 12 * KIB, 3.4 * MIB, 80 * 2**30)] == [
         "0 B", "1,536 B", "12.0 KiB", "3.4 MiB", "80.0 GiB",
     ]  # fmt: skip
+
+
+def test_a_storage_that_tensors_share_is_there_once_and_a_sparse_tensor_has_two():
+    x, sparse = torch.zeros(10), torch.eye(3).to_sparse()
+    assert list(bytes_by_storage([x, x[2:], x.view(2, 5)]).values()) == [40]
+    assert list(bytes_by_storage([sparse]).values()) == [2 * 3 * 8, 3 * 4]
 
 
 # --------------------------------------------------------------------------------------------------------- on a GPU
