@@ -1,9 +1,10 @@
-"""What several topics ask about the ranks: how many, where their tensors belong, what DDP reduces."""
+"""What several topics ask about the ranks: how many, what each of them says, what DDP reduces."""
 
 from __future__ import annotations
 
+import math
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 import torch
 import torch.distributed as dist
@@ -29,6 +30,25 @@ def device_of(group: dist.ProcessGroup | None) -> torch.device:
     if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
+
+
+def gathered(numbers: Sequence[float], group: dist.ProcessGroup | None = None) -> list[list[float]]:
+    """The numbers of each rank, in the order of the ranks; every rank gives as many. One collective.
+
+    A rank that cannot answer gives NaN, as its exception would leave the others waiting; it raises afterwards.
+    """
+    row = torch.tensor(numbers, dtype=torch.float64)
+    rows = [row]
+    if world_size_of(group) > 1:
+        row = row.to(device_of(group))
+        rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
+        dist.all_gather(rows, row, group=group)
+    return [row.tolist() for row in rows]
+
+
+def those_with_nan(numbers: Iterable[float]) -> str:
+    """``"rank 0, rank 2"``: the ranks that gave NaN; empty where there is none."""
+    return ", ".join(f"rank {rank}" for rank, number in enumerate(numbers) if math.isnan(number))
 
 
 def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:

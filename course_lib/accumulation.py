@@ -34,7 +34,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
-from course_lib._ranks import any_outside, ddp_modules, device_of, world_size_of
+from course_lib._ranks import any_outside, ddp_modules, gathered, those_with_nan
 from course_lib._words import counted
 
 
@@ -188,30 +188,22 @@ def count_window(
         place = [number, math.inf]  # there are more to come, and nobody knows how many
     else:
         place = [number, number_of_windows]
-    row = torch.tensor([count, micro_batches, *place], dtype=torch.float64)
-    gathered = [row]
-    world_size = world_size_of(group)
-    if world_size > 1:
-        row = row.to(device_of(group))
-        gathered = [torch.empty_like(row) for _ in range(world_size)]
-        try:
-            dist.all_gather(gathered, row, group=group)
-        except RuntimeError as error:
-            raise RuntimeError(
-                "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
-                "message says which; windows() lets the ranks compare their numbers of windows beforehand"
-            ) from error
+    try:
+        rows = gathered([count, micro_batches, *place], group)
+    except RuntimeError as error:
+        raise RuntimeError(
+            "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
+            "message says which; windows() lets the ranks compare their numbers of windows beforehand"
+        ) from error
     if refused is not None:
         raise refused
-    rows = torch.stack(gathered).tolist()
     _check_rows(rows)
-    return WindowTotal(sum(row[0] for row in rows), world_size)
+    return WindowTotal(sum(row[0] for row in rows), len(rows))
 
 
 def _check_rows(rows: list[list[float]]) -> None:
     counts, micro_batches, numbers, totals = map(list, zip(*rows, strict=True))
-    if any(map(math.isnan, counts)):
-        where = ", ".join(f"rank {rank}" for rank, count in enumerate(counts) if math.isnan(count))
+    if where := those_with_nan(counts):
         raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
     if 0 in micro_batches:
         empty = ", ".join(f"rank {rank}" for rank, n in enumerate(micro_batches) if n == 0)

@@ -10,6 +10,8 @@ from torch import nn
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.checkpoint import checkpoint
 
+from course_lib._tensors import bytes_by_storage
+from course_lib._words import readable_bytes
 from course_lib.memory import (
     CATEGORIES,
     StorageLedger,
@@ -19,7 +21,6 @@ from course_lib.memory import (
     saved_bytes,
 )
 from course_lib.memory.allocator import CachingAllocator, rounded
-from course_lib.memory.wording import readable
 
 KIB, MIB = 2**10, 2**20
 
@@ -747,16 +748,22 @@ def test_the_report_names_categories_and_the_largest_live_tensors():
     assert "of 4 of 4 parameters" in lines["gradients"]
     assert "3.8 MiB  AdamW" in lines["optimizer"]
     assert "resident" in lines
-    assert f"{readable(3 * 777 * 1001 * 4)}  3 × float32 (777, 1001)" in report
+    assert f"{readable_bytes(3 * 777 * 1001 * 4)}  3 × float32 (777, 1001)" in report
     assert "parameters" in peak_report(optimizer=optimizer) and "tensors" in peak_report()
     del kept
     assert "(777, 1001)" not in peak_report()
 
 
 def test_bytes_are_readable():
-    assert [readable(n) for n in (0, 1536, 12 * KIB, 3.4 * MIB, 80 * 2**30)] == [
+    assert [readable_bytes(n) for n in (0, 1536, 12 * KIB, 3.4 * MIB, 80 * 2**30)] == [
         "0 B", "1,536 B", "12.0 KiB", "3.4 MiB", "80.0 GiB",
     ]  # fmt: skip
+
+
+def test_a_storage_that_tensors_share_is_there_once_and_a_sparse_tensor_has_two():
+    x, sparse = torch.zeros(10), torch.eye(3).to_sparse()
+    assert list(bytes_by_storage([x, x[2:], x.view(2, 5)]).values()) == [40]
+    assert list(bytes_by_storage([sparse]).values()) == [2 * 3 * 8, 3 * 4]
 
 
 # --------------------------------------------------------------------------------------------------------- on a GPU

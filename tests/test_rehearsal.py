@@ -15,9 +15,9 @@ from torch import nn
 from course_lib import devices
 from course_lib.accumulation import accumulate, windows
 from course_lib.devices import explain_device, usable_device
+from course_lib.leaks import watch_growth
 from course_lib.loader import MiniDataLoader
 from course_lib.memory import find_batch_size, measure_peak, predict_peak
-from course_lib.memory.growth import watch_growth
 from course_lib.skipping import StepGuard
 from course_lib.skipping.alarm import Alarm
 from tests import effort

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
-from course_lib.memory.fitting import FittedBatchSize, find_batch_size
+from course_lib.memory.batch_size import FittedBatchSize, find_batch_size
 
 
 class FindBatchSize(Callback):

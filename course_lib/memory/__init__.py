@@ -20,8 +20,8 @@ Sources: ``c10/cuda/CUDACachingAllocator.cpp``; ``torch.distributed._tools.mem_t
 fake tensors too; pytorch's "Understanding CUDA memory usage".
 """
 
-from course_lib.memory.fitting import FittedBatchSize, find_batch_size, find_batch_sizes
-from course_lib.memory.growth import GrowthReport, watch_growth
+from course_lib.leaks import GrowthReport, watch_growth
+from course_lib.memory.batch_size import FittedBatchSize, find_batch_size, find_batch_sizes
 from course_lib.memory.ledger import CATEGORIES, Moment, StorageLedger
 from course_lib.memory.measuring import PeakMemory, measure_peak
 from course_lib.memory.predicting import PeakPrediction, predict_peak

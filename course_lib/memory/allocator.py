@@ -1,12 +1,12 @@
 """What PyTorch's CUDA allocator takes from the device for a sequence of allocations and frees.
 
 Tensors don't get their bytes from the device one by one: the allocator takes segments, cuts them into blocks, and keeps
-what is freed. The rule: *a request is rounded up to 512 bytes; up to 1 MiB it comes from segments of 2 MiB, below
-10 MiB from segments of 20 MiB, from there on from a segment of its own, in steps of 2 MiB; of what is cached the
-smallest block that fits is taken, and cut if enough remains.*
+what is freed. The rule: *a request is rounded up to 512 bytes. Up to 1 MiB it comes from segments of 2 MiB, below
+10 MiB from segments of 20 MiB, and from there on from a segment of its own, in steps of 2 MiB. The allocator takes the
+smallest cached block that fits, and cuts it if enough remains.*
 
-An imitation of the default settings, on one stream, without `PYTORCH_CUDA_ALLOC_CONF`. It cannot know how the allocator
-would go on once the device is full: it then gives cached segments back and asks again.
+This imitates the default settings, on one stream, without `PYTORCH_CUDA_ALLOC_CONF`. It doesn't imitate what the
+allocator does once the device is full: it gives cached segments back and asks again.
 
 Source: pytorch/pytorch, ``c10/cuda/CUDACachingAllocator.cpp``.
 """
@@ -15,9 +15,9 @@ from __future__ import annotations
 
 from bisect import bisect_left, insort
 from collections.abc import Hashable
+from dataclasses import dataclass
 
-from course_lib.memory.wording import MIB
-
+MIB = 2**20
 ROUND = 512
 SMALL = 1 * MIB
 SMALL_SEGMENT = 2 * MIB
@@ -41,7 +41,7 @@ class CachingAllocator:
         self._numbers = 0
 
     def allocate(self, key: Hashable, nbytes: int) -> int:
-        """Returns the bytes of the block, 0 for a request of none. ``key`` gives it back."""
+        """Return the bytes of the block, 0 for a request of 0 bytes. ``free`` needs the same ``key``."""
         if nbytes <= 0:
             return 0
         size = rounded(nbytes)
@@ -62,7 +62,7 @@ class CachingAllocator:
         return block.size
 
     def free(self, key: Hashable) -> int:
-        """Returns the bytes of the block that is given back, 0 where there was none."""
+        """Return the bytes of the block that was given back, 0 where there was none."""
         block = self._used.pop(key, None)
         if block is None:
             return 0
@@ -99,15 +99,14 @@ def rounded(nbytes: int) -> int:
     return -(-nbytes // ROUND) * ROUND
 
 
+@dataclass(slots=True, eq=False)
 class _Block:
-    __slots__ = ("after", "before", "free", "number", "size", "small")
-
-    def __init__(
-        self, number: int, size: int, small: bool, before: _Block | None = None, after: _Block | None = None
-    ) -> None:
-        self.number, self.size, self.small = number, size, small
-        self.before, self.after = before, after
-        self.free = False
+    number: int
+    size: int
+    small: bool
+    before: _Block | None = None
+    after: _Block | None = None
+    free: bool = False
 
 
 def _joined(block: _Block, neighbour: _Block) -> _Block:

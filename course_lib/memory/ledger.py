@@ -1,22 +1,23 @@
 """Every byte that tensors hold, written down with what it is for.
 
 An allocator knows how many bytes are taken, and not for what; a model's parameters are known, and are seldom half of
-it. The rule: *a storage is counted once, from the operator that made it until its last tensor is gone; what it was for
-is what became of it.* A gradient is born as one more product of the backward, so categories are decided afterwards,
-and the peak is found by going through the ledger once more.
+the total. The rule: *a storage is counted once, from the operator that made it until its last tensor is gone; what it
+was for is what became of it.* A new gradient looks like any other product of the backward, so categories are decided
+afterwards, and the peak is found by going through the ledger once more.
 
     with StorageLedger() as ledger:
         ledger.name_model(model)
         model(x).sum().backward()
     ledger.peak().by_category           # {"parameters": 1200, …, "activations": 640, …}
 
-The ledger sees operators, not kernels, so it works as well where no kernel runs: under fake tensors.
+The ledger sees operators, not kernels, so it also works where no kernel runs: under fake tensors.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -26,25 +27,28 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from course_lib._tensors import storages_of
+from course_lib._words import readable_bytes
+
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
-"""What a byte can be for; where two fit, the first one counts.
+"""What a byte can be for; where two of them are true, the first one counts.
 
 - ``parameters``, ``buffers``: the module's.
 - ``gradients``: what ``.grad`` of a parameter holds, from the operator that made it.
 - ``optimizer``: its state.
-- ``inputs``: the batch, and what else was there before and was read.
+- ``inputs``: the batch, and whatever else was there before and was read.
 - ``activations``: made in a forward and still there in the backward after it, or made again in that backward
   (checkpointing).
-- ``temporary``: the rest, as what a backward makes and drops.
+- ``temporary``: the rest, such as what a backward makes and drops.
 """
 
 
 class StorageLedger(TorchDispatchMode):
     """Counts the storages of all tensors that pass through an operator while the ledger is entered.
 
-    Seen is what an operator takes or returns, fake tensors too. A tensor that was there before counts
-    from the beginning where it is named (``name``, ``name_model``, ``name_optimizer``, or by an optimizer's step), else
-    from the first operator that reads it.
+    It sees what an operator takes or returns, fake tensors too. A tensor that was there before counts from the
+    beginning if it is named (by ``name``, ``name_model``, ``name_optimizer`` or an optimizer's step), otherwise from
+    the first operator that reads it.
 
     Not seen: what a kernel allocates and frees inside (workspaces, packed weights), sparse layouts other than COO, and
     the inside of compiled functions.
@@ -53,7 +57,7 @@ class StorageLedger(TorchDispatchMode):
         device_type: Where the tensors are that count: ``"cpu"`` or ``"cuda"``.
 
     Attributes:
-        watching: False: operators run unseen.
+        watching: If False, operators run unseen.
         operators: Names of the operators seen, as ``"aten.convolution"``.
     """
 
@@ -101,14 +105,14 @@ class StorageLedger(TorchDispatchMode):
         return result
 
     def begin(self, phase: str) -> None:
-        """Label what follows, instead of the ``"forward"``, ``"backward"`` and ``"step"`` that are found."""
+        """Name the phase that follows, instead of the ``"forward"``, ``"backward"`` and ``"step"`` that are found."""
         self._phase = phase
         self._entries.append(Entry(phase, _NOTHING, 0))
 
     # ------------------------------------------------------------------------------------------------- categories
 
     def name(self, category: str, tensors: Iterable[Tensor]) -> None:
-        """Say what tensors are for, from when they were made; those that no operator made here, from the beginning."""
+        """Say what tensors are for. Those that no operator made here count from the beginning."""
         for tensor in tensors:
             for storage in self._meet(tensor, made_here=False):
                 storage.category = min(category, storage.category or category, key=CATEGORIES.index)
@@ -138,7 +142,7 @@ class StorageLedger(TorchDispatchMode):
         self.name("optimizer", tensors_in(list(optimizer.state.values())))
 
     def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Don't count these, now or ever: they lie on another device."""
+        """Don't count these at any time: they are on another device."""
         for tensor in tensors:
             for storage in self._meet(tensor, made_here=False):
                 storage.counted = False
@@ -191,12 +195,17 @@ class StorageLedger(TorchDispatchMode):
     # ---------------------------------------------------------------------------------------------------- writing
 
     def _meet(self, tensor: Tensor, made_here: bool) -> list[Storage]:
-        met = []
-        for untyped in storages_of(tensor) if tensor.device.type == self.device_type else ():
+        met: list[Storage] = []
+        if tensor.device.type != self.device_type:
+            return met
+        for untyped in storages_of(tensor):
             storage = self._live.get(id(untyped))
             nbytes = untyped.nbytes()
             if storage is None:
-                storage = Storage(made_here, self._clock, self._found_phase(), self.mark())
+                phase = self._found_phase()
+                # A backward runs without gradients, except what is recomputed in it (or differentiated once more).
+                recomputed = phase == "backward" and torch.is_grad_enabled()
+                storage = Storage(made_here, self._clock, phase, recomputed, first_entry=self.mark())
                 # Python keeps a storage's object for as long as the storage lives, so its end is the storage's.
                 storage.watch = weakref.ref(untyped, self._end_of(id(untyped)))
                 self._live[id(untyped)] = storage
@@ -212,44 +221,39 @@ class StorageLedger(TorchDispatchMode):
 
         def end(_: Any) -> None:
             self = ledger()
-            storage = self._live.pop(key, None) if self is not None else None
-            if self is not None and storage is not None:
-                storage.last_backward = self._last_backward
-                self._entries.append(Entry(self._phase or self._found_phase(), storage, -storage.nbytes))
+            if self is None or key not in self._live:
+                return
+            storage = self._live.pop(key)
+            storage.last_backward = self._last_backward
+            self._entries.append(Entry(self._phase or self._found_phase(), storage, -storage.nbytes))
 
         return end
 
     def _found_phase(self) -> str:
         if in_backward():
             return "backward"
-        # A closure runs the forward inside the step, with gradients enabled.
+        # An optimizer's closure runs the forward inside the step, with gradients enabled.
         return "step" if self._stepping and not torch.is_grad_enabled() else "forward"
 
 
+@dataclass(slots=True, eq=False)
 class Storage:
     """What the ledger knows of one storage."""
 
-    __slots__ = (
-        "born", "born_in", "category", "counted", "first_entry", "last_backward", "made_here", "nbytes", "recomputed",
-        "watch",
-    )  # fmt: skip
-
-    def __init__(self, made_here: bool, born: int, born_in: str, first_entry: int) -> None:
-        self.made_here = made_here
-        self.born = born
-        self.born_in = born_in
-        # A backward runs without gradients, but for what is recomputed in it (or differentiated once more).
-        self.recomputed = born_in == "backward" and torch.is_grad_enabled()
-        self.first_entry = first_entry
-        self.nbytes = 0
-        self.category: str | None = None
-        self.counted = True
-        self.last_backward: int | None = None
-        """When the last backward before its end ran; None while it lives."""
-        self.watch: weakref.ref[Any] | None = None
+    made_here: bool
+    born: int
+    born_in: str
+    recomputed: bool
+    first_entry: int
+    nbytes: int = 0
+    category: str | None = None
+    counted: bool = True
+    last_backward: int | None = None
+    """When the last backward before its end ran; None while it lives."""
+    watch: weakref.ref[Any] | None = None
 
 
-_NOTHING = Storage(True, 0, "forward", 0)
+_NOTHING = Storage(True, 0, "forward", False, 0)
 """Where a phase begins."""
 
 
@@ -279,6 +283,14 @@ def peak_by_phase(timeline: Sequence[Moment]) -> dict[str, int]:
     return most
 
 
+def in_categories(by_category: Mapping[str, int]) -> list[str]:
+    """A line for each category that has bytes: its name, its bytes, its share."""
+    total = sum(by_category.values())
+    return [
+        f"  {name:<12} {readable_bytes(count):>11} {count / total:7.1%}" for name, count in by_category.items() if count
+    ]
+
+
 def tensors_in(tree: Any) -> Iterator[Tensor]:
     return (leaf for leaf in tree_leaves(tree) if isinstance(leaf, Tensor))
 
@@ -286,12 +298,3 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 def in_backward() -> bool:
     # No public function tells; before torch 2.1 there was none at all.
     return torch._C._current_graph_task_id() != -1
-
-
-def storages_of(tensor: Tensor) -> list[Any]:
-    if tensor.layout is torch.sparse_coo:
-        return [tensor._indices().untyped_storage(), tensor._values().untyped_storage()]
-    try:
-        return [tensor.untyped_storage()]
-    except (NotImplementedError, RuntimeError):  # a subclass or layout without a storage of its own
-        return []

@@ -2,21 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib.memory.ledger import Moment, StorageLedger, peak_by_phase, tensors_in
-from course_lib.memory.wording import in_categories, readable
+from course_lib._words import readable_bytes
+from course_lib.memory.ledger import Moment, StorageLedger, in_categories, peak_by_phase, tensors_in
 
 
 @dataclass(frozen=True)
 class PeakMemory:
-    """What a call needed at its worst moment; what was there before it included."""
+    """What a call needed at its worst moment, including what was there before it."""
 
     peak_bytes: int
     by_category: dict[str, int]
@@ -34,7 +34,7 @@ class PeakMemory:
         return peak_by_phase(self.timeline)
 
     def __str__(self) -> str:
-        return "\n".join([f"peak: {readable(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
+        return "\n".join([f"peak: {readable_bytes(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
 
 
 def measure_peak(
@@ -46,19 +46,19 @@ def measure_peak(
 ) -> PeakMemory:
     """Call ``fn()`` once and measure the most memory that it held at a time.
 
-    On a CPU that is a count of tensor storages, in exact bytes: what operators return, until their last tensor is gone.
-    What kernels take and free inside themselves isn't in it, nor is the process's own memory. On CUDA the peak is
-    ``torch.cuda.max_memory_allocated``; the ledger runs along to tell its categories.
+    On a CPU it counts tensor storages, in exact bytes: what operators return, until the last tensor of each is gone.
+    It counts neither what kernels take and free inside themselves nor the process's own memory. On CUDA the peak is
+    ``torch.cuda.max_memory_allocated``; the ledger runs beside it to tell its categories.
 
-    What exists before ``fn`` counts from the beginning, as far as it is ``model``'s or ``optimizer``'s, or steps inside
-    of ``fn``. Any other tensor counts, as one of the inputs, from the first operator that reads it. On CUDA the
-    allocator counts all that is there.
+    What exists before ``fn`` counts from the beginning if it belongs to ``model``, to ``optimizer`` or to an optimizer
+    that steps inside of ``fn``. Any other tensor counts, as one of the inputs, from the first operator that reads it.
+    On CUDA the allocator counts all that is there.
 
     Args:
-        fn: A training step, say. It runs slower than usual: each operator is looked at. Not seen: tensors inside a
-            compiled function.
-        model: Names its parameters and buffers, and its arguments as inputs. Without it parameters are known by the
-            optimizer's step alone, and a batch made inside ``fn`` counts as activations.
+        fn: A training step, for example. It runs slower than usual, as each operator is looked at. Tensors inside a
+            compiled function are not seen.
+        model: Names its parameters and buffers, and its arguments as inputs. Without it, parameters are known only by
+            the optimizer's step, and a batch made inside ``fn`` counts as activations.
         optimizer: For its state where ``fn`` doesn't step.
         device: Default: where the model's first parameter is, else the CPU. Resets torch's peak statistics on CUDA.
 
@@ -98,11 +98,16 @@ def measure_peak(
 
 
 def _device(model: nn.Module | None, device: torch.device | str | None) -> torch.device:
-    first = next(model.parameters(), None) if model is not None else None
-    chosen = torch.device(device) if device is not None else first.device if first is not None else torch.device("cpu")
+    parameters = model.parameters() if model is not None else []
+    chosen = device_of_parameters(parameters) if device is None else torch.device(device)
     if chosen.type not in ("cpu", "cuda"):
         raise ValueError(f"device must be a CPU or a CUDA device, got {str(chosen)!r}")
     return chosen
+
+
+def device_of_parameters(parameters: Iterable[Tensor]) -> torch.device:
+    """Where the first of these is; the CPU where there is none."""
+    return next((parameter.device for parameter in parameters), torch.device("cpu"))
 
 
 def _name(ledger: StorageLedger, model: nn.Module | None, optimizer: Optimizer | None) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import copy
-import random
+import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,10 +23,12 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib._arguments import int_of_at_least
-from course_lib.memory.allocator import CachingAllocator
+from course_lib._generators import generators_put_back
+from course_lib._words import readable_bytes
+from course_lib.memory.allocator import MIB, CachingAllocator
+from course_lib.memory.doubts import custom_functions, doubts_about
 from course_lib.memory.kernels import AsOnCuda, FakeCopies, FakeLedger, without_data
-from course_lib.memory.ledger import Entry, Moment, Storage, peak_by_phase, tensors_in
-from course_lib.memory.wording import MIB, in_categories, readable
+from course_lib.memory.ledger import Entry, Moment, Storage, in_categories, peak_by_phase, tensors_in
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 Precision = Literal["fp32", "bf16", "bf16-true"]
@@ -63,11 +64,13 @@ class PeakPrediction:
     def table(self) -> str:
         """The peak by category, the peak of each phase, and the doubts."""
         at = "" if self.batch_size is None else f" at batch size {self.batch_size}"
-        lines = [f"predicted peak: {readable(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
+        lines = [f"predicted peak: {readable_bytes(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
         lines += in_categories(self.by_category)
         if self.device == "cuda":
-            lines.append(f"  about {readable(self.reserved_bytes)} reserved by the allocator, without the CUDA context")
-        lines.append("by phase: " + ", ".join(f"{name} {readable(n)}" for name, n in self.peak_by_phase().items()))
+            reserved = readable_bytes(self.reserved_bytes)
+            lines.append(f"  about {reserved} reserved by the allocator, without the CUDA context")
+        phases = [f"{name} {readable_bytes(most)}" for name, most in self.peak_by_phase().items()]
+        lines.append(f"by phase: {', '.join(phases)}")
         return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
 
     __str__ = table
@@ -87,35 +90,35 @@ def predict_peak(
 ) -> PeakPrediction:
     """Predict the peak of a training step by taking two of them with fake tensors, which have a shape and no data.
 
-    A step is ``accumulate`` times: batch, forward and backward, then ``optimizer.step()`` and
-    ``zero_grad(set_to_none=True)``. The second step is the steady one, as the optimizer has its state: its peak is
-    returned. A micro-batch's graph and outputs are gone when the next one begins, its loss is not.
+    A step makes a batch and runs forward and backward, ``accumulate`` times; then come ``optimizer.step()`` and
+    ``zero_grad(set_to_none=True)``. In the second step the optimizer has its state, so that is the one whose peak is
+    returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is not.
 
     Args:
-        model_fn: Makes the module; not called for real memory, so it may be larger than this machine. One that exists
-            already is copied, without its data. ``.to("cuda")`` in it is fine.
+        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. A module that exists
+            already is copied without its data. ``.to("cuda")`` in it is fine.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
             where a ``batch_size`` is given.
-        optimizer_fn: Makes the optimizer from the list of parameters. Without a choice of its own it is the default
-            of the device: on CUDA ``foreach``, whose temporaries are as large as the parameters.
+        optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
+            the device's default: on CUDA ``foreach``, whose temporaries are as large as the parameters.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
-            Default: of a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; of a dict
-            what ``model(**batch)`` returns as ``loss``; of a tensor the mean of the output.
+            Default: for a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; for a dict
+            what ``model(**batch)`` returns as ``loss``; for a tensor the mean of the output.
         batch_size: Handed to ``batch_fn``.
         precision: ``"fp32"``; ``"bf16"``: autocast around the forward and the loss, with the copies of the weights
             that it keeps until then; ``"bf16-true"``: the model, floating inputs and all that follows. An
             ``autocast("cuda")`` of the model's own is not seen.
         accumulate: Micro-batches of a window. The loss is divided by it.
-        ddp: Adds the buckets of ``DistributedDataParallel`` to the gradients: once more their bytes, as
+        ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
             ``gradient_as_bucket_view`` is False by default.
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
             is known to choose; ``"cpu"``: exact bytes.
 
     Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that
-    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors. What
-    can be noticed of that is in ``doubts``. Checkpointing (``torch.utils.checkpoint``) is seen.
+    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors.
+    ``doubts`` says which of these were noticed. Checkpointing (``torch.utils.checkpoint``) is seen.
 
-    The random generators, the default dtype and the grad mode are as before, afterwards.
+    Afterwards the random generators, the default dtype and the grad mode are as before.
 
     Raises:
         ValueError: An argument out of range, functions that return something else than asked for, a loss that isn't
@@ -129,7 +132,7 @@ def predict_peak(
     accumulate = int_of_at_least(1, "accumulate", accumulate)
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
-        batch_fn = _with_size(batch_fn, batch_size)
+        batch_fn = functools.partial(batch_fn, batch_size)
     ledger = FakeLedger()
     cuda = AsOnCuda() if device == "cuda" else None
     with _undisturbed(), ExitStack() as stack:
@@ -154,7 +157,7 @@ def predict_peak(
             mark = ledger.mark()
             for _ in range(micro_batches):
                 ledger.begin("batch")
-                ledger.watching = False  # what a loader needs to make it is no memory of the device
+                ledger.watching = False  # a loader makes it in memory that is not the device's
                 batch = _batch(batch_fn, precision)
                 ledger.watching = True
                 ledger.arrive("inputs", tensors_in(batch))
@@ -162,7 +165,7 @@ def predict_peak(
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     loss = (loss_fn or default_loss)(model, batch)
                 _check_loss(loss)
-                custom |= _custom_functions(loss)
+                custom |= custom_functions(loss)
                 loss = loss / accumulate if accumulate > 1 else loss
                 ledger.begin("backward")
                 torch.autograd.backward(loss)
@@ -184,27 +187,24 @@ def predict_peak(
         device=device,
         precision=precision,
         batch_size=batch_size,
-        doubts=list(_doubts(ledger, model, cuda, custom, ddp)),
+        doubts=list(doubts_about(ledger, model, cuda, custom, ddp)),
     )
 
 
 @contextmanager
 def _undisturbed() -> Iterator[None]:
-    """What model_fn and the others may set stays as it was: generators, default dtype and device, grad mode."""
-    python, numpy, dtype = random.getstate(), np.random.get_state(), torch.get_default_dtype()  # noqa: NPY002
-    devices = range(torch.cuda.device_count()) if torch.cuda.is_initialized() else ()
+    """What model_fn and the others may set stays as it was: generators, default dtype, grad mode."""
+    dtype = torch.get_default_dtype()
     try:
-        with torch.random.fork_rng(devices), torch.inference_mode(False), torch.enable_grad():
+        with generators_put_back(), torch.inference_mode(False), torch.enable_grad():
             yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
         torch.set_default_dtype(dtype)
 
 
 @contextmanager
 def _explained() -> Iterator[None]:
-    """What fake tensors refuse, in the words of somebody who doesn't know of them."""
+    """Explain what fake tensors refuse to somebody who doesn't know of them."""
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
@@ -221,10 +221,6 @@ def _explained() -> Iterator[None]:
 
 
 # --------------------------------------------------------------------------------------------- what the caller gives
-
-
-def _with_size(batch_fn: Callable[..., Any], batch_size: int) -> Callable[[], Any]:
-    return lambda: batch_fn(batch_size)
 
 
 def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
@@ -347,66 +343,3 @@ def _buckets(model: nn.Module) -> Iterator[tuple[int, torch.dtype]]:
             limits[parameter.dtype] = 25 * MIB
             open_buckets.append(0)
     return ((elements, dtype) for dtype, all_of in sizes.items() for elements in all_of if elements)
-
-
-# ---------------------------------------------------------------------------------------------------------- doubts
-
-_PRODUCTS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
-
-
-def _doubts(ledger: FakeLedger, model: nn.Module, cuda: AsOnCuda | None, custom: set[str], ddp: bool) -> Iterator[str]:
-    used = ledger.operators
-    if not any(module.training for module in model.modules()):
-        yield "the model is in eval mode, so this is no training step: BatchNorm and dropout would keep more"
-    if cuda is not None:
-        if used & _PRODUCTS:
-            yield (
-                f"cuBLAS's workspaces of forward and backward are not in it: 2 × {CUBLAS_WORKSPACE:,} B, "
-                f"on Hopper 2 × {CUBLAS_WORKSPACE_HOPPER:,} B"
-            )
-        if "aten.convolution" in used:
-            yield (
-                "cuDNN's workspaces of convolutions are not in it: their size is chosen at run time, and with "
-                "torch.backends.cudnn.benchmark larger ones are tried"
-            )
-        if cuda.reserve_bytes:
-            yield f"what cuDNN keeps for recurrent layers is a guess: {cuda.reserve_bytes:,} B, over all"
-        if any("_scaled_dot_product_" in name for name in used):
-            yield (
-                "attention is taken to run fused wherever its shapes allow; a backend switched off, an old GPU or the "
-                "padding of a mask would need more"
-            )
-    else:
-        if used & {"aten.convolution", "aten.mkldnn_rnn_layer"}:
-            yield "what oneDNN takes inside of convolutions and LSTMs is not in it, here as in measure_peak"
-        if ledger.workspace_bytes:
-            yield f"what oneDNN keeps of LSTMs is computed by oneDNN 3's layout: {ledger.workspace_bytes:,} B, over all"
-    if custom:
-        yield f"custom autograd functions ({', '.join(sorted(custom))}): what they keep outside of tensors is not seen"
-    foreign = sorted({name.split(".")[0] for name in used} - {"aten", "prims", "profiler"})
-    if foreign:
-        yield f"operators of {', '.join(foreign)}: their fake kernels tell outputs, not workspaces"
-    if ddp:
-        yield "DDP's buckets are taken as rebuilt; its first backward and NCCL's own buffers need more"
-
-
-CUBLAS_WORKSPACE = 4096 * 1024 * 2 + 16 * 1024 * 8
-CUBLAS_WORKSPACE_HOPPER = 4096 * 8 * 1024
-"""For each thread that multiplies: defaults of CUBLAS_WORKSPACE_CONFIG, in aten/src/ATen/cuda/CublasHandlePool.cpp."""
-
-
-def _custom_functions(loss: Tensor) -> set[str]:
-    ahead: list[Any] = [loss.grad_fn]
-    seen: set[Any] = set()
-    names: set[str] = set()
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if isinstance(node, torch.autograd.function.BackwardCFunction) and not type(node).__name__.startswith(
-            "_Recurr"
-        ):
-            names.add(type(node).__name__.removesuffix("Backward"))
-        ahead += [parent for parent, _ in node.next_functions]
-    return names

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterable
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
-from course_lib.memory.ledger import storages_of, tensors_in
-from course_lib.memory.wording import readable
+from course_lib._tensors import bytes_by_storage
+from course_lib._words import readable_bytes
+from course_lib.memory.ledger import tensors_in
+from course_lib.memory.measuring import device_of_parameters
 
 SHOWN = 10
 """How many kinds of tensors are listed."""
@@ -20,7 +23,7 @@ SHOWN = 10
 def peak_report(
     model: nn.Module | None = None, optimizer: Optimizer | None = None, device: torch.device | str | None = None
 ) -> str:
-    """What this process holds now: by category as far as it was given, and what the allocator or the system say.
+    """What this process holds now: by category, of what was given, and what the allocator or the system say.
 
     Args:
         model: For its parameters, their gradients and the buffers.
@@ -28,7 +31,7 @@ def peak_report(
         device: Default: where the parameters are, else the CPU. Bytes of categories count wherever they are.
     """
     parameters = _parameters(model, optimizer)
-    chosen = torch.device(device) if device is not None else parameters[0].device if parameters else torch.device("cpu")
+    chosen = device_of_parameters(parameters) if device is None else torch.device(device)
     lines = [f"memory of this process ({chosen})"]
     if parameters:
         lines.append(_line("parameters", parameters, f"{sum(p.numel() for p in parameters):,} elements"))
@@ -48,8 +51,11 @@ def _parameters(model: nn.Module | None, optimizer: Optimizer | None) -> list[Te
 
 
 def _line(name: str, tensors: Iterable[Tensor], note: str = "") -> str:
-    storages = {id(storage): storage.nbytes() for tensor in tensors for storage in storages_of(tensor)}
-    return f"  {name:<12} {readable(sum(storages.values())):>11}{f'  {note}' if note else ''}"
+    return _row(name, sum(bytes_by_storage(tensors).values()), note)
+
+
+def _row(name: str, held: int, note: str) -> str:
+    return f"  {name:<12} {readable_bytes(held):>11}  {note}".rstrip()
 
 
 def _on_cuda(device: torch.device) -> list[str]:
@@ -57,44 +63,33 @@ def _on_cuda(device: torch.device) -> list[str]:
     allocated, reserved = torch.cuda.memory_allocated(device), torch.cuda.memory_reserved(device)
     most = torch.cuda.max_memory_allocated(device)
     return [
-        f"  {'allocated':<12} {readable(allocated):>11}  tensors now; at most {readable(most)}",
-        f"  {'reserved':<12} {readable(reserved):>11}  taken from the device by the allocator, cached blocks included",
-        f"  {'device':<12} {readable(total - free):>11}  used by all processes, of {readable(total)}",
+        _row("allocated", allocated, f"tensors now; at most {readable_bytes(most)}"),
+        _row("reserved", reserved, "taken from the device by the allocator, cached blocks included"),
+        _row("device", total - free, f"used by all processes, of {readable_bytes(total)}"),
         "nvidia-smi counts what is reserved, and on top of it the CUDA context, loaded kernels and what libraries take "
         "by themselves (NCCL): some hundred MiB a process. What tensors hold, now or at most, it does not show.",
     ]
 
 
 def _on_cpu() -> list[str]:
-    lines = [_resident()] if _resident() else []
+    held: dict[int, int] = {}
     kinds: dict[str, list[int]] = {}
-    seen = set()
-    total = 0
     for tensor in _live_tensors():
-        for storage in storages_of(tensor):
-            if id(storage) not in seen:
-                seen.add(id(storage))
-                total += storage.nbytes()
-                kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-                kinds.setdefault(kind, []).append(storage.nbytes())
-    lines.append(f"  {'tensors':<12} {readable(total):>11}  in {len(seen):,} storages that Python can reach:")
+        kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
+        for storage, nbytes in bytes_by_storage([tensor]).items():
+            if storage not in held:
+                held[storage] = nbytes
+                kinds.setdefault(kind, []).append(nbytes)
+    lines = [
+        _row("resident", psutil.Process().memory_info().rss, "of the process, the libraries included"),
+        _row("tensors", sum(held.values()), f"in {len(held):,} storages that Python can reach:"),
+    ]
     largest = sorted(kinds.items(), key=lambda item: (-sum(item[1]), item[0]))
-    lines += [f"    {readable(sum(of)):>13}  {len(of):,} × {kind}" for kind, of in largest[:SHOWN]]
+    lines += [f"    {readable_bytes(sum(of)):>13}  {len(of):,} × {kind}" for kind, of in largest[:SHOWN]]
     if len(largest) > SHOWN:
-        lines.append(
-            f"    {readable(sum(map(sum, dict(largest[SHOWN:]).values()))):>13}  of {len(largest) - SHOWN} more kinds"
-        )
+        rest = sum(sum(of) for _, of in largest[SHOWN:])
+        lines.append(f"    {readable_bytes(rest):>13}  of {len(largest) - SHOWN} more kinds")
     return [*lines, "What only a graph holds (saved activations) is not reachable from Python: measure_peak counts it."]
-
-
-def _resident() -> str:
-    try:
-        import psutil
-    except ImportError:
-        return ""
-    return (
-        f"  {'resident':<12} {readable(psutil.Process().memory_info().rss):>11}  of the process, the libraries included"
-    )
 
 
 def _live_tensors() -> list[Tensor]:

@@ -3,27 +3,27 @@
 from __future__ import annotations
 
 import copy
-import random
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
+
+from course_lib._generators import generators_put_back
 
 
 @contextmanager
 def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     """Put back parameters, buffers, gradients, training and grad mode, the optimizer, all random generators.
 
-    Tensors come back as the same objects. Copies are kept on the CPU; the gradients that are there are put aside, so
-    they stay where they are. What hooks write elsewhere (an average of the weights) is not known here.
+    Tensors come back as the same objects. Copies are kept on the CPU, but gradients stay where they are, as they are
+    only put aside. What hooks write elsewhere (an average of the weights) is not known here.
     """
     with ExitStack() as stack:
-        stack.callback(_generators())
+        stack.enter_context(generators_put_back())
         stack.callback(_module(model))
         stack.callback(_optimizer(optimizer))
         stack.enter_context(torch.inference_mode(False))
@@ -35,24 +35,10 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
 def undisturbed(loader: Any = None) -> Iterator[None]:
     """Put back the random generators, and what has ``state_dict`` and ``load_state_dict``."""
     with ExitStack() as stack:
-        stack.callback(_generators())
+        stack.enter_context(generators_put_back())
         if hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict"):
             stack.callback(loader.load_state_dict, copy.deepcopy(loader.state_dict()))
         yield
-
-
-def _generators() -> Callable[[], None]:
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
-    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
-
-    def put_back() -> None:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(cpu)
-        if cuda is not None:
-            torch.cuda.set_rng_state_all(cuda)
-
-    return put_back
 
 
 def _module(model: nn.Module) -> Callable[[], None]:

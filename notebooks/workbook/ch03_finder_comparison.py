@@ -21,10 +21,10 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from course_lib.leaks.census import frozen_by_caller
 from course_lib.memory import StorageLedger, measure_peak
-from course_lib.memory.census import frozen_by_caller
-from course_lib.memory.fitting import find_batch_size
-from course_lib.memory.lines import Search
+from course_lib.memory.batch_size import find_batch_size
+from course_lib.memory.batch_size_search import Search
 from workbook.display import quiet_lightning
 
 FEATURES, CLASSES, DATASET = 32, 10, 100_000

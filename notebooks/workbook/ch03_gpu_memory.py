@@ -16,9 +16,9 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from course_lib._words import readable_bytes
 from course_lib.datasets import data_path
 from course_lib.memory import measure_peak, predict_peak
-from course_lib.memory.wording import readable
 from workbook.ch03_memory import OPTIMIZERS, image_net
 
 BATCH_SIZE, SIDE, WIDTH = 64, 224, 64
@@ -96,7 +96,7 @@ def shown(path: Path = RECORDING) -> str:
     recorded = json.loads(path.read_text(encoding="utf-8"))
     versions = ", ".join(f"{name} {version}" for name, version in recorded["versions"].items())
     lines = [f"{recorded['device']}, {versions}, {recorded['date']}: {recorded['step']}"]
-    return "\n".join(lines + [f"{readable(count):>10}  {what}" for what, count in recorded["bytes"].items()])
+    return "\n".join(lines + [f"{readable_bytes(count):>10}  {what}" for what, count in recorded["bytes"].items()])
 
 
 if __name__ == "__main__":

@@ -15,9 +15,9 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
+from course_lib.leaks.graphs import graph_roots
 from course_lib.memory import CATEGORIES, Moment, predict_peak
-from course_lib.memory.census import graph_roots
-from course_lib.memory.wording import MIB
+from course_lib.memory.allocator import MIB
 from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
 from workbook.exercises import Exercise, Misconception
 from workbook.widgets import Explorer, int_slider

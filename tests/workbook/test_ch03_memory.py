@@ -19,8 +19,8 @@ from workbook.ch03_memory import (
 from workbook.display import png_bytes
 
 from course_lib.memory import CATEGORIES, Moment, measure_peak
+from course_lib.memory.allocator import MIB
 from course_lib.memory.ledger import peak_by_phase
-from course_lib.memory.wording import MIB
 
 
 def moment(phase, **held):

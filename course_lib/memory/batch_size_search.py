@@ -1,8 +1,8 @@
 """One rank's search for a batch size: what it expects of a size, and what it has tried.
 
-Every moment of a step holds ``const + c · b`` bytes; which moment is the peak changes with ``b``: the optimizer's step
-for small batches, the end of the forward for large ones. So two peaks give no line, but two whole timelines give one
-for each moment, and the peak is the highest of them.
+Every moment of a step holds ``const + c · b`` bytes, and which moment is the peak changes with ``b``: it is in the
+optimizer's step for small batches, at the end of the forward for large ones. So two peaks give no line. But two whole
+timelines give a line for each moment, and the peak is the highest of these.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from collections import OrderedDict, defaultdict
 from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
+import psutil
 import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -20,24 +21,25 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
-from course_lib.memory.ledger import storages_of, tensors_in
-from course_lib.memory.measuring import measure_peak
+from course_lib._tensors import bytes_by_storage
+from course_lib._words import readable_bytes
+from course_lib.memory.ledger import tensors_in
+from course_lib.memory.measuring import device_of_parameters, measure_peak
 from course_lib.memory.predicting import default_loss, predict_peak
 from course_lib.memory.restoring import restored
-from course_lib.memory.wording import readable
 
 MAX_BATCH_SIZE = 2**16
 CLOSE = 1.02
-"""How much larger a size must promise to be, to be worth another trial."""
+"""A size is worth another trial if it is larger than what has run by at least this factor."""
 
 MultipleOf = int | Literal["power of two"]
 LOOKS = 8
 """Small batches that are made to see whether batches of one size differ in shape."""
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
-"""Outcomes of a trial; over several ranks the smallest counts."""
+"""How a trial ended; over several ranks the smallest counts."""
 
 
-class Trial(NamedTuple):
+class BatchSizeTrial(NamedTuple):
     """Two real steps at one size, on this rank."""
 
     batch_size: int
@@ -47,18 +49,24 @@ class Trial(NamedTuple):
     """False where any rank met an out-of-memory error."""
 
     def __str__(self) -> str:
-        told = "out of memory" if self.nbytes is None else readable(self.nbytes)
-        elsewhere = ", out of memory on another rank" if self.nbytes is not None and not self.ran else ""
-        return f"{self.batch_size}: {told}{elsewhere}"
+        if self.nbytes is None:
+            return f"{self.batch_size}: out of memory"
+        elsewhere = "" if self.ran else ", out of memory on another rank"
+        return f"{self.batch_size}: {readable_bytes(self.nbytes)}{elsewhere}"
 
 
 class Search:
-    """What one rank knows. Where ranks must agree, `find_batch_size` sees to it.
+    """What one rank knows. Where ranks must agree, `find_batch_size` asks them.
 
     Attributes:
+        elsewhere: Bytes that the device holds beside model and optimizer.
+        limit: Bytes that may be held in all.
+        upper: The largest size that is still considered.
+        predicted: Whether every rank could predict its step.
         lines: Bytes held at each moment of a step, by size: predicted, or measured where that is impossible.
-        off: Bytes measured less bytes predicted, by size.
+        off: Bytes measured minus bytes predicted, by size.
         promised: What the lines said of a size before it was tried.
+        fitted: Sizes that stayed within the limit on all ranks.
     """
 
     def __init__(
@@ -87,7 +95,7 @@ class Search:
         self.upper = self.batches.most
         if max_batch_size is not None:
             self.upper = int_of_at_least(1, "max_batch_size", max_batch_size)
-        self.device = next((parameter.device for parameter in model.parameters()), torch.device("cpu"))
+        self.device = device_of_parameters(model.parameters())
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
         if self.device.type == "cpu":
             self.elsewhere += self.batches.sample_bytes
@@ -97,14 +105,14 @@ class Search:
         self.promised: dict[int, int | None] = {}
         self.tables: dict[int, str] = {}
         self.doubts: list[str] = []
-        self.trials: list[Trial] = []
+        self.trials: list[BatchSizeTrial] = []
         self.fitted: list[int] = []
 
     # ----------------------------------------------------------------------------------------------- what is expected
 
     def predict_small_sizes(self) -> bool:
-        """Predict two; False if that is impossible."""
-        # CUDA's allocator rounds to 512 bytes, which in very small batches would pass for their slope.
+        """Predict two small sizes; False if that is impossible."""
+        # CUDA's allocator rounds to 512 bytes. Of very small batches, that rounding would be taken for the slope.
         small = 64 if self.device.type == "cuda" else 2
         if self.step_fn is not None:
             return False
@@ -138,7 +146,7 @@ class Search:
         if size in self.lines:
             return max(self.lines[size])
         near = sorted(sorted(self.lines, key=lambda known: abs(known - size))[:2])
-        if len(near) == 1:  # a constant of at least 0 makes it no more than this
+        if len(near) == 1:  # as the constant is at least 0, it can't be more than this
             return max(self.lines[near[0]]) * max(size, near[0]) // near[0]
         first, second = (self.lines[known] for known in near)
         if len(first) != len(second):  # other kernels at another size
@@ -154,20 +162,18 @@ class Search:
         if further:
             b, other = further[0]
             return self.on_lines(size) + off + (other - off) * (size - a) // (b - a)
-        # One point doesn't tell a constant from a slope: whichever asks for more.
+        # One point doesn't tell a constant from a slope, so this takes whichever asks for more.
         return self.on_lines(size) + max(off, off * size // a)
 
     def largest(self) -> int:
         return bisect_right(range(1, self.upper + 1), self.limit, key=self.expected)
 
-    # --------------------------------------------------------------------------------------------- what is to be tried
+    # ------------------------------------------------------------------------------------------------- what is tried
 
     def next_size(self, last: bool) -> int:
-        """0 where what has run is good enough, or nothing is left to try."""
-        tried = {trial.batch_size for trial in self.trials}
-        if not self.predicted and len(self.lines) < 2:  # the lines are still to be found
-            size = min(2, self.upper) if not self.trials else self.largest() if self.fitted else 1
-            return size if size not in tried else 0 if 1 in tried else 1
+        """The size to try next; 0 where what has run is good enough, or nothing is left to try."""
+        if not self.predicted and len(self.lines) < 2:
+            return self._next_size_without_lines()
         largest = self.largest()
         if not largest and not self.fitted:
             raise MemoryError(self._too_large())
@@ -178,15 +184,32 @@ class Search:
         size = self.rounded(largest)
         if not size and not self.fitted:
             raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
-        return 0 if size in tried or size <= max(self.fitted, default=0) * CLOSE else size
+        if self._tried(size) or size <= max(self.fitted, default=0) * CLOSE:
+            return 0
+        return size
+
+    def _next_size_without_lines(self) -> int:
+        """What two trials are still to give: the lines."""
+        if not self.trials:
+            size = min(2, self.upper)
+        elif self.fitted:
+            size = self.largest()
+        else:
+            size = 1
+        if not self._tried(size):
+            return size
+        return 0 if self._tried(1) else 1
+
+    def _tried(self, size: int) -> bool:
+        return any(trial.batch_size == size for trial in self.trials)
 
     def rounded(self, size: int) -> int:
-        if self.multiple_of == "power of two":
-            return 1 << size.bit_length() - 1 if size else 0
-        return size - size % self.multiple_of
+        if self.multiple_of != "power of two":
+            return size - size % self.multiple_of
+        return 1 << (size.bit_length() - 1) if size else 0
 
     def run(self, size: int) -> int:
-        """Take two steps, and say how that went."""
+        """Take two steps, and return how that ended."""
         self.promised[size] = self.on_lines(size) if self.lines else None
         cuda = self.device.type == "cuda"
         if cuda:
@@ -200,12 +223,12 @@ class Search:
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error):
                 raise
-        if peak is None:  # past the except, whose error holds the frames that hold the batch
+        if peak is None:  # only here is the error gone, whose frames hold the batch
             _clean()
-            self.trials.append(Trial(size, None, ran=False))
+            self.trials.append(BatchSizeTrial(size, None, ran=False))
             return OUT_OF_MEMORY
-        held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device) if cuda else 0)
-        self.trials.append(Trial(size, held, ran=True))
+        held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device)) if cuda else peak.peak_bytes
+        self.trials.append(BatchSizeTrial(size, held, ran=True))
         if self.predicted:
             self.off[size] = held - self.on_lines(size)
         else:
@@ -230,23 +253,25 @@ class Search:
         self.model.zero_grad(set_to_none=True)
 
     def conclude(self, size: int, outcome: int) -> None:
-        """Take note of what all ranks together found out about a size."""
+        """Note what all ranks together found out about a size."""
         if outcome == WITHIN:
             self.fitted.append(size)
-        else:
-            self.upper = max(1, min(self.upper, size - 1 if outcome == ABOVE else size // 2))
-            self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
+            return
+        largest = size - 1 if outcome == ABOVE else size // 2
+        self.upper = max(1, min(self.upper, largest))
+        self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
 
     # --------------------------------------------------------------------------------------------------- what came out
 
     def answer(self) -> int:
         best = max((size for size in self.fitted if size == self.rounded(size)), default=0)
         if not best:
-            if any(trial.batch_size == 1 for trial in self.trials) and not self.fitted:
+            if self._tried(1) and not self.fitted:
                 raise MemoryError(self._too_large())
             raise MemoryError(
                 f"no batch size that is a multiple of {self.multiple_of} was seen to stay within "
-                f"{readable(self.limit)}. Tried {'; '.join(map(str, self.trials))}. Set max_batch_size below these"
+                f"{readable_bytes(self.limit)}. Tried {'; '.join(map(str, self.trials))}. "
+                "Set max_batch_size below these"
             )
         return best
 
@@ -257,22 +282,23 @@ class Search:
             return []
         size, off = max(above.items())
         return [
-            f"a step of {size} held {readable(off)} ({off / self.on_lines(size):.1%}) more than predicted: something "
-            "that a prediction doesn't see, and that may differ from batch to batch"
+            f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
+            "something that a prediction doesn't see, and that may differ from batch to batch"
         ]
 
     def _too_large(self) -> str:
         if self.predicted and 1 not in self.tables:
             self.predict(1)
         table = self.tables.get(1, "the step ran out of memory")
-        return f"not even a batch of 1 fits into {readable(self.limit)} on this rank or another; {table}"
+        return f"not even a batch of 1 fits into {readable_bytes(self.limit)} on this rank or another; {table}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Of a device, of the CPU's allocator, or of a library that could not get its workspace."""
-    told = str(error)
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
     words = ("out of memory", "can't allocate memory", "STATUS_ALLOC_FAILED")
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(word in told for word in words)
+    return any(word in str(error) for word in words)
 
 
 def _clean() -> None:
@@ -285,7 +311,7 @@ def _clean() -> None:
 
 
 class _Batches:
-    """Makes batches, and looks whether they grow with the size."""
+    """Makes batches, and checks that they grow with the size."""
 
     def __init__(self, batch_fn: Callable[[int], Any] | DataLoader[Any]) -> None:
         self.make: Callable[[int], Any]
@@ -297,10 +323,10 @@ class _Batches:
             dataset, collate = batch_fn.dataset, batch_fn.collate_fn
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise ValueError("batch_fn must be a function of the size where the loader's dataset is a stream")
-            # Copied, as it may be a view of all the data, which would count whole.
+            # Copied, as it may be a view of all the data, which would count as a whole.
             sample = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dataset[0])
             self.make, self.most = lambda size: collate([sample] * size), len(dataset)
-            self.sample_bytes = sum(tensor.untyped_storage().nbytes() for tensor in tensors_in(sample))
+            self.sample_bytes = sum(bytes_by_storage(tensors_in(sample)).values())
         elif callable(batch_fn):
             self.make = batch_fn
         else:
@@ -322,7 +348,7 @@ class _Batches:
 
 
 def _twin(optimizer: Optimizer, model: nn.Module, parameters: list[nn.Parameter]) -> Optimizer:
-    """The same optimizer, of other parameters, without state and without the caller's hooks."""
+    """The same optimizer for other parameters, without its state and without the caller's hooks."""
     instead = dict(zip(map(id, model.parameters()), parameters, strict=True))
     unknown = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in instead]
     if unknown:
@@ -345,20 +371,13 @@ def _memory(
 ) -> tuple[int, int]:
     """What the device holds beside model and optimizer, and what may be held in all."""
     tensors = [*model.parameters(), *model.buffers(), *tensors_in(list(optimizer.state.values()))]
-    storages = {id(s): s.nbytes() for t in tensors if t.device == device for s in storages_of(t)}
-    held = sum(storages.values())
-    elsewhere = 0
+    held = sum(bytes_by_storage(tensor for tensor in tensors if tensor.device == device).values())
     if device.type == "cuda":
         _clean()
         elsewhere = max(0, torch.cuda.memory_reserved(device) - held)
-    if limit_bytes is not None:
-        return elsewhere, int_of_at_least(1, "limit_bytes", limit_bytes)
-    if device.type == "cuda":
         free = torch.cuda.mem_get_info(device)[0]
     else:
-        try:
-            import psutil
-        except ImportError:
-            raise ValueError("limit_bytes must be given on a CPU without psutil, which tells the free memory") from None
-        free = psutil.virtual_memory().available
+        elsewhere, free = 0, psutil.virtual_memory().available
+    if limit_bytes is not None:
+        return elsewhere, int_of_at_least(1, "limit_bytes", limit_bytes)
     return elsewhere, held + elsewhere + int(free * fraction)

@@ -28,8 +28,8 @@ from workbook.ch03_finder_comparison import (
 )
 
 from course_lib.launch import RankError, run_ranks
-from course_lib.memory import lines
-from course_lib.memory.fitting import find_batch_size, find_batch_sizes
+from course_lib.memory import batch_size_search
+from course_lib.memory.batch_size import find_batch_size, find_batch_sizes
 from course_lib.memory.predicting import predict_peak
 from course_lib.resume import ResumableDataLoader
 
@@ -51,7 +51,7 @@ def remembered(monkeypatch):
             known[batch_size] = predict_peak(*args, batch_size=batch_size, **options)
         return known[batch_size]
 
-    monkeypatch.setattr(lines, "predict_peak", predict)
+    monkeypatch.setattr(batch_size_search, "predict_peak", predict)
 
 
 def fit(limit, **options):

@@ -1,11 +1,10 @@
 """What is alive after a step: containers and their lengths, tensors, the autograd graph behind them, processes.
 
 `torch.cuda.memory_allocated` says how much, never whose, and does not see the CPU. Python's garbage collector knows
-every container there is, and so every tensor that Python can reach; the graph, which only C++ holds, hangs on the
-tensors' `grad_fn`.
+every container there is, and so every tensor that Python can reach, and from these the graphs.
 
     with Census() as census:
-        census.begin()                             # what is alive now is put aside: only what comes later is searched
+        census.begin()                             # puts aside what is alive now: only what comes later is searched
         step()
         census.count().tensors
 """
@@ -17,7 +16,7 @@ import gc
 import sys
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
@@ -25,6 +24,9 @@ from typing import Any
 import psutil
 import torch
 from torch import Tensor
+
+from course_lib._tensors import bytes_by_storage
+from course_lib.leaks.graphs import graph_roots
 
 LruCache: Any = type(functools.lru_cache(lambda: None))
 # As the builtin types count it: a subclass's own `__len__` is the caller's code.
@@ -35,8 +37,8 @@ _LENGTHS: dict[type, Callable[[Any], int]] = {
     deque: deque.__len__,
     LruCache: lambda cache: int(cache.cache_info().currsize),
 }
-_MOST_NODES = 100_000
 _MOST_ROOTS = 50
+# What `map(sys.getrefcount, objects)` says of an object that only the list `objects` holds.
 _ALONE = next(map(sys.getrefcount, [[]]))
 
 
@@ -54,15 +56,14 @@ class Count:
 
 
 class Census:
-    """Counts what lives, from `begin` on. It holds the containers of that moment, until it is left.
+    """Counts what is alive, from `begin` on. It holds the containers of that moment until it is left.
 
-    `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds, and neither copies pages
-    that are shared with DataLoader workers. What a caller had frozen before is not watched. For such a caller,
-    everything that is alive at the end is frozen, as nothing can be frozen alone.
+    `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds and copies no pages that
+    are shared with DataLoader workers. What a caller had frozen before is not watched. For such a caller, everything
+    that is alive at the end is frozen, as `gc.freeze` cannot choose.
     """
 
-    def __init__(self, device: torch.device | str | int | None = None) -> None:
-        self.device = device
+    def __init__(self) -> None:
         self.groups: dict[type, list[Any]] = {}
         """The containers, by the builtin type that they are of."""
         self.lengths: list[int] = []
@@ -81,8 +82,8 @@ class Census:
     def begin(self) -> None:
         """Put aside what a warm-up has made, too. What grows from here on is counted.
 
-        Workers that the warm-up forks share their pages with this process until one of both writes to them, be it a
-        reference count: what is older than the workers has been looked at before.
+        Workers that the warm-up forks share their pages with this process until one of the two writes to them, if only
+        a reference count. So `__enter__` has already looked at what is older than the workers.
         """
         self._put_aside()
         self.lengths = self._lengths()
@@ -128,15 +129,15 @@ class Census:
         if not self.graph_sizes:
             whole = [len(nodes) for tensor, _ in roots[-_MOST_ROOTS:] for _, nodes in graph_roots([tensor], {})]
             self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
-            self.storage_sizes = {storage_of(tensor)[1] for tensor in tensors}
+            self.storage_sizes = set(bytes_by_storage(tensors).values())
         host, workers = _process_bytes()
         return Count(
             len(tensors),
-            sum(dict(map(storage_of, tensors)).values()),
+            sum(bytes_by_storage(tensors).values()),
             sum(len(nodes) for _, nodes in roots),
             host,
             workers,
-            _device_bytes(self.device),
+            _device_bytes(),
             self._changed_lengths(),
         )
 
@@ -164,63 +165,8 @@ class Census:
 
 
 def frozen_by_caller() -> bool:
-    """Whether somebody called `gc.freeze`. Some releases of Python 3.12 freeze a few hundred tuples as they start."""
+    """Whether somebody called `gc.freeze`. Its count doesn't tell, as some releases of Python 3.12 start with some."""
     return not any(o is vars(torch) for o in gc.get_objects())
-
-
-def storage_of(tensor: Tensor) -> tuple[int, int]:
-    """What tells the storage from others, and its bytes; (0, 0) where there is none of its own (sparse)."""
-    try:
-        storage = tensor.untyped_storage()
-        return storage._cdata, storage.nbytes()
-    except (RuntimeError, NotImplementedError, ValueError):
-        return 0, 0
-
-
-# ------------------------------------------------------------------------------------------- the graph behind tensors
-
-
-def graph_roots(tensors: Iterable[Tensor], seen: dict[int, Any]) -> list[tuple[Tensor, list[Any]]]:
-    """Each tensor with a `grad_fn`, oldest first, and the nodes that no older one had reached; `seen` takes them.
-
-    Oldest first, so that a state that is carried from step to step answers for its past, and the loss that was made
-    from it for one step alone.
-    """
-    nodes = ((tensor, _grad_fn(tensor)) for tensor in tensors)
-    roots = sorted(((t, node) for t, node in nodes if node is not None), key=lambda root: root[1]._sequence_nr())
-    reached = []
-    for tensor, root in roots:
-        own, ahead = [], [root]
-        while ahead and len(seen) < _MOST_NODES:
-            node = ahead.pop()
-            if id(node) not in seen:
-                seen[id(node)] = node  # holds the wrapper: another one would get its id
-                own.append(node)
-                ahead += [parent for parent, _ in node.next_functions if parent is not None]
-        reached.append((tensor, own))
-    return reached
-
-
-def _grad_fn(tensor: Tensor) -> Any:
-    try:
-        return tensor.grad_fn
-    except RuntimeError:  # a view made under no_grad and written to
-        return None
-
-
-def saved_storages(nodes: Iterable[Any]) -> dict[int, int]:
-    """Bytes by storage of what the nodes keep for backward. Packed tensors (checkpoints, offloading) stay packed."""
-    found: dict[int, int] = {}
-    names: dict[type, list[str]] = {}
-    for node in nodes:
-        for name in names.setdefault(type(node), [a for a in dir(type(node)) if a.startswith("_raw_saved_")]):
-            try:
-                raw = getattr(node, name)
-                saved = [one.data for one in (raw if isinstance(raw, tuple) else (raw,)) if one.unpack_hook is None]
-            except (RuntimeError, AttributeError):  # freed by backward
-                continue
-            found.update(storage_of(tensor) for tensor in saved if isinstance(tensor, Tensor))
-    return found
 
 
 # ------------------------------------------------------------------------------------------------------- processes
@@ -238,9 +184,7 @@ def _process_bytes() -> tuple[int, int]:
     return process.memory_info().rss, private
 
 
-def _device_bytes(device: torch.device | str | int | None) -> int:
+def _device_bytes() -> int:
     if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         return 0
-    if device is None:
-        return sum(torch.cuda.memory_allocated(i) for i in range(torch.cuda.device_count()))
-    return torch.cuda.memory_allocated(device) if torch.device(device).type == "cuda" else 0
+    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -1,7 +1,7 @@
 """From numbers that grow to the names of what grows.
 
-A container's length says it of itself. A graph or a tensor in a variable is found by elimination: what the containers'
-new entries hold is taken off, and the rest must be behind one of the tensors that Python still holds.
+A container shows by its length that it grows. A graph or a tensor in a variable is found by elimination: what the
+containers' new entries hold is subtracted, and the rest must be behind one of the tensors that Python still holds.
 """
 
 from __future__ import annotations
@@ -11,29 +11,32 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from itertools import pairwise
 from statistics import median
 from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from course_lib.memory.census import Census, Count, LruCache, graph_roots, saved_storages, storage_of
-from course_lib.memory.holders import held_by_python, holder_of, is_ours, kind_of
+from course_lib._tensors import bytes_by_storage
+from course_lib._words import counted, readable_bytes
+from course_lib.leaks.census import Census, Count, LruCache
+from course_lib.leaks.graphs import graph_roots, saved_storages
+from course_lib.leaks.holders import held_by_python, holder_of, is_ours, kind_of
+from course_lib.leaks.trend import growth, slowest_third
 
 SMALL = 1024
-"""Bytes a step below which a log of numbers or strings is let grow: floats in a list take 32."""
+"""Bytes a step below which a log of numbers or strings may grow: a float in a list takes 32."""
 SMALL_IN_WORKERS = 64 * 1024
 """The same for each worker process: prefetching makes noise, and a page that this process copies becomes theirs."""
 SMALL_IN_PROCESS = 1024 * 1024
-"""The same for this process, as far as nothing else explains its growth."""
+"""The same for this process, where nothing else explains its growth."""
 
 
 @dataclass(frozen=True)
 class Culprit:
-    """One thing that grows. Bytes are those of storages and Python objects, as far as only this culprit holds them."""
+    """One thing that grows. Its bytes are those of the storages and Python objects that nothing else holds."""
 
     kind: str
     """graph, tensors, cache, hooks, exceptions, objects, workers or process."""
@@ -47,7 +50,7 @@ class Culprit:
     advice: str
 
     def __str__(self) -> str:
-        size = f", {_bytes(self.per_step_bytes)} a step" if self.per_step_bytes else ""
+        size = f", {readable_bytes(self.per_step_bytes)} a step" if self.per_step_bytes else ""
         return f"{self.kind}: {self.holder} {self.what}{size}\n    -> {self.advice}"
 
 
@@ -71,31 +74,6 @@ def find_culprits(census: Census, counts: list[Count], series: dict[str, list[in
         found += _longer(rest, longer, alive, len(series["tensor_bytes"]))
     found += _workers(growth(series["worker_bytes"], slowest=0), slowest_third(series["worker_bytes"]))
     return found or _processes(series)
-
-
-def growth(series: Sequence[float], slowest: float = 0.5) -> float:
-    """How much a series grows per step; 0 where it does not grow throughout.
-
-    The last third must lie above the first, and both the lows and the highs must rise to the last third by at least
-    `slowest` of what they rose before. The rate is that of the end.
-    """
-    n = len(series)
-    third = n // 3
-    thirds = series[:third], series[third : n - third], series[n - third :]
-    lows, highs = [min(part) for part in thirds], [max(part) for part in thirds]
-    if lows[2] <= highs[0]:
-        return 0
-    for first, middle, last in (lows, highs):
-        if last <= middle or last - middle < slowest * (middle - first):
-            return 0
-    return (lows[2] - lows[1] + highs[2] - highs[1]) / (n - third)
-
-
-def slowest_third(series: Sequence[float]) -> float:
-    """The least that a series grows per step, in the mean of its first, its middle or its last third."""
-    n = len(series) - 1
-    edges = [0, n // 3, n - n // 3, n]
-    return min((series[b] - series[a]) / (b - a) for a, b in pairwise(edges))
 
 
 # ------------------------------------------------------------------------------------ what containers account for
@@ -127,8 +105,8 @@ def _look_around(census: Census, counts: list[Count]) -> _Alive:
         if rate := growth(lengths):
             grown.append(_Grown(containers[i], rate, lengths[-1] - census.lengths[i]))
     new = {id(o) for o in gc.get_objects()} - set(map(id, containers))
-    old_storages = {storage_of(t)[0] for ref in census.tensors_before if (t := ref()) is not None}
-    alive = _Alive(grown, new, census.tensors(), old_storages, census.graph_sizes, census.storage_sizes)
+    old = bytes_by_storage(tensor for ref in census.tensors_before if (tensor := ref()) is not None)
+    alive = _Alive(grown, new, census.tensors(), set(old), census.graph_sizes, census.storage_sizes)
     census.thaw()
     return alive
 
@@ -151,8 +129,8 @@ def _behind(grown: _Grown, alive: _Alive) -> _Behind:
     # What two entries share is not what one of them brings.
     times = Counter(key for entry in entries for key in entry)
     own = [o for key, o in objects.items() if times[key] == 1]
-    tensors = [o for o in objects.values() if issubclass(type(o), Tensor)]
-    storages = [dict(storage_of(o) for o in entry.values() if issubclass(type(o), Tensor)) for entry in entries]
+    tensors = _tensors(objects)
+    storages = [bytes_by_storage(_tensors(entry)) for entry in entries]
     times_stored = Counter(storage for entry in storages for storage in entry)
     stored = {s: n for entry in storages for s, n in entry.items() if times_stored[s] == 1}
     graphs = [nodes for _, nodes in graph_roots(tensors, {})]
@@ -172,31 +150,45 @@ def _behind(grown: _Grown, alive: _Alive) -> _Behind:
     )
 
 
+def _tensors(objects: dict[int, Any]) -> list[Tensor]:
+    return [o for o in objects.values() if issubclass(type(o), Tensor)]
+
+
 def _container(one: _Behind) -> Culprit | None:
     container, rate = one.grown.container, one.grown.rate
     if isinstance(container, deque) and container.maxlen is not None:
-        return None  # a deque that knows its end
+        return None  # it ends by itself
     holder = holder_of(container) or f"{kind_of(container)} without a name"
-    hooks = re.search(r"`_\w*hooks`", holder)
-    kind = (
-        "hooks" if hooks else "exceptions" if one.errors else "cache" if type(container) is LruCache
-        else "graph" if one.nodes else "tensors" if one.tensors else "objects"
-    )  # fmt: skip
+    kind = _kind_of_growth(one, holder)
     if kind == "objects" and one.bytes_per_step < SMALL:
         return None
-    what = f"gets {_number(rate)} more {'entries' if rate != 1 else 'entry'} a step"
+    what = f"gets {_number(rate)} more {'entry' if rate == 1 else 'entries'} a step"
     if one.tensors:
         what += f", with {_number(one.tensors_per_step)} of {_description(_most_alike(one.tensors)[0])}"
     if one.nodes:
         what += f" and a graph of {_number(one.nodes_per_step)} nodes"
-    advice = _ADVICE["dict" if kind in ("graph", "tensors") and isinstance(container, dict) else kind]
-    if kind == "cache" and (end := container.cache_info().maxsize) is not None:
+    advice = _ADVICE[kind]
+    if kind in ("graph", "tensors") and isinstance(container, dict):
+        advice = _ADVICE["dict"]
+    elif kind == "cache" and (end := container.cache_info().maxsize) is not None:
         advice += f". It ends at maxsize={end} entries"
     return Culprit(kind, holder, rate, one.bytes_per_step, what, advice)
 
 
+def _kind_of_growth(one: _Behind, holder: str) -> str:
+    if re.search(r"`_\w*hooks`", holder):
+        return "hooks"
+    if one.errors:
+        return "exceptions"
+    if type(one.grown.container) is LruCache:
+        return "cache"
+    if one.nodes:
+        return "graph"
+    return "tensors" if one.tensors else "objects"
+
+
 def _newest(container: Any, count: int, new: set[int]) -> list[tuple[Any, ...]]:
-    """The entries that came while it was watched; of numbers, strings and arrays, which gc doesn't know, the last."""
+    """The entries that came while it was watched. gc doesn't know numbers, strings and arrays: of these, the last."""
     if type(container) is LruCache:
         held = gc.get_referents(container)
         held += [o for inner in held if type(inner) is dict for o in gc.get_referents(inner)]
@@ -208,7 +200,7 @@ def _newest(container: Any, count: int, new: set[int]) -> list[tuple[Any, ...]]:
 
 
 def _walk(entry: tuple[Any, ...], new: set[int]) -> dict[int, Any]:
-    """By id, what is reached from an entry through what is new; not what the watch itself holds."""
+    """By id, what an entry reaches through new objects; not what the watch itself holds."""
     reached: dict[int, Any] = {}
     ahead = list(entry)
     while ahead and len(reached) < _MOST_OBJECTS:
@@ -253,9 +245,9 @@ def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _Alive
     found = []
     for tensor, nodes in roots:
         saved = saved_storages(nodes)
-        shared = [t for t in alive.tensors if id(t) not in alive.new and storage_of(t)[0] in saved]
-        for tensor_before in held_by_python(shared, besides=(rest, alive.tensors, with_graph, held)):
-            saved.pop(storage_of(tensor_before)[0], None)  # weights, a dataset
+        shared = [t for t in alive.tensors if id(t) not in alive.new and bytes_by_storage([t]).keys() & saved.keys()]
+        for storage in bytes_by_storage(held_by_python(shared, besides=(rest, alive.tensors, with_graph, held))):
+            saved.pop(storage, None)  # weights, a dataset
         kept, inner = sum(saved.values()), sum(bool(node.next_functions) for node in nodes)
         own_rate = rate * len(nodes) / total
         holder = _holder(tensor, alive.tensors) or "a tensor that no Python object holds"
@@ -265,19 +257,19 @@ def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _Alive
 
 
 def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: bool) -> list[Culprit]:
-    """Tensors in tuples in tuples, lists that are made anew in each step, a graph that holds itself."""
+    """Tensors in tuples in tuples, in lists that each step makes again, or in a graph that holds itself."""
     new = [tensor for tensor in rest if id(tensor) in alive.new]
     alike = _most_alike(held_by_python(new, besides=(rest, alive.tensors)))
     names: Counter[str] = Counter()
     if len(alike) >= rate * steps / 4:
-        # The last step's own are among them: what most are held by is meant.
+        # The last step's own tensors are among them, so the holder of most of them is the one to name.
         holders = [_holder(tensor, alive.tensors) for tensor in alike[:: max(1, len(alike) // 3)]]
         names = Counter(re.sub(r"(\[\d+\])+", "[…]", name) for name in holders if name)
     holder = max(names, key=lambda name: names[name], default=None)
     alike = alike if holder else _most_alike(new)
     if holder is None and not (alone and alike):
         return []  # a graph that has been named holds them
-    size = rate * sum(dict(map(storage_of, alike)).values()) / len(alike)
+    size = rate * sum(bytes_by_storage(alike).values()) / len(alike)
     what = f"is one of {_number(rate)} more tensors a step, most of {_description(alike[0])}"
     if holder is not None:
         return [Culprit("tensors", holder, rate, size, what, _ADVICE["tensors"])]
@@ -286,9 +278,9 @@ def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: b
 
 
 def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
-    changed = [tensor for tensor in rest if storage_of(tensor)[1] not in alive.storage_sizes]
-    tensor = max(changed, key=lambda t: storage_of(t)[1], default=None)
-    if tensor is None or storage_of(tensor)[1] < rate * steps / 2:
+    changed = [tensor for tensor in rest if not alive.storage_sizes.issuperset(bytes_by_storage([tensor]).values())]
+    tensor = max(changed, key=_bytes_of, default=None)
+    if tensor is None or _bytes_of(tensor) < rate * steps / 2:
         return []
     holder = _holder(tensor, rest) or "a tensor without a name"
     what = f"gets longer: it is now of {_description(tensor)}"
@@ -298,10 +290,10 @@ def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[
 def _workers(rate: float, slowest: float) -> list[Culprit]:
     loaders = [o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter]
     number = sum(len(loader._workers) for loader in loaders)
-    # In bursts this process may copy pages that it shares with them; what they copy themselves comes with each batch.
+    # This process may copy pages that it shares with them, in bursts; what they copy themselves comes with each batch.
     if min(rate, 2 * slowest) < SMALL_IN_WORKERS * max(1, number):
         return []
-    processes = f"{number} DataLoader worker{'s'[: number > 1]}" if loaders else "child processes"
+    processes = counted(number, "DataLoader worker") if loaders else "child processes"
     records = max((found for loader in loaders for found in _records(loader._dataset)), default=None)
     holder = f"{records[1]}, read by {processes}" if records else processes
     return [Culprit("workers", holder, 0, rate, "is copied into the workers' own memory", _ADVICE["workers"])]
@@ -322,11 +314,18 @@ def _records(dataset: Any, depth: int = 3) -> Iterator[tuple[int, str]]:
 
 def _processes(series: dict[str, list[int]]) -> list[Culprit]:
     device, host = growth(series["device_bytes"]), growth(series["host_bytes"])
-    if device < SMALL and host < SMALL_IN_PROCESS:
+    if device >= SMALL:
+        holder, size = "the CUDA allocator", device
+    elif host >= SMALL_IN_PROCESS:
+        holder, size = "this process", host
+    else:
         return []
-    holder = "the CUDA allocator" if device >= SMALL else "this process"
     what = "holds more, and no Python container, tensor or graph accounts for it"
-    return [Culprit("process", holder, 0, device if device >= SMALL else host, what, _ADVICE["process"])]
+    return [Culprit("process", holder, 0, size, what, _ADVICE["process"])]
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return sum(bytes_by_storage([tensor]).values())
 
 
 def _holder(tensor: Tensor, tensors: list[Tensor]) -> str | None:
@@ -374,7 +373,3 @@ def _most_alike(tensors: list[Tensor]) -> list[Tensor]:
 
 def _number(n: float) -> str:
     return f"{n:.1f}".removesuffix(".0")
-
-
-def _bytes(n: float) -> str:
-    return f"{n:.0f} B" if n < 1024 else f"{n / 1024:.1f} KiB" if n < 1024**2 else f"{n / 1024**2:.1f} MiB"

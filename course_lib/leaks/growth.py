@@ -2,19 +2,19 @@
 
 A loop that runs out of memory after an hour has kept a little of every step: a graph behind `total += loss`, a list
 of outputs, a hook registered again, a worker's copy of the dataset. The memory curve shows how much, never whose.
-The rule: *what a step leaves behind must be the same after every step; what isn't has a name.*
+The rule: *what is alive after a step must be the same after every step; what isn't has a name.*
 
     report = watch_growth(lambda: train_step(next(batches)))
     print(report)           # graph: tensor `total` (global of __main__) has 14 more graph nodes a step ...
     assert report.ok
 
-What decides is counted after `gc.collect()`, so it is the same in each run: the lengths of containers that were there
-before, live tensors and the bytes of their storages, the nodes of autograd's graphs. Resident bytes of processes are
-noise to that, and speak only above a threshold, for what Python cannot see.
+The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of containers
+that were there before, live tensors and the bytes of their storages, the nodes of autograd's graphs. The resident bytes
+of processes are noisy. They count only above a threshold, for what Python cannot see.
 
 Not seen: arrays and strings that a *variable* replaces by longer ones (`text += line`), until the process itself grows;
-cycles of Python objects, as they are collected after each step. `del` and `gc.collect()` cure neither: they drop a name
-and a cycle, and what this reports is held by neither.
+cycles of Python objects, as they are collected after each step. `del` and `gc.collect()` don't cure what this reports:
+they drop a name and a cycle, and it is held by neither.
 
 Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #13246 (workers copy what they read).
 """
@@ -25,16 +25,15 @@ from collections.abc import Callable
 from dataclasses import dataclass, fields
 from typing import Any
 
-import torch
-
 from course_lib._arguments import int_of_at_least
-from course_lib.memory.census import Census, Count
-from course_lib.memory.culprits import Culprit, find_culprits
+from course_lib._words import counted
+from course_lib.leaks.census import Census, Count
+from course_lib.leaks.culprits import Culprit, find_culprits
 
 
 @dataclass(frozen=True)
 class GrowthReport:
-    """What `watch_growth` saw. It holds names and numbers alone."""
+    """What `watch_growth` saw. It holds only names and numbers."""
 
     steps: int
     culprits: list[Culprit]
@@ -52,8 +51,8 @@ class GrowthReport:
                 f"nothing grew in {self.steps} steps: {last['tensors']} tensors of {last['tensor_bytes']} B and "
                 f"{last['graph_nodes']} graph nodes are alive after the last"
             )
-        number = f"{len(self.culprits)} thing{'s'[: len(self.culprits) > 1]}"
-        return "\n".join([f"{number} grew in {self.steps} steps", *map(str, self.culprits)])
+        lines = [f"{counted(len(self.culprits), 'thing')} grew in {self.steps} steps"]
+        return "\n".join(lines + [str(culprit) for culprit in self.culprits])
 
 
 def watch_growth(
@@ -61,25 +60,23 @@ def watch_growth(
     steps: int = 12,
     *,
     warmup: int = 3,
-    device: torch.device | str | int | None = None,
 ) -> GrowthReport:
     """Call `step()` again and again, and name what grows.
 
-    A series grows where its last third lies above its first, whole, and the rise does not slow to under half: so a
-    cache that fills up, a buffer that is emptied every few steps and a bounded deque are silent. Take `steps` of at
-    least three of the loop's own periods (a window of accumulation, a log that is written out every n steps); growth
-    that is small against the swing within a period needs more.
+    A series grows if all of its last third lies above its first third, and the rise does not slow down to under half.
+    So a cache that fills up, a buffer that is emptied every few steps and a bounded deque are not reported. `steps`
+    must cover at least three of the loop's own periods (a window of accumulation, a log that is written out every n
+    steps), and more where the growth is small against the swing within a period.
 
     It calls `gc.collect()` after each step, holds the containers that were there at the beginning until the end, and
-    leaves nothing: no hook, no reference, no number drawn from a generator. A look takes tenths of a second: watch tens
-    of steps, not an epoch. What was put aside with `gc.freeze` before is not watched; in a process that has called it,
-    everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
+    leaves nothing behind: no hook, no reference, no number drawn from a generator. A look takes tenths of a second, so
+    watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
+    called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.
         steps: How many steps are watched; at least 6.
-        warmup: Steps before, in which what is made once is made: the optimizer's state, workers, torch's own caches.
-        device: The CUDA device whose allocator is read along; default: all of them.
+        warmup: Steps before these, for what is made only once: the optimizer's state, workers, torch's own caches.
 
     Raises:
         TypeError: `step` is not callable.
@@ -93,7 +90,7 @@ def watch_growth(
         )
     steps = int_of_at_least(6, "steps", steps)
     warmup = int_of_at_least(0, "warmup", warmup)
-    with Census(device) as census:
+    with Census() as census:
         for _ in range(warmup):
             step()
         census.begin()

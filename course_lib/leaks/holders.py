@@ -1,7 +1,7 @@
 """Who holds an object, as its reader would name it: `losses` (attribute of Trainer).
 
-`gc.get_referrers` answers with dicts, cells and tuples, which have no names. A name is where the way up ends: in a
-module, a function, an instance, a generator, the notebook's outputs.
+`gc.get_referrers` answers with dicts, cells and tuples, which have no names. The way up from holder to holder ends at a
+name: in a module, a function, an instance, a generator, or the notebook's outputs.
 
     holder_of(trainer.losses)          # "list `losses` (attribute of Trainer)"
 """
@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 from torch import Tensor
 
-from course_lib.memory.census import LruCache
+from course_lib.leaks.census import LruCache
 
 _DEEPEST = 24
 _WIDEST = 16
@@ -93,13 +93,17 @@ def kind_of(target: Any) -> str:
 
 def is_ours(holder: Any) -> bool:
     """Functions and frames of this package hold what they look at."""
-    frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
+    frame = _frame_of(holder)
     names = getattr(frame, "f_globals" if isinstance(frame, types.FrameType) else "__globals__", None)
     return isinstance(names, dict) and str(names.get("__name__")).startswith(f"{__package__}.")
 
 
+def _frame_of(holder: Any) -> Any:
+    return holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
+
+
 def _is_shell(holder: Any) -> bool:
-    """IPython's objects hold what the notebook's names hold, too."""
+    """IPython's own objects hold whatever the notebook's names hold."""
     return str(type(holder).__module__).partition(".")[0] in ("IPython", "ipykernel")
 
 
@@ -156,7 +160,7 @@ def _root_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) ->
 
 
 def _root_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
-    frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
+    frame = _frame_of(holder)
     if frame is None:
         return None
     found = next((name for name, value in frame.f_locals.items() if value is chain[-1]), None)

@@ -17,8 +17,8 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from course_lib.memory.culprits import growth, slowest_third
-from course_lib.memory.growth import watch_growth
+from course_lib.leaks import watch_growth
+from course_lib.leaks.trend import growth, slowest_third
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -644,7 +644,7 @@ import gc
 kept = []
 import torch
 from course_lib.memory import watch_growth
-from course_lib.memory.census import frozen_by_caller
+from course_lib.leaks.census import frozen_by_caller
 
 print(frozen_by_caller())
 watch_growth(lambda: None, steps=6)

@@ -1,0 +1,213 @@
+"""The largest batch that fits: predicted, then tried, as a rule once and without running out of memory.
+
+Doubling until it crashes finds a power of two by provoking errors, and some finders return a size that they never
+tried. But a step is the same sequence of allocations whatever the batch, so each moment of it holds ``const + c · b``
+bytes. The rule: *two small sizes give every moment's line; the largest size is where the first line meets the limit;
+and an answer is a size that has run.* `batch_size_search` holds what one rank knows and tries.
+
+    fitted = find_batch_size(model, make_batch, optimizer, limit_bytes=24 * 2**30)
+    print(fitted)                                               # size, predicted, measured, limit, the trials
+    loader = DataLoader(dataset, batch_size=fitted.batch_size)
+
+Predictions run no kernel; a trial is two real steps, as the first one makes the optimizer's state. Afterwards model,
+optimizer, gradients and random generators are as before, bit for bit. Chapter 03 counts what other finders do.
+
+Sources: ``lightning.pytorch.tuner.batch_size_scaling`` and accelerate's ``find_executable_batch_size``, the two to
+compare with.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import Optimizer
+from torch.utils.data import DataLoader
+
+from course_lib._ranks import gathered, those_with_nan
+from course_lib._words import readable_bytes
+from course_lib.memory.batch_size_search import BatchSizeTrial, MultipleOf, Search
+from course_lib.memory.restoring import undisturbed
+
+MAX_TRIALS = 3
+MAX_PREDICTIONS = 8
+"""Beyond the two at small sizes; as a rule one is enough."""
+
+
+@dataclass(frozen=True)
+class FittedBatchSize:
+    """A batch size that has run within the limit, on every rank."""
+
+    batch_size: int
+    predicted_bytes: int | None
+    """What the lines say for this size. Where the step could not be predicted, these are the lines of earlier trials;
+    None where there were none."""
+    measured_bytes: int
+    limit_bytes: int
+    """What this rank's step may hold."""
+    trials: list[BatchSizeTrial]
+    doubts: list[str] = field(default_factory=list)
+    """Why the next run may need more than was measured, or why the prediction was off."""
+
+    def __str__(self) -> str:
+        predicted = "-" if self.predicted_bytes is None else readable_bytes(self.predicted_bytes)
+        lines = [
+            f"batch size {self.batch_size}: measured {readable_bytes(self.measured_bytes)}, predicted {predicted}, "
+            f"limit {readable_bytes(self.limit_bytes)}"
+        ]
+        lines += [f"  tried {trial}" for trial in self.trials]
+        return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
+
+
+def find_batch_size(
+    model: nn.Module,
+    batch_fn: Callable[[int], Any] | DataLoader[Any],
+    optimizer: Optimizer,
+    *,
+    loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
+    step_fn: Callable[[Any], Any] | None = None,
+    limit_bytes: int | None = None,
+    fraction: float = 0.9,
+    max_batch_size: int | None = None,
+    multiple_of: MultipleOf = 1,
+    loader: Any = None,
+) -> FittedBatchSize:
+    """Find the largest batch size whose training step stays within a limit: the same one on all ranks.
+
+    Two predictions at small sizes give the lines, and a third checks them where they meet the limit. One real trial
+    there verifies them. If they were off, they are corrected and tried again: at most three trials. Where a prediction
+    has doubts (kernels that it cannot see into), the first trial takes half the size. Each rank may have a limit of its
+    own; the smallest answer counts. The optimizer's hooks run in trials.
+
+    Args:
+        model: The trials run where its parameters are. Of a DDP model the module inside runs, so that no rank waits.
+        batch_fn: ``batch_fn(size)`` -> a batch. Where samples have many lengths, make it of the longest. From a
+            DataLoader, the first sample of its dataset is taken ``size`` times, through its ``collate_fn``; the loader
+            stays where it is.
+        loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
+            belongs in it.
+        step_fn: ``step_fn(batch)``, a whole step on ``model`` and ``optimizer``, instead of ``loss_fn``. It isn't
+            predicted: two small trials give the lines, as they do where a prediction is impossible. In DDP all ranks
+            try the same sizes, but one that runs out of memory leaves the others waiting in its collectives.
+        limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
+            ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
+            allocator reserves.
+        fraction: Of the free memory; it has no meaning beside ``limit_bytes``.
+        max_batch_size: The largest size to consider; default 65,536, for a DataLoader the length of its dataset.
+        multiple_of: Round down to a multiple, or to a ``"power of two"``, before trying.
+        loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
+
+    Raises:
+        ValueError: An argument out of range; batches that don't grow with the size.
+        MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
+            multiple of ``multiple_of``, or none of the trials stayed within the limit.
+        RuntimeError: Another rank raised; its own message says why.
+    """
+    if isinstance(model, DistributedDataParallel):
+        model = model.module
+    with undisturbed(loader):
+        search = _together(
+            lambda: Search(
+                model,
+                batch_fn,
+                optimizer,
+                loss_fn=loss_fn,
+                step_fn=step_fn,
+                limit_bytes=limit_bytes,
+                fraction=fraction,
+                max_batch_size=max_batch_size,
+                multiple_of=multiple_of,
+            )
+        )
+        search.upper = _least(lambda: search.upper)
+        search.predicted = _least(search.predict_small_sizes) == 1
+        if search.predicted:
+            _settle(search)
+        else:
+            search.lines.clear()  # where other ranks could not predict theirs
+        while len(search.trials) < MAX_TRIALS:
+            size = _least(lambda: search.next_size(last=len(search.trials) == MAX_TRIALS - 1))
+            if not size:
+                break
+            if search.predicted and size not in search.lines:  # rounded down, or corrected
+                _together(functools.partial(search.predict, size))
+            search.conclude(size, _least(functools.partial(search.run, size)))
+        best = _together(search.answer)
+    trial = next(trial for trial in search.trials if trial.batch_size == best)
+    assert trial.nbytes is not None
+    return FittedBatchSize(
+        batch_size=best,
+        predicted_bytes=search.promised[best],
+        measured_bytes=trial.nbytes,
+        limit_bytes=search.limit,
+        trials=search.trials,
+        doubts=search.doubts + search.surprise(),
+    )
+
+
+def _settle(search: Search) -> None:
+    """Predict at the size where the lines meet the limit, until the corrected lines meet it at the same size."""
+    for _ in range(MAX_PREDICTIONS):
+        size = _least(lambda: max(1, search.largest()))
+        if size in search.lines:
+            return
+        _together(functools.partial(search.predict, size))
+    # These are no lines. But the sizes that were predicted to fit are known.
+    search.upper = _least(lambda: max((n for n, held in search.lines.items() if max(held) <= search.limit), default=1))
+
+
+def find_batch_sizes(
+    shapes: Iterable[Any],
+    model: nn.Module,
+    batch_fn: Callable[[int, Any], Any],
+    optimizer: Optimizer,
+    **options: Any,
+) -> dict[Any, FittedBatchSize]:
+    """`find_batch_size` for each shape (a resolution, a length) of a schedule; `batch_fn(size, shape)` -> a batch.
+
+    >>> table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
+    >>> {shape: fitted.batch_size for shape, fitted in table.items()}
+    """
+
+    def fit(shape: Any) -> FittedBatchSize:
+        return find_batch_size(model, lambda size: batch_fn(size, shape), optimizer, **options)
+
+    return {shape: fit(shape) for shape in shapes}
+
+
+# ---------------------------------------------------------------------------------------------------------- all ranks
+
+_T = TypeVar("_T")
+
+
+def _together(fn: Callable[[], _T]) -> _T:
+    """What ``fn()`` returns, once all ranks have called theirs; if any of them raises, all do. One collective."""
+    results: list[_T] = []
+
+    def call() -> int:
+        results.append(fn())
+        return 0
+
+    _least(call)
+    return results[0]
+
+
+def _least(fn: Callable[[], float]) -> int:
+    """The smallest of the ranks' ``fn()``; if any of them raises, all do. One collective."""
+    refused: Exception | None = None
+    value = math.nan
+    try:
+        value = float(fn())
+    except Exception as error:
+        refused = error
+    values = [row[0] for row in gathered([value])]
+    if refused is not None:
+        raise refused
+    if where := those_with_nan(values):
+        raise RuntimeError(f"no batch size was found, as {where} raised, whose own message says why")
+    return int(min(values))
