@@ -11,6 +11,7 @@ import numpy as np
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
 from course_lib.samplers.dealing import check_position
+from course_lib.samplers.epoch import accelerator_deals
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
@@ -223,11 +224,13 @@ class ScheduledBatchSampler(EpochBatchSampler):
                 for batch in (order(positions) if order else positions).tolist():
                     yield [SizedIndex(index, size) for index in batch]
 
-    def _for_all_ranks(self, world_size: int) -> Iterator[list[int]]:
-        raise ValueError(
-            "accelerate takes batches of one size, and these change: leave the loader out of accelerator.prepare(). "
-            "On the process group's ranks it deals itself"
-        )
+    def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
+        if not self.deals_alone and accelerator_deals():
+            raise ValueError(
+                "accelerator.prepare() deals the batches of a loader to the ranks in turn, and these change "
+                "their size, so that the ranks of a step would differ: read the ScheduledBatchSampler through a "
+                "ResumableDataLoader, which prepare() leaves as it is"
+            )
 
 
 POSITION = ("epoch", "position", "steps", "batches")
