@@ -361,7 +361,7 @@ def test_an_index_without_a_size_is_an_error_or_has_the_default():
 
 
 def test_on_two_real_ranks_a_plain_loader_under_default_flags_too():
-    # 37 samples do not divide by the ranks; the Trainer makes the batch sampler anew, as it does by default.
+    # 37 samples do not divide by the ranks; the Trainer makes the batch sampler again, as it does by default.
     schedule = SizeSchedule({0: (8, 4), 13: (16, 2)}, unit="samples")
 
     def read(rank):
