@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from course_lib.samplers import SamplerTail, ShuffledBatchSampler
+from course_lib.samplers import EpochBatchSampler, SamplerTail, ShuffledBatchSampler
 
 
 class ResumableDataLoader(DataLoader[Any]):
@@ -43,6 +43,9 @@ class ResumableDataLoader(DataLoader[Any]):
     A loop without ``set_epoch`` gets a new order in each epoch: a loader that has been read to its end turns to the
     next. ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
     Trainers that would put a ``DistributedSampler`` into a loader leave this one alone: ``loader.sampler`` is one.
+    So does ``accelerator.prepare(loader)``, which returns it as it is. It therefore does not move the batches to the
+    device (do it with ``batch.to(accelerator.device)``), and ``accelerator.accumulate`` is not told where an epoch
+    ends: what is left of a window there waits for the next epoch's batches.
 
     What workers draw at random (augmentation) is a function of (seed, epoch, position where the iteration began) and
     of the number of workers: after a resume within an epoch the samples are the same, the draws are new.
@@ -51,6 +54,9 @@ class ResumableDataLoader(DataLoader[Any]):
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it
             may yield indices that the dataset does not have, or the dataset is a stream.
     """
+
+    _is_accelerate_prepared = True
+    """``accelerator.prepare()`` leaves a loader alone that has this: the batch sampler deals to the ranks itself."""
 
     def __init__(
         self,
@@ -82,6 +88,8 @@ class ResumableDataLoader(DataLoader[Any]):
                 f"{type(batch_sampler).__name__} cannot say its position (it has no {', '.join(missing)}): wrap it, as "
                 "in ShardedBatchSampler(batch_sampler)"
             )
+        if isinstance(batch_sampler, EpochBatchSampler):
+            batch_sampler.deals_alone = True
         largest = getattr(batch_sampler, "max_index", -1)
         if largest >= len(dataset):
             raise ValueError(

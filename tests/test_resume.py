@@ -116,7 +116,7 @@ def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
     assert taken(iterator, 10) == list(expected)
 
 
-def test_persistent_workers_start_anew_after_an_abandoned_epoch():
+def test_persistent_workers_start_again_after_an_abandoned_epoch():
     loader = ResumableDataLoader(range(30), batch_size=3, shuffle=True, num_workers=2, persistent_workers=True)
     expected = [taken(ResumableDataLoader(range(30), batch_size=3, shuffle=True), 99)]
     taken(iter(loader), 3)

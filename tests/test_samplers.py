@@ -2,8 +2,10 @@
 
 import pickle
 import random
+import sys
 from collections import Counter
 from itertools import chain
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
 
-from course_lib.launch import run_ranks
+from course_lib.launch import RankError, run_ranks
+from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import (
     IndexPermutation,
     ShardedBatchSampler,
@@ -21,6 +24,7 @@ from course_lib.samplers import (
     count_batches_everywhere,
 )
 from tests import effort
+from tests.operations import operations
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has", "ignore:.*indices are in both streams")
 
@@ -366,26 +370,210 @@ def test_wrapping_leaves_the_global_generators_alone():
     assert torch.equal(torch.rand(2), expected)
 
 
-def test_accelerate_finds_each_ranks_own_batches_or_an_error():
-    # What its BatchSamplerShard does, in a module of that name: accelerate itself is no dependency of the tests.
-    shard = {"__name__": "accelerate.data_loader"}
-    exec(
-        "def batches(s, rank): return [b for i, b in enumerate(s) if i % 2 == rank]\ndef length(s): return len(s)",
-        shard,
-    )
+# ------------------------------------------------------------------------------------------------- a changed epoch
 
-    def make(rank, **arguments):
-        return TwoStreamBatchSampler(range(20), range(100, 108), 2, 2, num_replicas=2, rank=rank, **arguments)
 
-    for rank in range(2):
-        assert shard["batches"](make(rank), rank) == list(make(rank))
-    assert shard["length"](make(0)) == 2 * len(make(0))
-    uneven = ShuffledBatchSampler(21, 2, num_replicas=2, rank=0)
-    with pytest.raises(ValueError, match=r"accelerate keeps batches of 2 indices alone.*use tail=\"drop\""):
-        shard["batches"](uneven, 0)
-    padded = ShuffledBatchSampler(21, 2, tail="pad", num_replicas=2, rank=1)
-    assert shard["batches"](padded, 1) == list(padded)
-    assert uneven.sampler is uneven and (uneven.batch_size, uneven.drop_last) == (2, False)
+class CountsReads:
+    """A batch sampler of somebody else that counts how often it is read; its batches are of one size."""
+
+    reads = 0
+
+    def __init__(self, n, size):
+        self.n, self.size = n, size
+
+    def __iter__(self):
+        CountsReads.reads += 1
+        order = torch.randperm(self.n).tolist()
+        return (order[i : i + self.size] for i in range(0, self.n, self.size))
+
+
+@pytest.fixture
+def wrapped(monkeypatch):
+    monkeypatch.setattr(CountsReads, "reads", 0)
+    return CountsReads(40, 3)
+
+
+@pytest.mark.parametrize("split", [False, True])
+def test_the_wrapped_sampler_is_read_once_for_an_epoch_however_many_states_are_taken(wrapped, split):
+    sampler = ShardedBatchSampler(wrapped, split=split, num_replicas=2, rank=1)
+    for epoch in range(3):
+        sampler.set_epoch(epoch)
+        for number, _ in enumerate(sampler, start=1):
+            assert sampler.state_dict() == sampler.state_dict(batches=number)
+            assert number <= len(sampler)
+        list(sampler)
+        assert wrapped.reads == epoch + 1
+
+
+def test_a_state_costs_no_more_in_a_long_epoch_than_in_a_short_one():
+    def of_each_state(n):
+        sampler = ShardedBatchSampler(CountsReads(n, 3), num_replicas=2, rank=0)
+        batches = iter(sampler)
+        counts = []
+        for _ in range(5):
+            next(batches)
+            counts.append(operations(sampler.state_dict))
+        return counts
+
+    assert of_each_state(30_000) == of_each_state(60)
+
+
+def test_a_changed_wrapped_sampler_is_read_again(wrapped):
+    sampler = ShardedBatchSampler(wrapped, num_replicas=2, rank=0)
+
+    def fresh():
+        return ShardedBatchSampler(sampler.batch_sampler, num_replicas=2, rank=0)
+
+    state = sampler.state_dict(batches=2)
+    wrapped.size = 5
+    assert len(sampler) == len(fresh()) == 4 and list(sampler) == list(fresh())
+    wrapped.size = 3
+    sampler.load_state_dict(state)
+    assert list(sampler) == list(fresh())[2:]
+    sampler.batch_sampler = BatchSampler(SequentialSampler(range(10)), 2, drop_last=False)
+    sampler.set_epoch(1)
+    assert list(sampler) == [[0, 1], [4, 5], [8]]
+    sampler.batch_sampler.sampler.data_source = range(6)  # of the sampler inside
+    assert list(sampler) == [[0, 1], [4]]
+    sampler.batch_sampler = [[7], [8]]
+    assert list(sampler) == [[7]]
+    sampler.batch_sampler += [[9], [3]]  # in place: from the next epoch on
+    assert len(sampler) == 1
+    sampler.set_epoch(2)
+    assert list(sampler) == [[7], [9]]
+
+
+def test_ranks_that_come_later_get_a_plan_of_their_own(wrapped):
+    sampler = ShardedBatchSampler(wrapped, num_replicas=1, rank=0)
+    alone = list(sampler)
+    sampler.num_replicas = 2
+    assert list(sampler) == list(ShardedBatchSampler(wrapped, num_replicas=2, rank=0)) != alone
+
+
+# ------------------------------------------------------------------------------------------------- with accelerate
+
+
+class AcceleratesShard:
+    """What ``BatchSamplerShard`` of accelerate 1.15 yields with ``even_batches=True``, from batches of one size.
+
+    accelerate itself is no dependency of the tests.
+    """
+
+    def __init__(self, batch_sampler, rank, world_size=2):
+        self.batch_sampler, self.rank, self.world_size = batch_sampler, rank, world_size
+        self.batch_size = getattr(batch_sampler, "batch_size", None)
+        self.drop_last = getattr(batch_sampler, "drop_last", False)
+
+    def __iter__(self):
+        batches = list(self.batch_sampler)
+        assert self.batch_size is None or {len(batch) for batch in batches} == {self.batch_size}
+        if len(batches) % self.world_size and not self.drop_last:
+            batches += batches[: self.world_size - len(batches) % self.world_size]
+        steps = len(batches) // self.world_size
+        return (batches[step * self.world_size + self.rank] for step in range(steps))
+
+
+def make_an_accelerator():
+    """accelerate's own question whether there is an ``Accelerator`` is answered with yes, in this process."""
+    sys.modules["accelerate.state"] = SimpleNamespace(is_initialized=lambda: True)
+
+
+def two_streams(**arguments):
+    return TwoStreamBatchSampler(range(37), range(1000, 1008), 4, 2, **arguments)
+
+
+def of_two_accelerated_ranks(make, how):
+    """Each rank's batches in the epochs 0 and 1."""
+
+    def read(rank):
+        make_an_accelerator()
+        told = []
+        for epoch in range(2):
+            sampler = make(rank)
+            sampler.sampler.set_epoch(epoch)
+            if how == "prepared":
+                told.append(list(AcceleratesShard(sampler, rank)))
+            else:
+                loader = ResumableDataLoader(range(1008), batch_sampler=sampler)
+                assert loader._is_accelerate_prepared
+                assert len(loader) == len(sampler)
+                told.append([batch.tolist() for batch in loader])
+        return told
+
+    return list(zip(*(result.value for result in run_ranks(read)), strict=True))
+
+
+@pytest.mark.parametrize("tail", ["pad", "drop"])
+@pytest.mark.parametrize("kind", ["shuffled", "two streams"])
+def test_accelerate_deals_what_is_made_for_one_process(kind, tail):
+    def make(rank):
+        arguments = dict(tail=tail, num_replicas=1, rank=0)
+        return ShuffledBatchSampler(37, 4, **arguments) if kind == "shuffled" else two_streams(**arguments)
+
+    epochs = of_two_accelerated_ranks(make, "prepared")
+    for ranks in epochs:
+        seen = Counter(primary(chain.from_iterable(ranks)))
+        assert {len(batches) for batches in ranks} == {5 if tail == "pad" else 4}
+        if tail == "pad":  # 37 samples in 10 batches of 4
+            assert set(seen) == set(range(37)) and seen.total() == 40
+        else:  # 9 full batches, and not every rank has one of the last
+            assert len(seen) == seen.total() == 32
+    assert epochs[0] != epochs[1]
+
+
+def test_accelerate_deals_whole_batches_of_any_size_of_a_wrapped_sampler():
+    def make(rank):
+        return ShardedBatchSampler(UnevenBatches(37), num_replicas=1, rank=0)
+
+    for ranks in of_two_accelerated_ranks(make, "prepared"):
+        assert len({len(batches) for batches in ranks}) == 1
+        assert set(chain.from_iterable(chain.from_iterable(ranks))) == set(range(37))
+
+
+def test_accelerate_leaves_a_resumable_loader_alone_which_deals_each_sample_once():
+    def make(rank):
+        return two_streams()
+
+    for ranks in of_two_accelerated_ranks(make, "resumable loader"):
+        assert Counter(primary(chain.from_iterable(ranks))) == Counter(range(37))
+        assert {len(batches) for batches in ranks} == {5}
+
+
+def test_with_accelerate_nothing_is_dealt_twice_without_a_word():
+    refused = {
+        "of the group": lambda rank: ShuffledBatchSampler(37, 4),
+        "as told": lambda rank: two_streams(tail="pad", num_replicas=2, rank=rank),
+        "wrapped": lambda rank: ShardedBatchSampler(UnevenBatches(37)),
+        "spread": lambda rank: ShuffledBatchSampler(37, 4, num_replicas=1, rank=0),
+    }
+
+    def read(rank):
+        # What would be lost, where there is no Accelerator to see.
+        twice = list(AcceleratesShard(ShuffledBatchSampler(37, 4, tail="pad"), rank))
+        make_an_accelerator()
+        told = {}
+        for name, make in refused.items():
+            for ask in (list, len):
+                with pytest.raises(ValueError, match=r"accelerator\.prepare") as error:
+                    ask(make(rank))
+                told[name, ask.__name__] = str(error.value)
+        return twice, told
+
+    (first, told), (second, _) = (result.value for result in run_ranks(read))
+    assert len({index for batch in first + second for index in batch}) < 37 * 0.7
+    for (name, _), message in told.items():
+        wanted = "keeps full batches of 4 alone" if name == "spread" else "has dealt them already"
+        assert wanted in message and "through a ResumableDataLoader" in message
+
+
+def test_one_process_with_an_accelerator_needs_no_word(monkeypatch):
+    monkeypatch.setitem(sys.modules, "accelerate.state", SimpleNamespace(is_initialized=lambda: True))
+    sampler = ShuffledBatchSampler(37, 4)
+    assert sorted(index for batch in sampler for index in batch) == list(range(37))
+    assert len(sampler) == 10
+
+
+# ------------------------------------------------------------------------------------------------- real ranks
 
 
 def test_two_real_ranks_read_their_number_from_the_group():
@@ -405,8 +593,6 @@ def test_unequal_counts_are_an_error_before_they_are_a_hang():
         return count_batches_everywhere(range(3 if equal else 3 + rank))
 
     assert [r.value for r in run_ranks(count, args=(True,))] == [3, 3]
-    from course_lib.launch import RankError
-
     with pytest.raises(RankError, match="rank 0: 3, rank 1: 4"):
         run_ranks(count, args=(False,))
     assert count_batches_everywhere(range(5)) == 5

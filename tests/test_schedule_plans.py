@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
-from course_lib.steps import max_steps_for, plan_steps
+from course_lib.steps import Window, max_steps_for, plan_steps
+from tests.operations import operations
 from tests.test_schedules import STEPWISE, by_hand, random_schedule
 
 
@@ -225,10 +226,56 @@ def test_a_run_that_no_sampler_deals_is_refused_before_it_begins():
         ScheduledBatchSampler(24, uneven, num_replicas=2, rank=0)
 
 
-def test_a_plan_of_many_stages_is_quick_to_read():
-    schedule = SizeSchedule([(step, 1 + step % 7, 1 + step % 3) for step in range(800)], unit="optimizer_steps")
-    plan = schedule.plan(10_000, max_epochs=1)
+def windows_by_addition(n, schedule, world_size, tail, limit, epochs):
+    """The windows of a run, and in each the samples of the rank that has most, added up step by step."""
+    windows = []
+    for epoch, steps in enumerate(by_hand(n, schedule, world_size, tail, epochs=epochs)):
+        of_epoch = steps[:limit] if isinstance(limit, int) else steps[: int(len(steps) * limit)]
+        for update in dict.fromkeys(update for *_, update in of_epoch):
+            places = [i for i, step in enumerate(of_epoch) if step[2] == update]
+            samples = sum(-(-of_epoch[i][1] // world_size) for i in places)
+            windows.append(Window(len(windows), epoch, places[0], places[-1] + 1, 0, samples))
+        if not of_epoch:
+            break
+    return windows
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_windows_from_prefix_sums_are_those_that_are_added_up(rng):
+    n, world_size = rng.randint(1, 90), rng.randint(1, 3)
+    schedule, tail = random_schedule(rng, n, world_size, smallest=2), rng.choice(["spread", "drop", "pad"])
+    limit = rng.choice([1.0, 1.0, 3, 0.5])
+    try:
+        plan = schedule.plan(n, world_size=world_size, max_epochs=4, limit_train_batches=limit, tail=tail)
+    except ValueError as error:
+        if "without an empty batch" not in str(error):
+            raise
+        return
+    expected = windows_by_addition(n, schedule, world_size, tail, limit, epochs=4)
+    assert list(plan.windows) == expected
+    assert [plan.windows[i] for i in range(len(expected))] == expected
+    assert list(plan.windows[::-2]) == expected[::-2]
+
+
+def many_stages(count):
+    return SizeSchedule([(step, 1 + step % 7, 1 + step % 3) for step in range(count)], unit="optimizer_steps")
+
+
+def test_a_plan_of_many_stages_is_that_which_is_added_up():
+    plan = many_stages(800).plan(10_000, max_epochs=1)
+    assert len(plan.windows) == 5_001
     assert sum(window.per_rank_samples for window in plan.windows) == 10_000
+    assert list(plan.windows) == windows_by_addition(10_000, many_stages(800), 1, "spread", 1.0, epochs=1)
+
+
+def test_a_window_costs_no_more_in_many_stages_than_in_a_few():
+    def of_the_last_windows(stages):
+        windows = many_stages(stages).plan(10_000, max_epochs=1).windows
+        windows[-1]  # the sums are made for the first window that is asked for
+        return operations(lambda: [windows[-i] for i in range(1, 101)])
+
+    assert of_the_last_windows(800) == of_the_last_windows(10)
 
 
 def test_floats_in_a_budget_hold_what_they_hold():

@@ -4,8 +4,10 @@ import json
 import math
 import pickle
 import random
+import sys
 from collections import Counter
 from itertools import accumulate, islice
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -298,10 +300,21 @@ def test_what_cannot_be_dealt_is_refused():
         ScheduledBatchSampler(48, STEPWISE).loss_weight(7)
 
 
-def test_accelerate_is_told_no():
-    caller = {"__name__": "accelerate.data_loader", "sampler": ScheduledBatchSampler(48, STEPWISE)}
-    with pytest.raises(ValueError, match=r"leave the loader out of accelerator\.prepare"):
-        exec("iter(sampler)", caller)
+def test_accelerate_leaves_the_resumable_loader_alone_and_is_told_no_without_it():
+    def read(rank):
+        sys.modules["accelerate.state"] = SimpleNamespace(is_initialized=lambda: True)
+        told = []
+        for arguments in ({}, dict(num_replicas=2, rank=rank), dict(num_replicas=1, rank=0, tail="pad")):
+            for ask in (list, len):
+                with pytest.raises(ValueError, match=r"accelerator\.prepare.*through a ResumableDataLoader") as error:
+                    ask(ScheduledBatchSampler(48, STEPWISE, **arguments))
+                told.append("these change their size" in str(error.value))
+        loader = ResumableDataLoader(SizedDataset(range(48), half), batch_sampler=ScheduledBatchSampler(48, STEPWISE))
+        return all(told), [samples.tolist() for samples, _ in loader]
+
+    ranks = [result.value for result in run_ranks(read)]
+    assert all(told for told, _ in ranks)
+    assert [seen for _, seen in ranks] == [[list(map(int, batch)) for batch in s] for s in ranks_of(48, STEPWISE, 2)]
 
 
 # ------------------------------------------------------------------------------------------ the index and the dataset
@@ -348,7 +361,7 @@ def test_an_index_without_a_size_is_an_error_or_has_the_default():
 
 
 def test_on_two_real_ranks_a_plain_loader_under_default_flags_too():
-    # 37 samples do not divide by the ranks; the Trainer makes the batch sampler anew, as it does by default.
+    # 37 samples do not divide by the ranks; the Trainer makes the batch sampler again, as it does by default.
     schedule = SizeSchedule({0: (8, 4), 13: (16, 2)}, unit="samples")
 
     def read(rank):

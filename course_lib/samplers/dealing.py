@@ -15,7 +15,7 @@ class Steps:
     """How the positions from ``position`` to ``size`` are dealt: step by step, in each step to the ranks in turn.
 
     Steps are of equal size but for one position, the larger ones first. That makes what is left after any step
-    exactly what dealing the rest anew would give: a resume on as many ranks yields the same batches.
+    exactly what dealing the rest again would give: a resume on as many ranks yields the same batches.
     """
 
     def __init__(self, size: int, batch_size: int, tail: SamplerTail, position: int, world_size: int) -> None:

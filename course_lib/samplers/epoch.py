@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from types import FrameType
 from typing import Any, Literal
 
 from course_lib._arguments import int_of_at_least
@@ -23,7 +22,22 @@ class EpochBatchSampler(ABC):
 
     A *step* is one batch on every rank. The state is a global position: how much of the epoch's order all ranks
     together have had.
+
+    With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
+    deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
+
+    - Read the sampler through a :class:`~course_lib.resume.ResumableDataLoader`. ``prepare`` leaves that loader as it
+      is, and the sampler deals to the process group's ranks as everywhere.
+    - Make it with ``num_replicas=1, rank=0`` and ``tail="pad"`` or ``"drop"``, and let ``prepare`` deal the batches of
+      a plain loader. Then accelerate's rule holds for the end of an epoch: it repeats the first indices until all
+      ranks have as many batches (``tail="pad"``), or leaves out the batches that not every rank has (``"drop"``).
+
+    Anything else is refused by a ``ValueError`` when it is iterated, where an ``Accelerator`` of several processes
+    exists; nobody can tell whether a loader was prepared.
     """
+
+    deals_alone = False
+    """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
 
     def __init__(
         self,
@@ -68,14 +82,13 @@ class EpochBatchSampler(ABC):
     def __len__(self) -> int:
         """Batches that an iteration yields on this rank: of the epoch, or of what is left of it after a resume."""
         world_size, _ = self._world()
-        steps = self._steps_left(self._position, world_size)
-        return steps * world_size if _is_accelerate(sys._getframe(1)) else steps
+        self._refuse_to_be_dealt_twice(world_size)
+        return self._steps_left(self._position, world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         world_size, rank = self._world()
+        self._refuse_to_be_dealt_twice(world_size)
         self._check(self._position, world_size)
-        if _is_accelerate(sys._getframe(1)):
-            return self._for_all_ranks(world_size)
         self._yielded = 0
         return self._counted(self._batches(self._position, self._batches_before, world_size, rank))
 
@@ -146,35 +159,33 @@ class EpochBatchSampler(ABC):
             raise ValueError(f"rank must be from 0 to {world_size - 1} with {world_size} replicas, got {rank}")
         return world_size, rank
 
-    def _for_all_ranks(self, world_size: int) -> Iterator[list[int]]:
-        """The batches of all ranks, step by step.
-
-        ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields: of this, each rank's own. It
-        counts on batches of one size, so any other would be lost there without a word.
-        """
-        steps = self._steps_left(self._position, world_size)
-        if steps and (size := getattr(self, "batch_size", None)) is not None:
-            end = self._position_after(self._position, steps - 1, world_size)
-            before = self._batches_before + (steps - 1) * world_size
-            last = [len(next(self._batches(end, before, world_size, rank))) for rank in range(world_size)]
-            if set(last) != {size}:
-                raise ValueError(
-                    f"accelerate keeps batches of {size} indices alone, and the last ones here have {last}: use "
-                    'tail="drop" or tail="pad", or leave the loader out of accelerator.prepare()'
-                )
-        ranks = [self._batches(self._position, self._batches_before, world_size, rank) for rank in range(world_size)]
-        return (batch for step in zip(*ranks, strict=True) for batch in step)
+    def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
+        if self.deals_alone or not accelerator_deals():
+            return
+        if world_size > 1:
+            raise ValueError(
+                f"accelerator.prepare() deals the batches of a loader to the ranks, and this {type(self).__name__} has "
+                "dealt them already: each rank would train a part of its part, and the rest would be lost. Read it "
+                "through a ResumableDataLoader, which prepare() leaves as it is; or make it with num_replicas=1, "
+                'rank=0 and tail="pad" or "drop", and let prepare() deal'
+            )
+        if self.tail == "spread" and hasattr(self, "batch_size"):
+            raise ValueError(
+                f"accelerator.prepare() keeps full batches of {self.batch_size} alone, and tail=\"spread\" makes some "
+                'that are smaller: use tail="drop" or tail="pad", or read the sampler through a ResumableDataLoader, '
+                "which prepare() leaves as it is"
+            )
 
     def _remember_arguments(self, **arguments: object) -> None:
-        # Under default flags, Lightning and Fabric make the batch sampler of a plain DataLoader anew, around a
+        # Under default flags, Lightning and Fabric make the batch sampler of a plain DataLoader again, around a
         # DistributedSampler of theirs, from these four attributes. So they make one like this, which ignores theirs.
-        for name, value in {
-            "args": (),
-            "kwargs": dict(arguments),
-            "default_kwargs": {"sampler": None},
-            "arg_names": (),
-        }.items():
-            setattr(self, f"__pl_saved_{name}", value)
+        remembered: dict[str, object] = {
+            "__pl_saved_args": (),
+            "__pl_saved_kwargs": dict(arguments),
+            "__pl_saved_default_kwargs": {"sampler": None},
+            "__pl_saved_arg_names": (),
+        }
+        vars(self).update(remembered)
 
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
@@ -197,5 +208,7 @@ class EpochBatchSampler(ABC):
         """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
 
 
-def _is_accelerate(caller: FrameType) -> bool:
-    return str(caller.f_globals.get("__name__")).startswith("accelerate.")
+def accelerator_deals() -> bool:
+    """Whether this process has an ``Accelerator`` of several processes, which deals the batches of what it prepares."""
+    state = sys.modules.get("accelerate.state")
+    return state is not None and state.is_initialized() and world_size_of() > 1

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping
-from itertools import pairwise
-from typing import Any
+from itertools import chain, pairwise
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
+from course_lib._generators import generators_put_back
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 
 Chunk = tuple[int, int]
@@ -23,6 +26,9 @@ class ShardedBatchSampler(EpochBatchSampler):
     Before each epoch the wrapped sampler runs once, whole, with its generators and the global ones seeded from
     (seed, epoch), and the global ones put back afterwards. So all ranks see it yield the same, whatever they drew
     before; a wrapper without this loses some indices and repeats others.
+
+    It runs again within an epoch where it was replaced, or an attribute of it or of a sampler inside it was set. What
+    is changed in place (an element of its list of weights) counts from the next epoch on.
 
     Args:
         batch_sampler: Has ``__iter__``; its ``set_epoch``, if any, is called. Uneven batches are welcome.
@@ -63,97 +69,135 @@ class ShardedBatchSampler(EpochBatchSampler):
                 )
         self.batch_sampler = batch_sampler
         self.split = bool(split)
-        self._flat: list[int] = []
-        self._edges: list[int] = []
-        self._epoch_of_plan = -1
-        self._laid_out: tuple[tuple[int, ...], list[list[Chunk]]] = (), []
+        self._last_read: _Read | None = None
+        self._last_plan: _Plan | None = None
         self._remember_arguments(
             batch_sampler=batch_sampler, split=split, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank
         )
 
     def __getstate__(self) -> dict[str, Any]:
-        fresh: dict[str, Any] = {"_flat": [], "_edges": [], "_epoch_of_plan": -1, "_laid_out": ((), [])}
-        return vars(self) | fresh
+        return vars(self) | {"_last_read": None, "_last_plan": None}
 
-    def _whole(self) -> tuple[list[int], list[int]]:
-        """The wrapped sampler's indices of this epoch, one after the other, and where its batches end."""
-        if self._epoch_of_plan != self.epoch:
-            with _seeded(self.batch_sampler, (self.seed, 0, self.epoch)):
-                for part in _parts(self.batch_sampler):
-                    if hasattr(part, "set_epoch"):
-                        part.set_epoch(self.epoch)
-                batches = [list(map(int, batch)) for batch in self.batch_sampler]
-            if not all(batches):
-                raise ValueError(f"{type(self.batch_sampler).__name__} yields an empty batch")
-            self._flat = [index for batch in batches for index in batch]
-            self._edges = np.cumsum([0, *map(len, batches)]).tolist()
-            self._epoch_of_plan = self.epoch
-        return self._flat, self._edges
+    def _whole(self) -> _Read:
+        """What the wrapped sampler yields in this epoch: read once, and again where it is no longer the same."""
+        last = self._last_read
+        if last is None or last.epoch != self.epoch or not _same(last.looks, _looks(self.batch_sampler)):
+            self._last_read = _read(self.batch_sampler, self.seed, self.epoch)
+        assert self._last_read is not None
+        return self._last_read
 
     def _begin(self, epoch: int) -> None:
         super()._begin(epoch)
-        self._plan = (0, 0)
+        self._begun = (0, 0)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
         world_size, _ = self._world()
-        same_plan = world_size == self._plan[1] and state["epoch"] == self.epoch
-        begin = self._plan[0] if same_plan else self._position if state["epoch"] == self.epoch else 0
+        if state["epoch"] != self.epoch:
+            begin = 0
+        elif world_size == self._begun[1]:
+            begin = self._begun[0]
+        else:
+            begin = self._position
         return state | {"plan": (begin, world_size)}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
-        self._plan = tuple(state["plan"])
+        self._begun = tuple(state["plan"])
 
-    def _steps(self, position: int, world_size: int) -> list[list[Chunk]]:
-        """For each step from a position on, every rank's (begin, end) in the flat order; the end may run past it."""
+    def _plan(self, world_size: int) -> _Plan:
+        """The steps of this epoch on so many ranks: laid out once, as every state asks for them."""
+        whole = self._whole()
         # How the end is shared out depends on where the dealing began, so a resume on as many ranks goes on with it.
-        begin, planned_for = self._plan
-        plan = self._planned(begin if planned_for == world_size else position, world_size)
-        return [step for step in plan if step[0][0] >= position]
+        begin, begun_on = self._begun
+        if begun_on != world_size:
+            begin = self._position
+        plan = self._last_plan
+        if plan is None or plan.whole is not whole or (plan.begin, plan.world_size) != (begin, world_size):
+            plan = self._last_plan = self._lay_out(whole, begin, world_size)
+        return plan
 
-    def _planned(self, position: int, world_size: int) -> list[list[Chunk]]:
-        _, edges = self._whole()
-        if self._laid_out[0] != (self.epoch, position, world_size):  # linear in the epoch's batches: keep the last
-            self._laid_out = (self.epoch, position, world_size), self._lay_out(position, world_size, edges)
-        return self._laid_out[1]
-
-    def _lay_out(self, position: int, world_size: int, edges: list[int]) -> list[list[Chunk]]:
-        bounds = [position, *(edge for edge in edges if edge > position)]
+    def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _Plan:
+        bounds = [begin, *(edge for edge in whole.edges if edge > begin)]
         chunks = list(pairwise(bounds))
         if self.split:
-            return _split_steps(chunks, world_size, self.tail)
-        return _dealt_steps(chunks, edges, world_size, self.tail)
+            steps = _split_steps(chunks, world_size, self.tail)
+        else:
+            steps = _dealt_steps(chunks, whole.edges, world_size, self.tail)
+        return _Plan(whole, begin, world_size, steps, [step[0][0] for step in steps])
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("seed", "split", "tail")}
 
     def _steps_left(self, position: int, world_size: int) -> int:
-        return len(self._steps(position, world_size))
+        plan = self._plan(world_size)
+        return len(plan.steps) - plan.number_at(position)
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
         if steps == 0:
             return position
-        flat, _ = self._whole()
-        return min(len(flat), max(end for _, end in self._steps(position, world_size)[steps - 1]))
+        plan = self._plan(world_size)
+        last = plan.steps[plan.number_at(position) + steps - 1]
+        return min(len(plan.whole.flat), max(end for _, end in last))
 
     def _check(self, position: int, world_size: int) -> None:
-        flat, _ = self._whole()
+        flat = self._whole().flat
         if position > len(flat):
             raise ValueError(
                 f"the state stands at index {position} of an epoch that has {len(flat)}: it was taken with another "
                 f"{type(self.batch_sampler).__name__}"
             )
-        self._steps(position, world_size)
+        self._plan(world_size)
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
-        flat, _ = self._whole()
-        for step in self._steps(position, world_size):
-            begin, end = step[rank]
+        plan = self._plan(world_size)
+        flat = plan.whole.flat
+        for number in range(plan.number_at(position), len(plan.steps)):
+            begin, end = plan.steps[number][rank]
             if end <= len(flat):
                 yield flat[begin:end]
             else:
                 yield [flat[i % len(flat)] for i in range(begin, end)]
+
+
+class _Read(NamedTuple):
+    """What a wrapped sampler yielded in an epoch."""
+
+    epoch: int
+    flat: list[int]
+    """Its indices, one after the other."""
+    edges: list[int]
+    """Where its batches begin, and the end."""
+    looks: list[Any]
+    """What the sampler was made of afterwards."""
+
+
+class _Plan(NamedTuple):
+    """An epoch's steps from where the dealing began."""
+
+    whole: _Read
+    begin: int
+    world_size: int
+    steps: list[list[Chunk]]
+    """Of each step, every rank's part; the end may lie behind the flat order's, which then begins again."""
+    begins: list[int]
+    """Where each step begins."""
+
+    def number_at(self, position: int) -> int:
+        """The first step from a position on."""
+        return bisect_left(self.begins, position)
+
+
+def _read(sampler: Any, seed: int, epoch: int) -> _Read:
+    with _seeded(sampler, (seed, 0, epoch)):
+        for part in _parts(sampler):
+            if hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        batches = [list(map(int, batch)) for batch in sampler]
+    if not all(batches):
+        raise ValueError(f"{type(sampler).__name__} yields an empty batch")
+    edges = np.cumsum([0, *map(len, batches)]).tolist()
+    return _Read(epoch, list(chain.from_iterable(batches)), edges, _looks(sampler))
 
 
 def _parts(sampler: Any) -> Iterator[Any]:
@@ -164,36 +208,43 @@ def _parts(sampler: Any) -> Iterator[Any]:
             yield from _parts(value)
 
 
-class _seeded:
+def _looks(sampler: Any) -> list[Any]:
+    """What a sampler is made of: itself and the samplers inside it, and the names and values of their attributes."""
+    looks: list[Any] = []
+    for part in _parts(sampler):
+        looks.append(part)
+        for name, value in getattr(part, "__dict__", {}).items():
+            looks += [name, value]
+    return looks
+
+
+def _same(before: list[Any], now: list[Any]) -> bool:
+    return len(before) == len(now) and all(one is other for one, other in zip(before, now, strict=True))
+
+
+@contextlib.contextmanager
+def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
     """Within it, the global generators and those of a sampler stand where (seed, epoch) puts them."""
-
-    def __init__(self, sampler: Any, seed: tuple[int, ...]) -> None:
-        self.seeds = iter(np.random.SeedSequence(seed).generate_state(64, np.uint64).tolist())
-        self.generators = [
-            value
-            for part in _parts(sampler)
-            for value in getattr(part, "__dict__", {}).values()
-            if isinstance(value, (torch.Generator, np.random.Generator, random.Random))
-        ]
-
-    def __enter__(self) -> None:
-        self.before = torch.get_rng_state(), np.random.get_state(), random.getstate()  # noqa: NPY002
-        torch.default_generator.manual_seed(next(self.seeds) % 2**63)
-        np.random.seed(next(self.seeds) % 2**32)  # noqa: NPY002
-        random.seed(next(self.seeds))
-        for generator in self.generators:
-            seed = next(self.seeds)
+    seeds = iter(np.random.SeedSequence(seed).generate_state(64, np.uint64).tolist())
+    generators = [
+        value
+        for part in _parts(sampler)
+        for value in getattr(part, "__dict__", {}).values()
+        if isinstance(value, (torch.Generator, np.random.Generator, random.Random))
+    ]
+    with generators_put_back():
+        torch.default_generator.manual_seed(next(seeds) % 2**63)
+        np.random.seed(next(seeds) % 2**32)  # noqa: NPY002
+        random.seed(next(seeds))
+        for generator in generators:
+            drawn = next(seeds)
             if isinstance(generator, torch.Generator):
-                generator.manual_seed(seed % 2**63)
+                generator.manual_seed(drawn % 2**63)
             elif isinstance(generator, random.Random):
-                generator.seed(seed)
+                generator.seed(drawn)
             else:
-                generator.bit_generator.state = type(generator.bit_generator)(seed).state
-
-    def __exit__(self, *_: object) -> None:
-        torch.set_rng_state(self.before[0])
-        np.random.set_state(self.before[1])  # noqa: NPY002
-        random.setstate(self.before[2])
+                generator.bit_generator.state = type(generator.bit_generator)(drawn).state
+        yield
 
 
 def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: SamplerTail) -> list[list[Chunk]]:
@@ -225,7 +276,7 @@ def _split_steps(chunks: list[Chunk], world_size: int, tail: SamplerTail) -> lis
 
 
 def _shared_out(steps: list[list[Chunk]], begin: int, end: int, world_size: int) -> list[list[Chunk]]:
-    """Give all ranks a part of what does not fill a step: alone, or cut anew together with the step before."""
+    """Give all ranks a part of what does not fill a step: alone, or cut again together with the step before."""
     if end - begin >= world_size:
         return [*steps, _cut(begin, end, world_size)]
     if steps and end - steps[-1][0][0] >= 2 * world_size:

@@ -24,7 +24,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
     within an epoch its indices are used equally often, give or take one.
 
     Works with a Trainer's default flags, with ``use_distributed_sampler=False``, with Fabric and with plain DDP, and
-    yields the same batches in all four; and through ``accelerator.prepare``, where its batches are of one size.
+    yields the same batches in all four. With accelerate, read it through a
+    :class:`~course_lib.resume.ResumableDataLoader`; see :class:`~course_lib.samplers.EpochBatchSampler`.
 
     Args:
         primary_indices, secondary_indices: Indices into the dataset. They may overlap; a warning says so.

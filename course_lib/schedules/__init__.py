@@ -16,8 +16,9 @@ not reach workers that live on. The rule: *plan the sizes as a function of the p
 from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.rates import LrFactor, LrRule
 from course_lib.schedules.sampler import ScheduledBatchSampler
-from course_lib.schedules.schedule import SizeSchedule, SizeStage
+from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.sized import Size, SizedDataset, SizedIndex
+from course_lib.schedules.stages import SizeStage
 
 __all__ = [
     "LrFactor",

@@ -10,21 +10,21 @@ of ``course_lib.steps``, asked of each epoch: *every window steps once, the shor
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import groupby
-from typing import TYPE_CHECKING, NamedTuple
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
 from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
-from course_lib.schedules.walk import Place, Run, epochs, refuse_empty_batches
-from course_lib.steps import Carried, Stage, StepPlan, Window, checked_stops, end_of_run
-
-if TYPE_CHECKING:
-    from course_lib.schedules.schedule import SizeSchedule, SizeStage
+from course_lib.schedules.stages import SizeStage, Stages
+from course_lib.schedules.walk import EqualSteps, Place, epochs, refuse_empty_batches
+from course_lib.steps import EqualEpochs, StepPlan, Window
+from course_lib.steps.plan import checked_stops
 
 
 @dataclass(frozen=True)
@@ -35,16 +35,15 @@ class SchedulePlan(StepPlan):
     one sample.
     """
 
-    schedule: SizeSchedule
+    all_stages: Stages
 
     @property
     def sizes(self) -> list[tuple[int, SizeStage]]:
         """The stages that this run reaches, each with the optimizer step at which it begins."""
         reached: list[tuple[int, SizeStage]] = []
-        for epochs_alike in self.stages:
-            assert isinstance(epochs_alike, ScheduledEpochs)
-            for part in epochs_alike.parts:
-                step = epochs_alike.steps_before + part.windows_before
+        for span in self._scheduled():
+            for part in span.parts:
+                step = span.steps_before + part.windows_before
                 if step < self.total_steps and (not reached or reached[-1][1] != part.stage):
                     reached.append((step, part.stage))
         return reached
@@ -59,56 +58,70 @@ class SchedulePlan(StepPlan):
 
         ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``.
         """
-        sizes = self.sizes or [(0, self.schedule.stages[0])]
-        samples = [self.schedule.samples_per_step(stage) for _, stage in sizes]
-        return lr_factor(rule, [step for step, _ in sizes], list(map(float, samples)))
+        sizes = self.sizes or [(0, self.all_stages.stages[0])]
+        samples = [float(self.all_stages.samples_per_step(stage)) for _, stage in sizes]
+        return lr_factor(rule, [step for step, _ in sizes], samples)
 
     def epochs_in_words(self) -> Iterator[str]:
         ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
-        for stage in self.stages:
-            assert isinstance(stage, ScheduledEpochs)
-            since = f"From epoch {stage.first_epoch:,} on" if len(self.stages) > 1 else "In every epoch"
-            parts = ", then ".join(
-                f"{part.batches:,} of {part.stage.batch_size:,} at size {size_text(part.stage.size)}"
-                + (f" in windows of {part.window:,}" if part.window > 1 else "")
-                for part in stage.parts
-            )
-            yield f"{since}, batches{ranks}: {parts or 'none'}; optimizer steps: {stage.steps:,}."
+        for span in self._scheduled():
+            since = f"From epoch {span.first_epoch:,} on" if len(self.spans) > 1 else "In every epoch"
+            parts = ", then ".join(part.in_words() for part in span.parts)
+            yield f"{since}, batches{ranks}: {parts or 'none'}; optimizer steps: {span.steps:,}."
+        stages, unit = self.all_stages.stages, self.all_stages.unit
         reached = {stage for _, stage in self.sizes}
-        for stage_of_size in self.schedule.stages:
-            if stage_of_size not in reached:
-                yield f"The run never has size {size_text(stage_of_size.size)} (from {self._start(stage_of_size)} on)."
-        if self.schedule.stages[-1] in reached and len(self.schedule.stages) > 1:
-            last = self.schedule.stages[-1]
-            yield f"Size {size_text(last.size)}, the last (from {self._start(last)} on), goes on to the end of the run."
+        for stage in stages:
+            if stage not in reached:
+                yield f"The run never has size {size_text(stage.size)} (from {stage.start_in_words(unit)} on)."
+        last = stages[-1]
+        if last in reached and len(stages) > 1:
+            since = last.start_in_words(unit)
+            yield f"Size {size_text(last.size)}, the last (from {since} on), goes on to the end of the run."
 
-    def _start(self, stage: SizeStage) -> str:
-        unit = {"epochs": "epoch", "optimizer_steps": "optimizer step", "samples": "sample"}[self.schedule.unit]
-        return f"{unit} {stage.start:,}"
+    def _scheduled(self) -> Iterator[ScheduledEpochs]:
+        for span in self.spans:
+            assert isinstance(span, ScheduledEpochs)
+            yield span
 
     def _samples_drawn(self) -> list[int]:
-        return [stage.samples_of_all_ranks for stage in self.stages if isinstance(stage, ScheduledEpochs)]
+        return [span.samples_of_all_ranks for span in self._scheduled()]
 
 
 class Part(NamedTuple):
     """The batches of an epoch that are in one stage."""
 
     stage: SizeStage
-    window: int
+    window_size: int
+    """Micro-batches of one rank in a full window."""
     batches_before: int
     batches: int
     windows_before: int
 
-
-@dataclass(frozen=True)
-class ScheduledEpochs(Stage):
-    """Epochs that are alike; within each, batch and window may change."""
-
-    runs: tuple[Run, ...]
+    def in_words(self) -> str:
+        words = f"{self.batches:,} of {self.stage.batch_size:,} at size {size_text(self.stage.size)}"
+        if self.window_size > 1:
+            words += f" in windows of {self.window_size:,}"
+        return words
 
     @property
+    def windows(self) -> int:
+        return -(-self.batches // self.window_size)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEpochs(EqualEpochs):
+    """Epochs that are alike; within each, batch and window may change.
+
+    What is asked once for each window is looked up in prefix sums: the windows of a plan cost as much as there are
+    windows, however many stages they are in.
+    """
+
+    dealt: tuple[EqualSteps, ...]
+    """All steps of an epoch, also those behind ``limit_train_batches``."""
+
+    @cached_property
     def batches(self) -> int:
-        batches, limit = sum(run.steps for run in self.runs), self.limit_train_batches
+        batches, limit = self._batches_before[-1], self.limit_train_batches
         return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
 
     @cached_property
@@ -116,20 +129,19 @@ class ScheduledEpochs(Stage):
         """The stages within an epoch, as far as it runs; each begins with a window."""
         parts: list[Part] = []
         batches = windows = 0
-        most = self.batches
-        for _, runs in groupby(self.runs, key=lambda run: run.stage):
-            of_stage = list(runs)
-            count = min(sum(run.steps for run in of_stage), most - batches)
+        for _, group in groupby(self.dealt, key=lambda equal: equal.stage):
+            of_stage = list(group)
+            count = min(sum(equal.steps for equal in of_stage), self.batches - batches)
             if count > 0:
-                parts.append(Part(of_stage[0].stage, of_stage[0].window, batches, count, windows))
+                part = Part(of_stage[0].stage, of_stage[0].window_size, batches, count, windows)
+                parts.append(part)
                 batches += count
-                windows += -(-count // of_stage[0].window)
+                windows += part.windows
         return parts
 
-    @property
+    @cached_property
     def steps(self) -> int:
-        last = self.parts[-1:]
-        return sum(part.windows_before + -(-part.batches // part.window) for part in last)
+        return sum(part.windows for part in self.parts)
 
     @property
     def batches_stepped(self) -> int:
@@ -138,27 +150,45 @@ class ScheduledEpochs(Stage):
     @property
     def samples_of_all_ranks(self) -> int:
         """Samples of an epoch over all ranks, those that are repeated included."""
-        return sum(run.total * count for run, count in self._runs_up_to(self.batches))
+        samples = 0
+        for before, equal in zip(self._batches_before, self.dealt, strict=False):
+            samples += equal.total * max(0, min(equal.steps, self.batches - before))
+        return samples
 
     def samples_up_to(self, batch: int) -> int:
-        return sum(max(run.sizes()) * count for run, count in self._runs_up_to(batch))
-
-    def _runs_up_to(self, batch: int) -> Iterator[tuple[Run, int]]:
-        for run in self.runs:
-            yield run, min(run.steps, batch)
-            batch -= min(run.steps, batch)
+        number = bisect_right(self._batches_before, batch) - 1
+        return self._samples_before[number] + (batch - self._batches_before[number]) * self._largest_batches[number]
 
     def window(self, step: int) -> Window:
         epochs_before, window = divmod(step - self.steps_before, self.steps)
-        part = [part for part in self.parts if part.windows_before <= window][-1]
-        start = part.batches_before + (window - part.windows_before) * part.window
-        stop = min(start + part.window, part.batches_before + part.batches)
+        part = self.parts[bisect_right(self._windows_before, window) - 1]
+        start = part.batches_before + (window - part.windows_before) * part.window_size
+        stop = min(start + part.window_size, part.batches_before + part.batches)
         samples = self.samples_up_to(stop) - self.samples_up_to(start)
         return Window(step, self.first_epoch + epochs_before, start, stop, 0, samples)
 
+    @cached_property
+    def _windows_before(self) -> list[int]:
+        return [part.windows_before for part in self.parts]
+
+    @cached_property
+    def _batches_before(self) -> list[int]:
+        """Micro-batches of one rank before each of the equal steps, and in the whole epoch."""
+        return [0, *accumulate(equal.steps for equal in self.dealt)]
+
+    @cached_property
+    def _samples_before(self) -> list[int]:
+        """Samples before each of the equal steps, and in the whole epoch, of a rank that always has most."""
+        return [0, *accumulate(equal.steps * max(equal.sizes()) for equal in self.dealt)]
+
+    @cached_property
+    def _largest_batches(self) -> list[int]:
+        """Samples in a batch of each of the equal steps, of a rank that has most; none behind the epoch's end."""
+        return [*(max(equal.sizes()) for equal in self.dealt), 0]
+
 
 def plan_schedule(
-    schedule: SizeSchedule,
+    all_stages: Stages,
     num_samples: int,
     world_size: int,
     max_epochs: int | None,
@@ -171,44 +201,37 @@ def plan_schedule(
     if tail not in ("spread", "drop", "pad"):
         raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
     max_epochs, max_steps, limit = checked_stops(max_epochs, max_steps, limit_train_batches)
-    stages: list[Stage] = []
-    steps_before = 0
-    for group in epochs(schedule, num_samples, tail, Place(), world_size):
-        if stages and max_epochs != -1 and group.first >= max_epochs:
-            break
-        refuse_empty_batches(group.runs)
-        stop = group.stop
-        if max_epochs != -1:
-            stop = max_epochs if stop is None else min(stop, max_epochs)
-        stage_now = group.runs[0].stage if group.runs else schedule.stages[0]
-        stage = ScheduledEpochs(
-            first_epoch=group.first,
-            stop_epoch=stop,
-            per_rank_samples=-(-num_samples // world_size),
-            per_rank_batch_size=stage_now.batch_size,
-            accumulate_grad_batches=schedule.window_of(stage_now, world_size),
-            drop_last=tail == "drop",
-            limit_train_batches=limit,
-            tail="step",
-            steps_before=steps_before,
-            carried_in=Carried(0, 0),
-            runs=group.runs,
-        )
-        stages.append(stage)
-        if stop is not None:
-            steps_before += stage.steps * (stop - group.first)
-    end = end_of_run(stages, max_steps)
-    return SchedulePlan(
+    return SchedulePlan.of_spans(
+        _spans(all_stages, num_samples, world_size, max_epochs, limit, tail),
         num_samples=num_samples,
         world_size=world_size,
         drop_last=tail == "drop",
         tail="step",
         max_epochs=max_epochs,
         max_steps=max_steps,
-        stages=tuple(stages),
-        total_steps=end.steps,
-        epochs_completed=end.epochs,
-        micro_batches=end.micro_batches,
-        micro_batches_unused=end.micro_batches - end.micro_batches_stepped,
-        schedule=schedule,
+        all_stages=all_stages,
     )
+
+
+def _spans(
+    all_stages: Stages, num_samples: int, world_size: int, max_epochs: int, limit: int | float, tail: SamplerTail
+) -> Iterator[ScheduledEpochs]:
+    for group in epochs(all_stages, num_samples, tail, Place(), world_size):
+        if group.first > 0 and max_epochs != -1 and group.first >= max_epochs:
+            break
+        refuse_empty_batches(group.dealt)
+        stop = group.stop
+        if max_epochs != -1:
+            stop = max_epochs if stop is None else min(stop, max_epochs)
+        first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
+        yield ScheduledEpochs(
+            first_epoch=group.first,
+            stop_epoch=stop,
+            per_rank_samples=-(-num_samples // world_size),
+            per_rank_batch_size=first_stage.batch_size,
+            accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
+            drop_last=tail == "drop",
+            limit_train_batches=limit,
+            tail="step",
+            dealt=group.dealt,
+        )

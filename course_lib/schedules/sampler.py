@@ -11,11 +11,12 @@ import numpy as np
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
 from course_lib.samplers.dealing import check_position
+from course_lib.samplers.epoch import accelerator_deals
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import Place, Run, deal, epochs, next_epoch, refuse_empty_batches
+from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoch, refuse_empty_batches
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -67,9 +68,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
         self.schedule = schedule
         if self.num_replicas is not None:
             for stage in schedule.stages:
-                schedule.window_of(stage, self.num_replicas)
-            for alike in epochs(schedule, self.num_samples, tail, Place(), self.num_replicas):
-                refuse_empty_batches(alike.runs)
+                schedule.all_stages.window_size(stage, self.num_replicas)
+            for alike in epochs(schedule.all_stages, self.num_samples, tail, Place(), self.num_replicas):
+                refuse_empty_batches(alike.dealt)
         self._remember_arguments(
             num_samples=num_samples, schedule=schedule, shuffle=shuffle, seed=seed, tail=tail,
             num_replicas=num_replicas, rank=rank,
@@ -94,10 +95,11 @@ class ScheduledBatchSampler(EpochBatchSampler):
                 accumulate(model, list(islice(batches, k)), loss_sum_fn, count_fn)
         """
         sizes: list[int] = []
-        for _, runs in groupby(self._runs(self._position, self._world()[0]), key=lambda run: run.stage):
-            of_stage = list(runs)
-            steps, first = sum(run.steps for run in of_stage), of_stage[0]
-            edges = [0, *range(first.window - first.opened, steps, first.window), steps]
+        dealt = self._dealt(self._position, self._world()[0])
+        for _, group in groupby(dealt, key=lambda equal: equal.stage):
+            of_stage = list(group)
+            steps, first = sum(equal.steps for equal in of_stage), of_stage[0]
+            edges = [0, *range(first.window_size - first.opened, steps, first.window_size), steps]
             sizes += [stop - start for start, stop in pairwise(edges)]
         return sizes
 
@@ -108,10 +110,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
         """
         world_size, rank = self._world()
         left = int_of_at_least(0, "batch", batch)
-        for run in self._runs(self._position, world_size):
-            if left < run.steps:
-                return run.sizes()[rank] * world_size / run.total
-            left -= run.steps
+        for equal in self._dealt(self._position, world_size):
+            if left < equal.steps:
+                return equal.sizes()[rank] * world_size / equal.total
+            left -= equal.steps
         steps = self._steps_left(self._position, world_size)
         raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
 
@@ -131,17 +133,17 @@ class ScheduledBatchSampler(EpochBatchSampler):
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
         world_size, _ = self._world()
-        runs, place = tuple(self._runs(self._position, world_size)), self._here(world_size)
+        dealt, place = tuple(self._dealt(self._position, world_size)), self._here(world_size)
         if state["epoch"] != self.epoch:
-            return state | _counts(next_epoch(runs, place))
+            return state | _counts(next_epoch(dealt, place))
         steps = state["steps"] - self._steps_before
         if not steps and (self.epoch, self._position) == self._place[:2]:
             return state | _counts(self._place)  # as it was restored, be it on other ranks
-        for run in runs:
-            place = run.place_after(min(steps, run.steps))
-            if steps <= run.steps:
+        for equal in dealt:
+            place = equal.place_after(min(steps, equal.steps))
+            if steps <= equal.steps:
                 break
-            steps -= run.steps
+            steps -= equal.steps
         return state | _counts(place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -165,7 +167,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
             return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
             place = Place()
-        for alike in epochs(self.schedule, self.num_samples, self.tail, place, world_size):
+        for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
             if alike.stop is None or self.epoch < alike.stop:
                 break
         steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
@@ -175,55 +177,60 @@ class ScheduledBatchSampler(EpochBatchSampler):
         # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
         by_epoch = self.schedule.unit == "epochs"
         stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
-        windows = {self.schedule.window_of(stage, world_size) for stage in stages}
-        opened = self._steps_before % windows.pop() if len(windows) == 1 else place.window_batches // world_size
+        window_sizes = {self.schedule.all_stages.window_size(stage, world_size) for stage in stages}
+        if len(window_sizes) == 1:
+            opened = self._steps_before % window_sizes.pop()
+        else:
+            opened = place.window_batches // world_size
         if not opened:
             return place._replace(window_position=place.position, window_batches=0)
         return place._replace(window_batches=opened * world_size)
 
-    def _runs(self, position: int, world_size: int) -> Iterator[Run]:
+    def _dealt(self, position: int, world_size: int) -> Iterator[EqualSteps]:
         assert position == self._position, "an iteration begins where the sampler stands"
-        return deal(self.schedule, self.num_samples, self.tail, self._here(world_size), world_size)
+        return deal(self.schedule.all_stages, self.num_samples, self.tail, self._here(world_size), world_size)
 
     def _identity(self) -> dict[str, Any]:
         names = ("num_samples", "seed", "shuffle", "tail")
         return {name: getattr(self, name) for name in names} | {"schedule": self.schedule.identity()}
 
     def _steps_left(self, position: int, world_size: int) -> int:
-        return sum(run.steps for run in self._runs(position, world_size))
+        return sum(equal.steps for equal in self._dealt(position, world_size))
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        for run in self._runs(position, world_size):
-            if steps <= run.steps:
-                return run.position_after(steps)
-            steps -= run.steps
+        for equal in self._dealt(position, world_size):
+            if steps <= equal.steps:
+                return equal.position_after(steps)
+            steps -= equal.steps
         return position
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)
-        refuse_empty_batches(tuple(self._runs(position, world_size)))
+        refuse_empty_batches(tuple(self._dealt(position, world_size)))
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
         # Dealt now, so that an iterator goes on with its epoch, whatever becomes of the sampler.
-        return self._of_rank(tuple(self._runs(position, world_size)), order, rank)
+        return self._of_rank(tuple(self._dealt(position, world_size)), order, rank)
 
-    def _of_rank(self, runs: tuple[Run, ...], order: IndexPermutation | None, rank: int) -> Iterator[list[int]]:
-        for run in runs:
-            begin, end = run.total * rank // run.world_size, run.total * (rank + 1) // run.world_size
-            size, per_block = run.stage.size, max(1, BLOCK // (end - begin))
-            for first in range(0, run.steps, per_block):
-                steps = np.arange(first, min(first + per_block, run.steps), dtype=np.int64)
-                positions = run.before.position + steps[:, None] * run.total + np.arange(begin, end)
+    def _of_rank(self, dealt: tuple[EqualSteps, ...], order: IndexPermutation | None, rank: int) -> Iterator[list[int]]:
+        for equal in dealt:
+            begin, end = equal.total * rank // equal.world_size, equal.total * (rank + 1) // equal.world_size
+            size, per_block = equal.stage.size, max(1, BLOCK // (end - begin))
+            for first in range(0, equal.steps, per_block):
+                steps = np.arange(first, min(first + per_block, equal.steps), dtype=np.int64)
+                positions = equal.before.position + steps[:, None] * equal.total + np.arange(begin, end)
                 positions %= self.num_samples  # beyond the end only where the tail is padded
                 for batch in (order(positions) if order else positions).tolist():
                     yield [SizedIndex(index, size) for index in batch]
 
-    def _for_all_ranks(self, world_size: int) -> Iterator[list[int]]:
-        raise ValueError(
-            "accelerate takes batches of one size, and these change: leave the loader out of accelerator.prepare(). "
-            "On the process group's ranks it deals itself"
-        )
+    def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
+        if not self.deals_alone and accelerator_deals():
+            raise ValueError(
+                "accelerator.prepare() deals the batches of a loader to the ranks in turn, and these change "
+                "their size, so that the ranks of a step would differ: read the ScheduledBatchSampler through a "
+                "ResumableDataLoader, which prepare() leaves as it is"
+            )
 
 
 POSITION = ("epoch", "position", "steps", "batches")

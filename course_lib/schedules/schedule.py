@@ -13,19 +13,18 @@ written down a second time. The rule: *one table says size and batch together; a
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Any, Literal, get_args
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any, get_args
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
-from course_lib.schedules.fitting import batch_size_in, fit_budget, nearest_choices
+from course_lib.schedules.batch_sizes import batch_size_in, fit_budget
 from course_lib.schedules.plan import SchedulePlan, plan_schedule
 from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import Size, checked_size, size_text
-
-Unit = Literal["epochs", "optimizer_steps", "samples"]
+from course_lib.schedules.stages import SizeStage, Stages, Unit
 
 
 class SizeSchedule:
@@ -61,7 +60,7 @@ class SizeSchedule:
             raise ValueError(
                 "stages must be {start: (size, batch_size)} or a list of (start, size, batch_size), got " + repr(stages)
             ) from None
-        self.stages = tuple(
+        checked = tuple(
             SizeStage(
                 int_of_at_least(0, "the start of a stage", start),
                 checked_size("the size of a stage", size),
@@ -69,20 +68,31 @@ class SizeSchedule:
             )
             for start, size, batch_size in stages
         )
-        self._starts = [stage.start for stage in self.stages]
-        if self._starts[:1] != [0] or any(b <= a for a, b in zip(self._starts, self._starts[1:], strict=False)):
-            raise ValueError(f"the starts of the stages must begin at 0 and grow, got {self._starts}")
+        starts = [stage.start for stage in checked]
+        if starts[:1] != [0] or any(start >= end for start, end in pairwise(starts)):
+            raise ValueError(f"the starts of the stages must begin at 0 and grow, got {starts}")
         if unit not in get_args(Unit):
             raise ValueError(f'unit must be "epochs", "optimizer_steps" or "samples", got {unit!r}')
-        self.unit = unit
-        self._window = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
-        self.effective_batch_size = effective_batch_size
+        window_size = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
         if effective_batch_size is not None:
-            self.effective_batch_size = int_of_at_least(1, "effective_batch_size", effective_batch_size)
-            if self._window != 1:
+            effective_batch_size = int_of_at_least(1, "effective_batch_size", effective_batch_size)
+            if window_size != 1:
                 raise ValueError("give effective_batch_size or accumulate_grad_batches: one decides the other")
-            for stage in self.stages:
-                self.window_of(stage, world_size=1)
+        self.all_stages = Stages(checked, unit, effective_batch_size, window_size)
+        for stage in checked:
+            self.all_stages.window_size(stage, world_size=1)
+
+    @property
+    def stages(self) -> tuple[SizeStage, ...]:
+        return self.all_stages.stages
+
+    @property
+    def unit(self) -> Unit:
+        return self.all_stages.unit
+
+    @property
+    def effective_batch_size(self) -> int | None:
+        return self.all_stages.effective_batch_size
 
     @classmethod
     def with_budget(
@@ -115,7 +125,8 @@ class SizeSchedule:
         sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in sizes.items()}
         fitted = fit_budget(sizes.values(), budget, dims, cost, multiple_of, max_batch_size)
         made = cls([(start, size, fitted[size].batch_size) for start, size in sizes.items()], **schedule)
-        made.stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
+        stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
+        made.all_stages = replace(made.all_stages, stages=stages)
         return made
 
     @classmethod
@@ -138,48 +149,26 @@ class SizeSchedule:
         if [unit for unit, time in given.items() if time is not None] != [self.unit]:
             name = {"epochs": "epoch", "optimizer_steps": "optimizer_step", "samples": "samples"}[self.unit]
             raise ValueError(f"this schedule counts {self.unit}: ask stage_at({name}=…), and nothing else")
-        return self.stages[self.index_at(int_of_at_least(0, "the time", given[self.unit]))]
-
-    def index_at(self, time: int) -> int:
-        """The number of the stage at a time in the schedule's unit."""
-        return bisect_right(self._starts, time) - 1
-
-    def end_of(self, index: int) -> int | None:
-        """When a stage ends, in the schedule's unit; None for the last, which goes on."""
-        return self._starts[index + 1] if index + 1 < len(self._starts) else None
-
-    def window_of(self, stage: SizeStage, world_size: int) -> int:
-        """Micro-batches of a window in this stage on so many ranks."""
-        if self.effective_batch_size is None:
-            return self._window
-        of_all_ranks = stage.batch_size * world_size
-        k, rest = divmod(self.effective_batch_size, of_all_ranks)
-        if rest or k == 0:
-            ranks = f" on {world_size} ranks" if world_size > 1 else ""
-            raise ValueError(
-                f"effective_batch_size={self.effective_batch_size} is no multiple of the {of_all_ranks} samples that "
-                f"batches of {stage.batch_size}{ranks} make at size {size_text(stage.size)}. "
-                + nearest_choices(self.effective_batch_size, stage.batch_size, world_size)
-            )
-        return k
+        return self.stages[self.all_stages.number_at(int_of_at_least(0, "the time", given[self.unit]))]
 
     def accumulate_grad_batches(self, world_size: int = 1) -> int | dict[int, int]:
-        """What a Trainer's ``accumulate_grad_batches`` has to be: an int, or ``{epoch: k}``.
+        """What a Trainer's ``accumulate_grad_batches`` must be: an int, or ``{epoch: k}``.
 
         Raises:
             ValueError: It would change within an epoch, which a Trainer cannot do.
         """
-        windows = [self.window_of(stage, int_of_at_least(1, "world_size", world_size)) for stage in self.stages]
-        if len(set(windows)) == 1:
-            return windows[0]
+        world_size = int_of_at_least(1, "world_size", world_size)
+        window_sizes = [self.all_stages.window_size(stage, world_size) for stage in self.stages]
+        if len(set(window_sizes)) == 1:
+            return window_sizes[0]
         if self.unit != "epochs":
             raise ValueError(
-                f"accumulation changes within an epoch here (windows of {windows} micro-batches, by {self.unit}), "
+                f"accumulation changes within an epoch here (windows of {window_sizes} micro-batches, by {self.unit}), "
                 'and a Trainer has one number for an epoch. Use unit="epochs", or an own loop: take the next '
                 "k batches for each k of ScheduledBatchSampler.window_sizes(), and give them to "
                 "course_lib.accumulation.accumulate"
             )
-        return dict(zip(self._starts, windows, strict=True))
+        return dict(zip(self.all_stages.starts, window_sizes, strict=True))
 
     def lr_factor(self, rule: LrRule = "linear") -> LrFactor:
         """The factor of the learning rate, a function of the time in the schedule's own unit, for ``LambdaLR``.
@@ -187,11 +176,11 @@ class SizeSchedule:
         ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``. By
         optimizer step, for any unit: ``plan(...).lr_factor(rule)``.
         """
-        return lr_factor(rule, self._starts, [self.samples_per_step(stage) for stage in self.stages])
+        return lr_factor(rule, self.all_stages.starts, [self.samples_per_step(stage) for stage in self.stages])
 
     def samples_per_step(self, stage: SizeStage, world_size: int = 1) -> int:
         """Samples of an update over all ranks."""
-        return self.effective_batch_size or stage.batch_size * world_size * self._window
+        return self.all_stages.samples_per_step(stage, world_size)
 
     def plan(
         self,
@@ -208,19 +197,18 @@ class SizeSchedule:
         ``tail`` is the sampler's. A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones:
         an epoch counts in full for the schedule.
         """
-        return plan_schedule(self, num_samples, world_size, max_epochs, max_steps, limit_train_batches, tail)
+        return plan_schedule(self.all_stages, num_samples, world_size, max_epochs, max_steps, limit_train_batches, tail)
 
     def explain(self, world_size: int = 1) -> str:
         """Say the schedule in words, with every number's unit."""
-        one = {"epochs": "epoch", "optimizer_steps": "optimizer step", "samples": "sample"}[self.unit]
         factors = self.lr_factor("linear").factors
         lines = []
         for stage, factor in zip(self.stages, factors, strict=True):
             used = "" if stage.budget_used is None else f" ({stage.budget_used:.0%} of the budget)"
-            k = self.window_of(stage, world_size)
+            since, k = stage.start_in_words(self.unit), self.all_stages.window_size(stage, world_size)
             lines.append(
-                f"From {one} {stage.start:,} on: size {size_text(stage.size)} in batches of {stage.batch_size:,} a "
-                f"rank{used}, {k:,} to an update of {self.samples_per_step(stage, world_size):,} samples; "
+                f"From {since} on: size {size_text(stage.size)} in batches of {stage.batch_size:,} a rank{used}, "
+                f"{k:,} to an update of {self.samples_per_step(stage, world_size):,} samples; "
                 f"learning rate × {factor:.3g} (linear), × {math.sqrt(factor):.3g} (sqrt) or × 1 (none)."
             )
         return "\n".join([*lines, "The last stage goes on for as long as the run does."])
@@ -230,7 +218,7 @@ class SizeSchedule:
         rows = [("from", "size", "batch_size", "budget_used", "accumulate", "lr_linear", "lr_sqrt")]
         for stage, factor in zip(self.stages, self.lr_factor("linear").factors, strict=True):
             used = "-" if stage.budget_used is None else f"{stage.budget_used:.1%}"
-            k, root = self.window_of(stage, world_size), math.sqrt(factor)
+            k, root = self.all_stages.window_size(stage, world_size), math.sqrt(factor)
             numbers = (f"{stage.start}", size_text(stage.size), f"{stage.batch_size}", used, f"{k}")
             rows.append((*numbers, f"{factor:.3g}", f"{root:.3g}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -239,8 +227,12 @@ class SizeSchedule:
     def identity(self) -> dict[str, Any]:
         """What makes it this schedule and no other, as JSON keeps it."""
         stages = [[s.start, list(s.size) if isinstance(s.size, tuple) else s.size, s.batch_size] for s in self.stages]
-        window = {"effective_batch_size": self.effective_batch_size, "accumulate_grad_batches": self._window}
-        return {"unit": self.unit, "stages": stages} | window
+        return {
+            "unit": self.unit,
+            "stages": stages,
+            "effective_batch_size": self.effective_batch_size,
+            "accumulate_grad_batches": self.all_stages.accumulate_grad_batches,
+        }
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, SizeSchedule) and self.identity() == other.identity()
@@ -251,18 +243,6 @@ class SizeSchedule:
     def __repr__(self) -> str:
         stages = ", ".join(f"{s.start}: ({s.size!r}, {s.batch_size})" for s in self.stages)
         effective = f", effective_batch_size={self.effective_batch_size}" if self.effective_batch_size else ""
-        window = f", accumulate_grad_batches={self._window}" if self._window > 1 else ""
+        k = self.all_stages.accumulate_grad_batches
+        window = f", accumulate_grad_batches={k}" if k > 1 else ""
         return f"SizeSchedule({{{stages}}}, unit={self.unit!r}{effective}{window})"
-
-
-@dataclass(frozen=True)
-class SizeStage:
-    """A size and the batch that goes with it."""
-
-    start: int
-    """In the schedule's unit."""
-    size: Size
-    batch_size: int
-    """Of a micro-batch of one rank."""
-    budget_used: float | None = None
-    """The share of the budget that a full batch costs, where a budget made the schedule."""

@@ -9,12 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 from course_lib.samplers import SamplerTail
-
-if TYPE_CHECKING:
-    from course_lib.schedules.schedule import SizeSchedule, SizeStage
+from course_lib.schedules.stages import SizeStage, Stages
 
 
 class Place(NamedTuple):
@@ -32,12 +30,12 @@ class Place(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Run:
-    """Steps of one stage and one number of indices, one after the other."""
+class EqualSteps:
+    """Steps of one stage that each take as many indices, one after the other."""
 
     stage: SizeStage
-    window: int
-    """Micro-batches of a full window."""
+    window_size: int
+    """Micro-batches of one rank in a full window."""
     steps: int
     total: int
     """Indices of each step, over all ranks."""
@@ -51,7 +49,7 @@ class Run:
         return min(self.num_samples, self.before.position + steps * self.total)
 
     def place_after(self, steps: int) -> Place:
-        closed, opened = divmod(self.opened + steps, self.window)
+        closed, opened = divmod(self.opened + steps, self.window_size)
         position = self.position_after(steps)
         began = position - opened * self.total if closed or not opened else self.before.window_position
         optimizer_steps = self.before.optimizer_steps + closed
@@ -63,8 +61,8 @@ class Run:
         return [total * (rank + 1) // n - total * rank // n for rank in range(n)]
 
 
-class Epochs(NamedTuple):
-    """Epochs that are alike."""
+class DealtEpochs(NamedTuple):
+    """Epochs that are dealt alike."""
 
     first: int
     stop: int | None
@@ -72,21 +70,21 @@ class Epochs(NamedTuple):
     optimizer_steps_before: int
     optimizer_steps: int
     """Of each."""
-    runs: tuple[Run, ...]
-    """Of each; their places are the first one's."""
+    dealt: tuple[EqualSteps, ...]
+    """All steps of each; their places are the first epoch's."""
 
 
-def deal(schedule: SizeSchedule, num_samples: int, tail: SamplerTail, place: Place, world_size: int) -> Iterator[Run]:
+def deal(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, world_size: int) -> Iterator[EqualSteps]:
     """The steps from a place to the end of its epoch.
 
     ``"spread"`` deals whole rows of one index a rank. What is left over makes one row incomplete; the first step that
     has a second row takes it, so that no rank's batch is empty or larger than asked, and every other step is even.
     """
     while place.position < num_samples:
-        index = schedule.index_at(_time(schedule, num_samples, place))
-        stage = schedule.stages[index]
-        window = schedule.window_of(stage, world_size)
-        opened = min(window - 1, place.window_batches // world_size)
+        number = stages.number_at(_time(stages, num_samples, place))
+        stage = stages.stages[number]
+        window_size = stages.window_size(stage, world_size)
+        opened = min(window_size - 1, place.window_batches // world_size)
         left, total = num_samples - place.position, stage.batch_size * world_size
         if left < total and tail == "drop":
             return
@@ -96,36 +94,34 @@ def deal(schedule: SizeSchedule, num_samples: int, tail: SamplerTail, place: Pla
         elif tail == "spread" and left % world_size and stage.batch_size > 1:
             total += left % world_size - world_size
         else:
-            of_stage = _steps_of_stage(schedule, index, num_samples, place, window, opened, total)
+            of_stage = _steps_of_stage(stages, number, num_samples, place, window_size, opened, total)
             steps = min(left // total, of_stage)
-        run = Run(stage, window, steps, total, place, opened, num_samples, world_size)
-        yield run
-        place = run.place_after(steps)
+        equal = EqualSteps(stage, window_size, steps, total, place, opened, num_samples, world_size)
+        yield equal
+        place = equal.place_after(steps)
 
 
-def epochs(
-    schedule: SizeSchedule, num_samples: int, tail: SamplerTail, place: Place, world_size: int
-) -> Iterator[Epochs]:
-    """All epochs from a place on, those that are alike together; the last of them go on for ever."""
+def epochs(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, world_size: int) -> Iterator[DealtEpochs]:
+    """All epochs from a place on, those that are alike together; the last of them have no end."""
     while True:
-        runs = tuple(deal(schedule, num_samples, tail, place, world_size))
-        after = next_epoch(runs, place)
+        dealt = tuple(deal(stages, num_samples, tail, place, world_size))
+        after = next_epoch(dealt, place)
         steps = after.optimizer_steps - place.optimizer_steps
         alike: int | None = 1
-        if not place.position and len({run.stage for run in runs}) <= 1:
-            alike = _epochs_of_stage(schedule, num_samples, place, steps, tail)
+        if not place.position and len({equal.stage for equal in dealt}) <= 1:
+            alike = _epochs_of_stage(stages, num_samples, place, steps, tail)
         stop = None if alike is None else place.epoch + alike
-        yield Epochs(place.epoch, stop, place.optimizer_steps, steps, runs)
+        yield DealtEpochs(place.epoch, stop, place.optimizer_steps, steps, dealt)
         if alike is None or stop is None:
             return
         place = Place(stop, 0, place.optimizer_steps + alike * steps)
 
 
-def refuse_empty_batches(runs: tuple[Run, ...]) -> None:
+def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:
     """Raise a ValueError where a step would leave a rank without an index; its sampler has ``tail="spread"``."""
-    short = next((run for run in runs if run.total < run.world_size), None)
+    short = next((equal for equal in dealt if equal.total < equal.world_size), None)
     if short is not None:
-        position, epoch = runs[0].before.position, runs[0].before.epoch
+        position, epoch = dealt[0].before.position, dealt[0].before.epoch
         what = "samples that are left of the epoch" if position else "samples"
         raise ValueError(
             f'tail="spread" cannot deal the {short.num_samples - position} {what} to {short.world_size} ranks in epoch '
@@ -135,40 +131,46 @@ def refuse_empty_batches(runs: tuple[Run, ...]) -> None:
         )
 
 
-def next_epoch(runs: tuple[Run, ...], place: Place) -> Place:
+def next_epoch(dealt: tuple[EqualSteps, ...], place: Place) -> Place:
     """Where the next epoch starts; a window that the end cuts short has stepped too."""
-    last = runs[-1].place_after(runs[-1].steps) if runs else place
-    return Place(place.epoch + 1, 0, last.optimizer_steps + (last.window_batches > 0))
+    last = dealt[-1].place_after(dealt[-1].steps) if dealt else place
+    optimizer_steps = last.optimizer_steps
+    if last.window_batches > 0:
+        optimizer_steps += 1
+    return Place(place.epoch + 1, 0, optimizer_steps)
 
 
-def _time(schedule: SizeSchedule, num_samples: int, place: Place) -> int:
+def _time(stages: Stages, num_samples: int, place: Place) -> int:
     """When the window at a place began, in the schedule's unit."""
-    if schedule.unit == "samples":
+    if stages.unit == "samples":
         return place.epoch * num_samples + place.window_position
-    return place.epoch if schedule.unit == "epochs" else place.optimizer_steps
+    return place.epoch if stages.unit == "epochs" else place.optimizer_steps
 
 
 def _steps_of_stage(
-    schedule: SizeSchedule, index: int, num_samples: int, place: Place, window: int, opened: int, total: int
+    stages: Stages, number: int, num_samples: int, place: Place, window_size: int, opened: int, total: int
 ) -> int:
     """Steps of so many indices until a window ends in the next stage's time, or as many as an epoch can have."""
-    end = schedule.end_of(index)
-    if end is None or schedule.unit == "epochs":
+    end = stages.end_of(number)
+    if end is None or stages.unit == "epochs":
         return num_samples
-    if schedule.unit == "optimizer_steps":
-        return (end - place.optimizer_steps) * window - opened
-    rest = -opened % window
+    if stages.unit == "optimizer_steps":
+        return (end - place.optimizer_steps) * window_size - opened
+    rest = -opened % window_size
     first = place.epoch * num_samples + place.position + rest * total
-    return rest + window * max(0, -((first - end) // (window * total)))
+    return rest + window_size * max(0, -((first - end) // (window_size * total)))
 
 
 def _epochs_of_stage(
-    schedule: SizeSchedule, num_samples: int, place: Place, optimizer_steps: int, tail: SamplerTail
+    stages: Stages, num_samples: int, place: Place, optimizer_steps: int, tail: SamplerTail
 ) -> int | None:
-    """Epochs from this one on that lie in its stage altogether, at least this one; None: all that come."""
-    time = _time(schedule, num_samples, place)
-    end = schedule.end_of(schedule.index_at(time))
-    length = {"epochs": 1, "samples": num_samples, "optimizer_steps": optimizer_steps}[schedule.unit]
-    # An epoch whose last step is the stage's has dropped what is left of it; the next stage's batch may fit into that.
-    end_of_epochs = None if end is None else end - (tail == "drop" and schedule.unit == "optimizer_steps")
-    return None if end_of_epochs is None or not length else max(1, (end_of_epochs - time) // length)
+    """Epochs from this one on that lie wholly in its stage, and at least this one; None: all that come."""
+    time = _time(stages, num_samples, place)
+    end = stages.end_of(stages.number_at(time))
+    length = {"epochs": 1, "samples": num_samples, "optimizer_steps": optimizer_steps}[stages.unit]
+    if end is None or not length:
+        return None
+    if tail == "drop" and stages.unit == "optimizer_steps":
+        # An epoch whose last step is the stage's last drops what is left; the next stage's batch may fit into that.
+        end -= 1
+    return max(1, (end - time) // length)

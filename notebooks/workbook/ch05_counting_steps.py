@@ -11,7 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
-from course_lib.steps import Stage, StepPlan, Tail, plan_steps
+from course_lib.steps import EqualEpochs, StepPlan, Tail, plan_steps
 from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
 from workbook.exercises import Exercise, Misconception
 from workbook.widgets import Explorer, int_slider
@@ -44,16 +44,18 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
     """The numbers behind :func:`draw_steps`: for each of the first epochs, boxes that cover one rank's samples."""
     boxes = []
     for epoch in range(epochs):
-        stage = [stage for stage in plan.stages if stage.first_epoch <= epoch][-1]
+        span = [span for span in plan.spans if span.first_epoch <= epoch][-1]
 
-        def box(start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, stage: Stage = stage) -> Box:
-            edges = tuple(stage.samples_up_to(batch) for batch in range(start, stop + 1))
+        def box(
+            start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, span: EqualEpochs = span
+        ) -> Box:
+            edges = tuple(span.samples_up_to(batch) for batch in range(start, stop + 1))
             return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
 
         done = 0
-        first = stage.steps_before + (epoch - stage.first_epoch) * stage.steps
-        for window in plan.windows[first : first + stage.steps]:
-            short = window.stop - window.start < stage.accumulate_grad_batches
+        first = span.steps_before + (epoch - span.first_epoch) * span.steps
+        for window in plan.windows[first : first + span.steps]:
+            short = window.stop - window.start < span.accumulate_grad_batches
             label = str(window.optimizer_step + 1) + (f" (+{window.carried})" if window.carried else "")
             boxes.append(box(window.start, window.stop, "short window" if short else "full window", label))
             done = window.stop
@@ -62,11 +64,11 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
             steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
             leaks: Fate = "leaks into the next epoch" if steps_later else "never applied"
             boxes.append(box(done, ran, leaks if plan.tail == "carry" else "gradient thrown away"))
-        if stage.batches > ran:
-            boxes.append(box(ran, stage.batches, "not run"))
-        trained = stage.samples_up_to(stage.batches)
-        if trained < stage.per_rank_samples:
-            rest = (trained, stage.per_rank_samples)
+        if span.batches > ran:
+            boxes.append(box(ran, span.batches, "not run"))
+        trained = span.samples_up_to(span.batches)
+        if trained < span.per_rank_samples:
+            rest = (trained, span.per_rank_samples)
             boxes.append(Box(epoch, rest, rest, "dropped"))
     return boxes
 

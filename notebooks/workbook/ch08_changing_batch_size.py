@@ -13,9 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_lib.memory import predict_peak
-from course_lib.schedules import SchedulePlan, SizeSchedule
+from course_lib.schedules import SchedulePlan, SizeSchedule, SizeStage
 from course_lib.schedules.rates import LrRule
-from course_lib.schedules.schedule import SizeStage
 from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, draw_curves, new_figure
 from workbook.exercises import Exercise, Misconception
 from workbook.widgets import Explorer, int_slider

@@ -1,4 +1,4 @@
-"""ShuffledBatchSampler against torch's BatchSampler(RandomSampler), and at sizes that torch cannot hold."""
+"""ShuffledBatchSampler against torch's, and at sizes that torch cannot hold; the state of a ShardedBatchSampler."""
 
 import statistics
 import time
@@ -7,7 +7,7 @@ import tracemalloc
 import pytest
 from torch.utils.data import BatchSampler, RandomSampler
 
-from course_lib.samplers import ShuffledBatchSampler
+from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler
 
 MILLION, TRILLION = 10**6, 10**12
 
@@ -54,3 +54,22 @@ def test_a_trillion_indices_start_and_resume_at_once_in_little_memory():
     start_ms, resume_ms, peak_mb = start * 1e3, resume * 1e3, peak / 1e6
     print(f"\n10**12: starts in {start_ms:.1f} ms, resumes at the end in {resume_ms:.1f} ms, peak {peak_mb:.1f} MB")
     assert start < 0.010 and resume < 0.010 and peak < 10e6
+
+
+def seconds_for_a_state(batches: int) -> float:
+    """With a state after each of the first thousand batches of an epoch."""
+    sampler = ShardedBatchSampler([[number] for number in range(batches)])
+    iterator = iter(sampler)
+    seconds = []
+    for _ in range(1_000):
+        next(iterator)
+        begin = time.perf_counter()
+        sampler.state_dict()
+        seconds.append(time.perf_counter() - begin)
+    return statistics.median(seconds)
+
+
+def test_a_state_costs_as_much_in_a_long_epoch_as_in_a_short_one():
+    short, long = seconds_for_a_state(2_000), seconds_for_a_state(200_000)
+    print(f"\na state: in 2,000 batches {short * 1e6:.0f} µs, in 200,000 batches {long * 1e6:.0f} µs")
+    assert long < 3 * short

@@ -1,4 +1,4 @@
-"""Which batch fits: within a budget, by a table of what was measured, or into an effective batch."""
+"""The batch size that goes with a size: by a budget, by a table of what was measured, or for an effective batch."""
 
 from __future__ import annotations
 
@@ -46,27 +46,35 @@ def fit_budget(
     return fitted
 
 
+def _cost(size: Size, dims: int) -> int:
+    return math.prod(size) if isinstance(size, tuple) else size ** int_of_at_least(1, "dims", dims)
+
+
+def _held(budget: float, cost: float) -> int:
+    """How many of a cost a budget holds. A division of floats may be one short: 1.0 // 0.1 is 9."""
+    held = int(budget // cost)
+    if (held + 1) * cost <= budget:
+        return held + 1
+    return held
+
+
 def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
     """The batch size of a size, or of the shapes that end with it; see :meth:`SizeSchedule.from_batch_sizes`."""
     size = checked_size("size", size)
     end = (size, size) if isinstance(size, int) else size
     if size in table:
         found = [table[size]]
+    elif (size,) in table:
+        found = [table[(size,)]]
     else:
         shapes = {tuple(shape): fitted for shape, fitted in table.items() if isinstance(shape, tuple | list)}
-        found = [shapes[(size,)]] if (size,) in shapes else [f for s, f in shapes.items() if s[-len(end) :] == end]
+        found = [fitted for shape, fitted in shapes.items() if shape[-len(end) :] == end]
     name = f"the batch size of size {size!r} in the table"
     batch_sizes = {int_of_at_least(1, name, getattr(fitted, "batch_size", fitted)) for fitted in found}
     if len(batch_sizes) != 1:
         what = f"several batch sizes {sorted(batch_sizes)}" if batch_sizes else "no batch size"
         raise ValueError(f"the table has {what} for size {size!r}: give {size!r} itself as a key, got {list(table)!r}")
     return batch_sizes.pop()
-
-
-def _held(budget: float, cost: float) -> int:
-    """How many of a cost a budget holds; floats may lie, 1.0 // 0.1 is 9."""
-    held = int(budget // cost)
-    return held + ((held + 1) * cost <= budget)
 
 
 def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:
@@ -77,11 +85,9 @@ def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:
     advice = f"Use effective_batch_size={multiples}"
     if effective % world_size == 0:
         of_a_rank = effective // world_size
-        divisors = [d for d in range(1, of_a_rank + 1) if of_a_rank % d == 0]
-        near = [*[d for d in divisors if d < batch_size][-1:], *[d for d in divisors if d > batch_size][:1]]
+        divisors = [divisor for divisor in range(1, of_a_rank + 1) if of_a_rank % divisor == 0]
+        smaller = [divisor for divisor in divisors if divisor < batch_size]
+        larger = [divisor for divisor in divisors if divisor > batch_size]
+        near = smaller[-1:] + larger[:1]
         advice += f", or batches of {' or '.join(map(str, near))}"
     return advice
-
-
-def _cost(size: Size, dims: int) -> int:
-    return math.prod(size) if isinstance(size, tuple) else size ** int_of_at_least(1, "dims", dims)

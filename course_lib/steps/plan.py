@@ -1,0 +1,354 @@
+"""What a reader asks first: :func:`plan_steps`, and the :class:`StepPlan` that it returns."""
+
+from __future__ import annotations
+
+import numbers
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, Self, SupportsIndex, overload
+
+from course_lib._arguments import int_of_at_least
+from course_lib._words import counted
+from course_lib.steps.epochs import EqualEpochs, Tail, Window, end_of_run, in_a_row
+
+PerEpoch = int | Mapping[int, int]
+"""One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""
+
+
+def plan_steps(
+    num_samples: int,
+    batch_size: PerEpoch | PlansItself,
+    *,
+    accumulate_grad_batches: PerEpoch = 1,
+    world_size: int = 1,
+    drop_last: bool = False,
+    max_epochs: int | None = None,
+    max_steps: int = -1,
+    limit_train_batches: int | float = 1.0,
+    tail: Tail = "step",
+) -> StepPlan:
+    """Plan the optimizer steps of a run.
+
+    Args:
+        num_samples: Samples in the dataset. The ranks share them as ``DistributedSampler`` does: each gets
+            ``ceil(num_samples / world_size)``, the missing ones repeated from the start.
+        batch_size: Samples in a micro-batch of one rank; ``{epoch: size}`` for a loader that is made again
+            at those epochs (epoch 0 must be given); or a ``course_lib.schedules.SizeSchedule``, dealt by its sampler.
+        accumulate_grad_batches: Micro-batches in a window; ``{epoch: k}`` as ``GradientAccumulationScheduler``
+            takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
+        world_size: Number of ranks.
+        drop_last: Whether the loader leaves out its short last *batch*. A short *window* is what ``tail`` is about.
+        max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
+        max_steps: Optimizer steps to run; -1: ``max_epochs`` alone ends the run.
+        limit_train_batches: A Trainer's flag: an int is a number of batches, a float a share of them.
+        tail: What becomes of the micro-batches behind the last full window of an epoch. ``"step"``: they step as a
+            short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they don't
+            step, and their gradient stays for the first window of the next epoch (the loop
+            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"drop"``: their gradient is
+            thrown away.
+
+    An epoch without a batch ends the run, as it ends a Trainer's.
+
+    Raises:
+        ValueError: An argument is out of its range; neither ``max_epochs`` nor ``max_steps`` is given; or
+            ``max_steps`` can't be reached, because no epoch fills a window.
+    """
+    if hasattr(batch_size, "plan"):
+        if accumulate_grad_batches != 1 or tail != "step":
+            raise ValueError(
+                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
+                f"tail out, got {accumulate_grad_batches!r} and {tail!r}"
+            )
+        run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
+        sampler_tail = "drop" if drop_last else "spread"
+        return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run)
+    num_samples = int_of_at_least(1, "num_samples", num_samples)
+    world_size = int_of_at_least(1, "world_size", world_size)
+    batch_sizes = _by_epoch("batch_size", batch_size, before_first=None)
+    ks = _by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
+    max_epochs, max_steps, limit_train_batches = checked_stops(max_epochs, max_steps, limit_train_batches)
+    if tail not in ("step", "carry", "drop"):
+        raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
+
+    per_rank_samples = -(-num_samples // world_size)
+    first_epochs = sorted({0} | {epoch for epoch in (*batch_sizes, *ks) if max_epochs == -1 or epoch < max_epochs})
+    stop_epochs: list[int | None] = [*first_epochs[1:], None if max_epochs == -1 else max_epochs]
+
+    spans = (
+        EqualEpochs(
+            first_epoch=first_epoch,
+            stop_epoch=stop_epoch,
+            per_rank_samples=per_rank_samples,
+            per_rank_batch_size=_at(batch_sizes, first_epoch),
+            accumulate_grad_batches=_at(ks, first_epoch),
+            drop_last=bool(drop_last),
+            limit_train_batches=limit_train_batches,
+            tail=tail,
+        )
+        for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True)
+    )
+    return StepPlan.of_spans(
+        spans,
+        num_samples=num_samples,
+        world_size=world_size,
+        drop_last=bool(drop_last),
+        tail=tail,
+        max_epochs=max_epochs,
+        max_steps=max_steps,
+    )
+
+
+def max_steps_for(epochs: int, num_samples: int, batch_size: PerEpoch | PlansItself, **loader: object) -> int:
+    """The ``max_steps`` at which a run has made all the optimizer steps of ``epochs`` epochs.
+
+    Takes the keywords of :func:`plan_steps` except the two stops::
+
+        Trainer(max_steps=max_steps_for(10, len(dataset), 64, accumulate_grad_batches=8, world_size=2))
+    """
+    for stop in ("max_epochs", "max_steps"):
+        if stop in loader:
+            raise ValueError(f"max_steps_for takes the number of epochs first and no {stop}")
+    epochs = int_of_at_least(0, "epochs", epochs)
+    return plan_steps(num_samples, batch_size, max_epochs=epochs, **loader).total_steps  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class StepPlan:
+    """What :func:`plan_steps` found: the optimizer steps of a run and the micro-batches behind each.
+
+    A value per epoch is an int, or ``{first epoch: value}`` where a schedule changes it on the way. Batches are
+    those of one rank; samples are counted over all ranks.
+    """
+
+    num_samples: int
+    world_size: int
+    drop_last: bool
+    tail: Tail
+    max_epochs: int
+    """-1: no limit."""
+    max_steps: int
+    """-1: no limit."""
+    spans: tuple[EqualEpochs, ...]
+    """Consecutive epochs that are alike, one entry for each time that something changes."""
+    total_steps: int
+    """Optimizer steps of the whole run."""
+    epochs_completed: int
+    """Epochs in which every planned batch ran; a last epoch that ``max_steps`` cuts short does not count."""
+    micro_batches: int
+    """Forward passes of one rank in the whole run."""
+    micro_batches_unused: int
+    """Those of ``micro_batches`` whose gradient reaches no optimizer step."""
+
+    @classmethod
+    def of_spans(cls, spans: Iterable[EqualEpochs], *, max_steps: int, **told: Any) -> Self:
+        """Put the epochs in a row, and count what a run over them does until it stops."""
+        row = tuple(in_a_row(spans))
+        end = end_of_run(row, max_steps)
+        return cls(
+            spans=row,
+            max_steps=max_steps,
+            total_steps=end.steps,
+            epochs_completed=end.epochs,
+            micro_batches=end.micro_batches,
+            micro_batches_unused=end.micro_batches - end.micro_batches_stepped,
+            **told,
+        )
+
+    @property
+    def batches_per_epoch(self) -> PerEpoch:
+        """Micro-batches that one rank runs in a full epoch."""
+        return self._per_epoch([span.batches for span in self.spans])
+
+    @property
+    def steps_per_epoch(self) -> PerEpoch:
+        """Optimizer steps of a full epoch."""
+        return self._per_epoch([span.steps for span in self.spans])
+
+    @property
+    def samples_dropped(self) -> PerEpoch:
+        """Samples of the dataset that a full epoch leaves out (``drop_last``, a limit, or ``tail="drop"``)."""
+        return self._per_epoch([max(0, self.num_samples - drawn) for drawn in self._samples_drawn()])
+
+    @property
+    def samples_repeated(self) -> PerEpoch:
+        """Samples that a full epoch trains twice, because the ranks' shares are padded to equal length."""
+        return self._per_epoch([max(0, drawn - self.num_samples) for drawn in self._samples_drawn()])
+
+    @property
+    def windows(self) -> Windows:
+        """The window behind each optimizer step: a lazy sequence of ``total_steps`` elements."""
+        return Windows(self.spans, range(self.total_steps))
+
+    def batches_in_epoch(self, epoch: int) -> int:
+        """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
+        epoch, per_epoch = int_of_at_least(0, "epoch", epoch), self.batches_per_epoch
+        if epoch < self.epochs_completed:
+            return per_epoch if isinstance(per_epoch, int) else _at(per_epoch, epoch)
+        stopped_inside = epoch == self.epochs_completed and self.total_steps and self.windows[-1].epoch == epoch
+        return self.windows[-1].stop if stopped_inside else 0
+
+    def explain(self) -> str:
+        """Say the plan in words, with every number's unit."""
+        return "\n".join([*self.epochs_in_words(), *_end_in_words(self)])
+
+    def epochs_in_words(self) -> Iterator[str]:
+        """What an epoch is made of, in each span of epochs."""
+        return _epoch_sentences(self)
+
+    def table(self) -> str:
+        """Show the plan as aligned lines of a name and its value."""
+        names = (
+            "batches_per_epoch",
+            "steps_per_epoch",
+            "total_steps",
+            "epochs_completed",
+            "micro_batches",
+            "micro_batches_unused",
+            "samples_dropped",
+            "samples_repeated",
+        )
+        return "\n".join(f"{name:<21} {_per_epoch_text(getattr(self, name))}" for name in names)
+
+    def _per_epoch(self, values: list[int]) -> PerEpoch:
+        if len(set(values)) == 1:
+            return values[0]
+        return {span.first_epoch: value for span, value in zip(self.spans, values, strict=True)}
+
+    def _samples_drawn(self) -> list[int]:
+        # Rank r holds the positions r, r + G, r + 2G …: the first m positions of every rank are 0 … G·m - 1.
+        return [span.samples_stepped * self.world_size for span in self.spans]
+
+
+class Windows(Sequence[Window]):
+    """The windows of a plan, computed when asked for; slices are lazy as well."""
+
+    def __init__(self, spans: tuple[EqualEpochs, ...], steps: range) -> None:
+        self._spans = spans
+        self._steps = steps
+        self._steps_before = [span.steps_before for span in spans]
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    @overload
+    def __getitem__(self, index: SupportsIndex) -> Window: ...
+    @overload
+    def __getitem__(self, index: slice) -> Windows: ...
+    def __getitem__(self, index: SupportsIndex | slice) -> Window | Windows:
+        if isinstance(index, slice):
+            return Windows(self._spans, self._steps[index])
+        return self._window(self._steps[index])
+
+    def _window(self, step: int) -> Window:
+        # Spans without a step share their steps_before with the next one: the last of them is the one that steps.
+        return self._spans[bisect_right(self._steps_before, step) - 1].window(step)
+
+    def __iter__(self) -> Iterator[Window]:
+        return map(self._window, self._steps)
+
+    def __repr__(self) -> str:
+        # len() would refuse more than 2**63 windows; a range does not.
+        count = max(0, -((self._steps.start - self._steps.stop) // self._steps.step))
+        shown = ", ".join(map(repr, self[:2]))
+        return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
+
+
+class PlansItself(Protocol):
+    """A schedule that is finer than by epochs: ``course_lib.schedules.SizeSchedule``."""
+
+    @property
+    def plan(self) -> Callable[..., StepPlan]: ...
+
+
+def checked_stops(max_epochs: int | None, max_steps: int, limit_train_batches: object) -> tuple[int, int, int | float]:
+    """What ends a run and its epochs, or a ValueError: -1 is no limit."""
+    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
+    max_steps = int_of_at_least(-1, "max_steps", max_steps)
+    limit = _limit(limit_train_batches)
+    if max_epochs == -1 and max_steps == -1:
+        raise ValueError(
+            "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
+        )
+    return max_epochs, max_steps, limit
+
+
+def _by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[int, int]:
+    if not isinstance(value, Mapping):
+        return {0: int_of_at_least(1, name, value)}
+    if not value:
+        raise ValueError(f"{name} must be an int or {{epoch: int}} with at least one epoch, got {{}}")
+    by_epoch = {
+        int_of_at_least(0, f"an epoch of {name}", epoch): int_of_at_least(1, f"{name}[{epoch!r}]", size)
+        for epoch, size in value.items()
+    }
+    if before_first is not None:
+        by_epoch.setdefault(0, before_first)
+    if 0 not in by_epoch:
+        raise ValueError(f"{name} must say its value for epoch 0, got {dict(value)!r}")
+    return by_epoch
+
+
+def _at(by_epoch: Mapping[int, int], epoch: int) -> int:
+    return by_epoch[max(first for first in by_epoch if first <= epoch)]
+
+
+def _limit(limit: object) -> int | float:
+    # As a Trainer reads it: the type decides, 1 is one batch and 1.0 all of them.
+    if isinstance(limit, numbers.Integral) and not isinstance(limit, bool) and int(limit) >= 0:
+        return int(limit)
+    if isinstance(limit, numbers.Real) and not isinstance(limit, numbers.Integral) and 0.0 <= float(limit) <= 1.0:
+        return float(limit)
+    raise ValueError(
+        "limit_train_batches must be a number of batches (int of at least 0) or a share (float from 0.0 to 1.0), "
+        f"got {limit!r}"
+    )
+
+
+def _end_in_words(plan: StepPlan) -> Iterator[str]:
+    if plan.total_steps == 0:
+        yield "Nothing will train: this run makes 0 optimizer steps."
+        return
+    stopped_by_steps = plan.total_steps == plan.max_steps
+    reason = f"max_steps={plan.max_steps:,}" if stopped_by_steps else f"max_epochs={plan.max_epochs:,}"
+    if not stopped_by_steps and plan.epochs_completed != plan.max_epochs:
+        reason = f"epoch {plan.epochs_completed:,}, which has no batch,"
+    where = f"after {counted(plan.epochs_completed, 'full epoch')}"
+    last = plan.windows[-1]
+    if stopped_by_steps and last.epoch >= plan.epochs_completed:
+        where += f" and {counted(last.stop, 'batch', 'batches')} of the next"
+    yield f"{reason} ends the run {where}: {counted(plan.total_steps, 'optimizer step')} in all."
+    if plan.micro_batches_unused:
+        yield f"The gradients of {counted(plan.micro_batches_unused, 'micro-batch', 'micro-batches')} reach no step."
+
+
+def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
+    ranks = f" on each of {plan.world_size} ranks" if plan.world_size > 1 else ""
+    dropping = " (a short last batch is dropped)" if plan.drop_last else ""
+    for span, drawn in zip(plan.spans, plan._samples_drawn(), strict=True):
+        since = f"From epoch {span.first_epoch:,} on: " if len(plan.spans) > 1 else ""
+        k = span.accumulate_grad_batches
+        yield (
+            f"{since}{counted(plan.num_samples, 'sample')} in batches of {span.per_rank_batch_size:,}{dropping} make "
+            f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
+        )
+        windows = f"Windows of {counted(k, 'micro-batch', 'micro-batches')}"
+        yield f"{windows} make {counted(span.steps, 'optimizer step')} per epoch."
+        short = span.batches % k
+        if short:
+            fate = {
+                "step": "steps too",
+                "carry": "waits and leaks into the first step of the next epoch",
+                "drop": "is thrown away",
+            }[plan.tail]
+            yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
+        if drawn < plan.num_samples:
+            yield f"An epoch leaves out {counted(plan.num_samples - drawn, 'sample')} of the dataset."
+        if drawn > plan.num_samples:
+            yield f"Padding to equal shares repeats {counted(drawn - plan.num_samples, 'sample')} per epoch."
+
+
+def _per_epoch_text(value: PerEpoch) -> str:
+    if isinstance(value, int):
+        return f"{value:,}"
+    return ", ".join(f"{number:,} from epoch {epoch:,}" for epoch, number in value.items())
