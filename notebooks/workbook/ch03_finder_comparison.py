@@ -15,7 +15,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +25,7 @@ from course_lib.memory import StorageLedger, measure_peak
 from course_lib.memory.census import frozen_by_caller
 from course_lib.memory.fitting import find_batch_size
 from course_lib.memory.lines import Search
-from workbook.display import quiet_lightning
+from workbook.trainers import quiet_trainer
 
 FEATURES, CLASSES, DATASET = 32, 10, 100_000
 
@@ -58,10 +58,8 @@ class SimulatedDevice:
 
     def trials(self) -> list[Attempt]:
         """The attempts, with the steps of one size in a row taken together."""
-        grouped = [
-            (size, list(steps)) for size, steps in groupby(self.attempts, key=lambda attempt: attempt.batch_size)
-        ]
-        return [Attempt(size, all(step.ran for step in steps)) for size, steps in grouped]
+        by_size = groupby(self.attempts, key=lambda attempt: attempt.batch_size)
+        return [Attempt(size, all(step.ran for step in steps)) for size, steps in by_size]
 
 
 class _LimitedLedger(StorageLedger):
@@ -124,7 +122,10 @@ class TruePeaks:
             fits, too_large = too_large, 2 * too_large
         while too_large - fits > 1:
             middle = (fits + too_large) // 2
-            fits, too_large = (middle, too_large) if self(middle) <= limit_bytes else (fits, middle)
+            if self(middle) <= limit_bytes:
+                fits = middle
+            else:
+                too_large = middle
         return fits
 
 
@@ -175,9 +176,8 @@ class _Module(LightningModule):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         # A Trainer frees gradients after the forward; as everybody else's, these are gone before it.
         optimizer.zero_grad()
-        self.simulated.run(
-            self.samples, self.net, optimizer.optimizer, lambda: optimizer.step(closure=optimizer_closure)
-        )
+        step = partial(optimizer.step, closure=optimizer_closure)
+        self.simulated.run(self.samples, self.net, optimizer.optimizer, step)
 
     def configure_optimizers(self) -> Optimizer:
         return make_optimizer(self.net)
@@ -189,17 +189,8 @@ class _Module(LightningModule):
 
 def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2, **options: Any) -> int | None:
     """Lightning's own finder; `own_size` is the module's batch size before."""
-    quiet_lightning()
     with _little_garbage(), tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            max_epochs=1,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder)
         return Tuner(trainer).scale_batch_size(_Module(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
 
 
@@ -280,10 +271,10 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
     """A line for each finder: mean trials and errors, the range of answer / largest that fits, how many answers ran."""
     lines = [f"{'finder':<22} {'trials':>6} {'errors':>6}   {'answer / largest':<16} {'answer was run'}"]
     for name, of in outcomes.items():
-        n = len(of)
+        trials = sum(len(outcome.trials) for outcome in of) / len(of)
+        errors = sum(outcome.errors for outcome in of) / len(of)
         shares = [outcome.share for outcome in of]
-        lines.append(
-            f"{name:<22} {sum(len(o.trials) for o in of) / n:>6.1f} {sum(o.errors for o in of) / n:>6.1f}   "
-            f"{f'{min(shares):.2f} … {max(shares):.2f}':<16} {sum(o.answer_ran for o in of)} of {n}"
-        )
+        span = f"{min(shares):.2f} … {max(shares):.2f}"
+        ran = sum(outcome.answer_ran for outcome in of)
+        lines.append(f"{name:<22} {trials:>6.1f} {errors:>6.1f}   {span:<16} {ran} of {len(of)}")
     return "\n".join(lines)

@@ -9,11 +9,13 @@ import ipywidgets
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from course_lib.steps import Stage, StepPlan, Tail, plan_steps
-from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import (
+    GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, draw_curves, new_figure, numbered,
+)  # fmt: skip
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
 Fate = Literal[
@@ -93,27 +95,14 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
     for box in boxes:
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
         outline = ":" if box.fate == "not run" else "-"
-        axes.add_patch(
-            Rectangle(
-                (start, box.epoch - 0.36),
-                stop - start,
-                0.72,
-                facecolor=colour,
-                hatch=hatch,
-                edgecolor=GREY,
-                linestyle=outline,
-            )
+        axes.barh(
+            box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor=GREY, linestyle=outline
         )
         if width <= 60 * (stop - start) / max(1, len(box.batch_edges) - 1):  # else the edges hide the boxes
             axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
-            axes.vlines(
-                stop,
-                box.epoch - 0.45,
-                box.epoch + 0.45,
-                color=VERMILION,
-                linewidth=min(2.5, 300 * (stop - start) / width),
-            )
+            thin = min(2.5, 300 * (stop - start) / width)
+            axes.vlines(stop, box.epoch - 0.45, box.epoch + 0.45, color=VERMILION, linewidth=thin)
         if box.label and stop - start > width / 40 * len(box.label):
             axes.text(
                 (start + stop) / 2, box.epoch, box.label, ha="center", va="center", fontsize=9,
@@ -127,7 +116,6 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
         xlim=(0, 1.01 * width),
         ylim=(epochs - 0.4, -0.6),
     )
-    axes.spines[["top", "right"]].set_visible(False)
     fates = dict.fromkeys(box.fate for box in boxes)
     handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
     return [*handles, Patch(facecolor=VERMILION, label="moment of the optimizer step")]
@@ -137,7 +125,7 @@ def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
     """:func:`draw_steps` as a figure of its own, the legend below."""
     figure, axes = new_figure(9.0, 1.6 + 0.5 * epochs)
     handles = draw_steps(axes, plan, epochs=epochs, title=title)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    add_legend_below(figure, handles)
     return figure
 
 
@@ -156,27 +144,19 @@ def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: 
         )
         drawn = draw_steps(axes, plan, title=f"{title}:\n{plan.total_steps} optimizer steps")
         handles |= {str(handle.get_label()): handle for handle in drawn}
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles), frameon=False)
+    add_legend_below(figure, list(handles.values()))
     return figure
 
 
 def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, list[float]]) -> Figure:
     """Learning rates after each optimizer step, and accuracies after each epoch, of the same named runs."""
     figure, (left, right) = new_figure(11.0, 3.2, columns=2)
+    by_step = {name: numbered(curve) for name, curve in rates.items()}
     draw_curves(
-        left,
-        {name: (range(1, len(curve) + 1), curve) for name, curve in rates.items()},
-        title="A horizon that is too short turns back up",
-        x="optimizer steps",
-        y="learning rate",
+        left, by_step, title="A horizon that is too short turns back up", x="optimizer steps", y="learning rate"
     )
-    draw_curves(
-        right,
-        {name: (range(1, len(curve) + 1), curve) for name, curve in accuracies.items()},
-        title="The accuracy hardly tells",
-        x="epochs",
-        y="accuracy on the test digits",
-    )
+    by_epoch = {name: numbered(curve) for name, curve in accuracies.items()}
+    draw_curves(right, by_epoch, title="The accuracy hardly tells", x="epochs", y="accuracy on the test digits")
     return figure
 
 
@@ -186,9 +166,8 @@ def steps_explorer() -> Explorer:
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
         steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
-        return figure_of_steps(
-            plan, title=f"{steps}, {plan.total_steps} in three"
-        ), f"{plan.explain()}\n\n{plan.table()}"
+        figure = figure_of_steps(plan, title=f"{steps}, {plan.total_steps} in three")
+        return figure, f"{plan.explain()}\n\n{plan.table()}"
 
     controls = {
         "num_samples": int_slider(100, 240, "samples"),
@@ -197,9 +176,8 @@ def steps_explorer() -> Explorer:
         "world_size": int_slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
     }
-    return Explorer(
-        controls, render, title="samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
-    )
+    title = "samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
+    return Explorer(controls, render, title=title)
 
 
 def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[float]:
@@ -220,31 +198,56 @@ def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[
 # --------------------------------------------------------------------------------------------------- exercises
 
 
-def _steps_per_epoch(
-    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
-) -> int:
-    plan = plan_steps(
-        num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, world_size=world_size,
-        drop_last=drop_last, max_epochs=1,
-    )  # fmt: skip
-    assert isinstance(plan.steps_per_epoch, int)
-    return plan.steps_per_epoch
-
-
 count_by_hand = Exercise(
     "count by hand",
     solution=plan_steps(100, 8, accumulate_grad_batches=4, max_epochs=3).total_steps,
-    misconceptions=[
-        Misconception(9, "{got} is what floor division gives: the short last window of each epoch steps too."),
-        Misconception(10, "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one."),
-        Misconception(39, "{got} counts micro-batches: four of them make one optimizer step."),
-        Misconception(4, "{got} is one epoch; the run has three."),
-        Misconception(13, "{got} counts the micro-batches of one epoch: four of them make one optimizer step."),
-        Misconception(
-            36, "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step."
-        ),
-    ],
+    misconceptions={
+        "{got} is what floor division gives: the short last window of each epoch steps too.": 9,
+        "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one.": 10,
+        "{got} counts micro-batches: four of them make one optimizer step.": 39,
+        "{got} is one epoch; the run has three.": 4,
+        "{got} counts the micro-batches of one epoch: four of them make one optimizer step.": 13,
+        "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step.": 36,
+    },
 )
+
+
+def _steps_per_epoch(
+    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
+) -> int:
+    share = math.ceil(num_samples / world_size)
+    return math.ceil(_batches(share, batch_size, drop_last) / accumulate_grad_batches)
+
+
+def _batches(samples: int, batch_size: int, drop_last: bool) -> int:
+    return samples // batch_size if drop_last else math.ceil(samples / batch_size)
+
+
+def _wrong_steps(
+    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
+) -> dict[str, int]:
+    k = accumulate_grad_batches
+    all_batches = _batches(num_samples, batch_size, drop_last)
+    per_step = batch_size * k * world_size
+    return {
+        "{got} is what floor division gives: the short last window steps too.": num_samples // per_step,
+        "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
+        "(The line ceil(N / (b·k·G)) does that too.)": math.ceil(num_samples / per_step),
+        "{got} counts micro-batches: divide by accumulate_grad_batches.": (
+            math.ceil(math.ceil(num_samples / world_size) / batch_size)
+        ),
+        "{got} forgets the ranks: each has its share of the samples.": math.ceil(all_batches / k),
+        "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
+            math.ceil(_batches(num_samples // world_size, batch_size, drop_last) / k)
+        ),
+        "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.": (
+            math.ceil(all_batches / k / world_size)
+        ),
+        "{got} adds the ranks' steps up: they step together, and it counts once.": (
+            world_size * _steps_per_epoch(num_samples, batch_size, k, world_size, drop_last)
+        ),
+    }
+
 
 steps_per_epoch = Exercise(
     "optimizer_steps_per_epoch",
@@ -261,58 +264,29 @@ steps_per_epoch = Exercise(
         dict(num_samples=24, batch_size=8, accumulate_grad_batches=1, world_size=2, drop_last=True),
         dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
     ],
-    misconceptions=[
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: (
-                num_samples // (batch_size * accumulate_grad_batches * world_size)
-            ),
-            "{got} is what floor division gives: the short last window steps too.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                num_samples / (batch_size * accumulate_grad_batches * world_size)
-            ),
-            "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
-            "(The line ceil(N / (b·k·G)) does that too.)",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                math.ceil(num_samples / world_size) / batch_size
-            ),
-            "{got} counts micro-batches: divide by accumulate_grad_batches.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
-                / accumulate_grad_batches
-            ),
-            "{got} forgets the ranks: each has its share of the samples.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (
-                    num_samples // world_size // batch_size
-                    if drop_last
-                    else math.ceil(num_samples // world_size / batch_size)
-                )
-                / accumulate_grad_batches
-            ),
-            "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
-                / accumulate_grad_batches
-                / world_size
-            ),
-            "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.",
-        ),
-        Misconception(
-            lambda world_size, **rest: world_size * _steps_per_epoch(world_size=world_size, **rest),
-            "{got} adds the ranks' steps up: they step together, and it counts once.",
-        ),
-    ],
+    misconceptions=_wrong_steps,
 )
+
+
+def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int) -> dict[str, float]:
+    k, steps = accumulate_grad_batches, math.ceil(num_batches / accumulate_grad_batches)
+    return {
+        "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.": (
+            num_batches * epochs
+        ),
+        "{got} turns updates back into micro-batches: the schedule would get only a part of its way.": (
+            steps * epochs * k
+        ),
+        "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.": (
+            num_batches // k * epochs
+        ),
+        "{got} lets windows reach across epochs: round up in each epoch, then multiply.": (
+            math.ceil(num_batches * epochs / k)
+        ),
+        "{got} is one epoch: multiply by the epochs.": steps,
+        "{got} holds a part of a step: the short window is a whole one.": num_batches / k * epochs,
+    }
+
 
 schedule_horizon = Exercise(
     "horizon",
@@ -325,50 +299,21 @@ schedule_horizon = Exercise(
         dict(num_batches=10, accumulate_grad_batches=4, epochs=2),
         dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
     ],
-    misconceptions=[
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches * epochs,
-            "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: (
-                math.ceil(num_batches / accumulate_grad_batches) * epochs * accumulate_grad_batches
-            ),
-            "{got} turns updates back into micro-batches: the schedule would get only a part of its way.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches // accumulate_grad_batches * epochs,
-            "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(
-                num_batches * epochs / accumulate_grad_batches
-            ),
-            "{got} lets windows reach across epochs: round up in each epoch, then multiply.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches / accumulate_grad_batches),
-            "{got} is one epoch: multiply by the epochs.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches / accumulate_grad_batches * epochs,
-            "{got} holds a part of a step: the short window is a whole one.",
-        ),
-    ],
+    misconceptions=_wrong_horizons,
 )
 
 max_steps_on_two_ranks = Exercise(
     "max_steps on two ranks",
     solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=2, max_epochs=10).total_steps,
-    misconceptions=[
-        Misconception(50, "{got} is right for one rank: each of two draws half of the samples."),
-        Misconception(25, "{got} halves the steps: halve the samples, then count batches and windows anew."),
-        Misconception(20, "{got} is what floor division gives: the short last window steps too."),
-        Misconception(60, "{got} adds the ranks' steps up: they step together, and it counts once."),
-        Misconception(190, "{got} counts micro-batches: a window of eight makes one step."),
-        Misconception(200, "{got} counts micro-batches, the dropped one included: a window of eight makes one step."),
-        Misconception(3, "{got} is one epoch; the run has ten."),
-    ],
+    misconceptions={
+        "{got} is right for one rank: each of two draws half of the samples.": 50,
+        "{got} halves the steps: halve the samples, then count batches and windows anew.": 25,
+        "{got} is what floor division gives: the short last window steps too.": 20,
+        "{got} adds the ranks' steps up: they step together, and it counts once.": 60,
+        "{got} counts micro-batches: a window of eight makes one step.": 190,
+        "{got} counts micro-batches, the dropped one included: a window of eight makes one step.": 200,
+        "{got} is one epoch; the run has ten.": 3,
+    },
 )
 
 EXERCISES = (count_by_hand, steps_per_epoch, schedule_horizon, max_steps_on_two_ranks)

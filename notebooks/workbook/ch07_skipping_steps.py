@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from course_lib.datasets import load_digits
 from course_lib.skipping import StepGuard
-from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend, new_figure
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
 # ------------------------------------------------------------------------------------ one bad batch on some ranks
@@ -72,7 +72,7 @@ def policy_explorer() -> Explorer:
         )
         for name in dict.fromkeys(outcome for row in rows for outcome in row):
             axes.plot([], [], "s", color=OUTCOMES[name], label=name)
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        add_legend(axes, "beside")
         told = [f"rank {rank}: {', '.join(row)}" for rank, row in enumerate(rows)]
         return figure, "\n".join(told)
 
@@ -184,7 +184,6 @@ def figure_of_policies(trained: dict[str, Trained]) -> Figure:
         xlim=(0, 1.45),
         xticks=[0, 0.2, 0.4, 0.6, 0.8, 1.0],
     )
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -192,7 +191,25 @@ def figure_of_policies(trained: dict[str, Trained]) -> Figure:
 
 
 def _finite(values: list[float]) -> bool:
-    return all(map(math.isfinite, values))
+    return all(math.isfinite(value) for value in values)
+
+
+def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, bool]:
+    own, reduced = math.isfinite(own_loss), _finite(reduced_gradient)
+    return {
+        "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.": own,
+        "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
+        "be marked before its backward pass.)": own and reduced,
+        "{got} looks for NaN alone: an infinite gradient makes the weights infinite.": (
+            not any(math.isnan(value) for value in reduced_gradient)
+        ),
+        "{got} looks at the first element alone: one bad element is enough.": math.isfinite(reduced_gradient[0]),
+        "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
+        "{got} is content with one finite element: the others would be applied too.": (
+            any(math.isfinite(value) for value in reduced_gradient)
+        ),
+        "{got} updates whatever comes: the weights become NaN.": True,
+    }
 
 
 update_together = Exercise(
@@ -207,96 +224,58 @@ update_together = Exercise(
         dict(own_loss=0.5, reduced_gradient=[0.1, -math.inf]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
     ],
-    misconceptions=[
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(own_loss),
-            "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(own_loss) and _finite(reduced_gradient),
-            "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
-            "be marked before its backward pass.)",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: not any(map(math.isnan, reduced_gradient)),
-            "{got} looks for NaN alone: an infinite gradient makes the weights infinite.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]),
-            "{got} looks at the first element alone: one bad element is enough.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: not _finite(reduced_gradient),
-            "{got} is upside down: the question is whether to update, not whether to skip.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: any(map(math.isfinite, reduced_gradient)),
-            "{got} is content with one finite element: the others would be applied too.",
-        ),
-        Misconception(lambda own_loss, reduced_gradient: True, "{got} updates whatever comes: the weights become NaN."),
-    ],
+    misconceptions=_wrong_updates,
 )
 
 
-def _rates(finite: list[bool], horizon: int) -> list[float]:
-    return [1 - update / horizon for update in range(sum(finite))]
-
-
-def _rates_of_attempts(finite: list[bool], horizon: int) -> list[float]:
-    return [1 - attempt / horizon for attempt, ok in enumerate(finite) if ok]
+def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[float]]:
+    updates, attempts = range(sum(finite)), range(len(finite))
+    return {
+        "{got} moves the schedule with every attempt: after a skip it is too low.": (
+            [1 - attempt / horizon for attempt in attempts if finite[attempt]]
+        ),
+        "{got} steps the schedule before the update: the first update has the full rate.": (
+            [1 - (update + 1) / horizon for update in updates]
+        ),
+        "{got} holds the schedule still, where it should follow the updates.": [1.0 for _ in updates],
+        "{got} ends with the first update: is `return` inside the loop?": [1.0] if any(finite) else [],
+        "{got} has an entry for each attempt: only updates use a rate.": (
+            [1 - sum(finite[:attempt]) / horizon for attempt in attempts]
+        ),
+        "{got} has a rate for skipped attempts as well: there, no update uses one.": (
+            [1 - attempt / horizon for attempt in attempts]
+        ),
+        "{got} takes the number of updates for the horizon, which is given.": (
+            [1 - update / len(updates) for update in updates]
+        ),
+    }
 
 
 learning_rates = Exercise(
     "learning_rates",
-    solution=_rates,
+    solution=lambda finite, horizon: [1 - update / horizon for update in range(sum(finite))],
     cases=[
         dict(finite=[True, True], horizon=4),
         dict(finite=[True, True, True], horizon=8),
         dict(finite=[True, False, True], horizon=4),
         dict(finite=[False, True, False, False, True, True], horizon=8),
     ],
-    misconceptions=[
-        Misconception(_rates_of_attempts, "{got} moves the schedule with every attempt: after a skip it is too low."),
-        Misconception(
-            lambda finite, horizon: [1 - (update + 1) / horizon for update in range(sum(finite))],
-            "{got} steps the schedule before the update: the first update has the full rate.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1.0] * sum(finite),
-            "{got} holds the schedule still, where it should follow the updates.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1.0] * any(finite),
-            "{got} ends with the first update: is `return` inside the loop?",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - sum(finite[:attempt]) / horizon for attempt in range(len(finite))],
-            "{got} has an entry for each attempt: only updates use a rate.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - attempt / horizon for attempt in range(len(finite))],
-            "{got} has a rate for skipped attempts as well: there, no update uses one.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - update / sum(finite) for update in range(sum(finite))],
-            "{got} takes the number of updates for the horizon, which is given.",
-        ),
-    ],
+    misconceptions=_wrong_rates,
 )
 
 batches_trained = Exercise(
     "batches trained",
     solution=3 * 2,
-    misconceptions=[
-        Misconception(27, "{got} takes -1 for 'skip this batch': it ends the epoch."),
-        Misconception(22, "{got} lets the epochs after the first run through: their third batch is bad as well."),
-        Misconception(9, "{got} counts the bad batch of each epoch as trained: the hook runs before training_step."),
-        Misconception(20, "{got} loses one epoch's worth: every epoch ends at its third batch."),
-        Misconception(3, "{got} is one batch an epoch: how many come before the bad one?"),
-        Misconception(29, "{got} skips one batch in all: the bad one comes again in every epoch."),
-        Misconception(2, "{got} is one epoch. The next one starts, and ends at its third batch."),
-        Misconception(30, "{got} is all of them: nothing would have been skipped."),
-    ],
+    misconceptions={
+        "{got} takes -1 for 'skip this batch': it ends the epoch.": 27,
+        "{got} lets the epochs after the first run through: their third batch is bad as well.": 22,
+        "{got} counts the bad batch of each epoch as trained: the hook runs before training_step.": 9,
+        "{got} loses one epoch's worth: every epoch ends at its third batch.": 20,
+        "{got} is one batch an epoch: how many come before the bad one?": 3,
+        "{got} skips one batch in all: the bad one comes again in every epoch.": 29,
+        "{got} is one epoch. The next one starts, and ends at its third batch.": 2,
+        "{got} is all of them: nothing would have been skipped.": 30,
+    },
 )
 
 EXERCISES = (update_together, learning_rates, batches_trained)

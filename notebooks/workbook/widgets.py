@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from workbook.display import png_bytes
 
 
-def int_slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:
-    """A slider from 1 that reports when it is let go: a figure a step would lag behind."""
-    return ipywidgets.IntSlider(value=value, min=1, max=highest, description=name, continuous_update=False)
+def int_slider(value: int, highest: int, name: str, lowest: int = 1) -> ipywidgets.IntSlider:
+    """A slider that reports when it is let go: a figure a step would lag behind."""
+    return ipywidgets.IntSlider(value=value, min=lowest, max=highest, description=name, continuous_update=False)
 
 
 class Explorer:
