@@ -31,8 +31,6 @@ RECORDED_SECONDS = {
 }  # fmt: skip
 """One update of the chapter's net by batch size: fastest of 30, Intel Xeon, one thread, torch 2.13.0, 2026-11-21."""
 
-# ----------------------------------------------------------------------------------------------- gradient noise
-
 
 def sample_gradients(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
     """The gradient of each sample's loss at the model's weights, one row for each sample, in double precision."""
@@ -95,19 +93,11 @@ def figure_of_noise(measured: dict[bool, dict[int, float]], spread: float, sampl
         axes.plot(sizes, expected, color=colour, linestyle=line, linewidth=1.5)
         shares = [value / spread for value in found.values()]
         axes.plot(list(found), shares, marker, color=colour, label=name, markersize=6)
-    axes.set(
-        title="The noise of a batch's gradient falls with 1 / B",
-        xlabel="batch size B (samples)",
-        ylabel="noise, in that of one sample",
-        xscale="log",
-        yscale="log",
-        ylim=(1e-4, 2),
-    )
+    title = "The noise of a batch's gradient falls with 1 / B"
+    axes.set(title=title, xlabel="batch size B (samples)", ylabel="noise, in that of one sample")
+    axes.set(xscale="log", yscale="log", ylim=(1e-4, 2))
     add_legend(axes, "lower left")
     return figure
-
-
-# -------------------------------------------------------------------------------------------------- batch size
 
 
 def figure_of_sizes(accuracies: dict[int, float], chance: float) -> Figure:
@@ -117,12 +107,8 @@ def figure_of_sizes(accuracies: dict[int, float], chance: float) -> Figure:
     axes.axhline(chance, color=GREY, linestyle="--")
     end = (max(accuracies), chance)
     axes.annotate("guessing", end, (0, 4), textcoords="offset points", ha="right", color="#555555")
-    axes.set(
-        title="Neither one sample at a time nor all at once",
-        xlabel="batch size (samples)",
-        ylabel="accuracy on the test digits",
-        ylim=(0, 1),
-    )
+    title = "Neither one sample at a time nor all at once"
+    axes.set(title=title, xlabel="batch size (samples)", ylabel="accuracy on the test digits", ylim=(0, 1))
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(accuracies), [str(size) for size in accuracies])
     axes.minorticks_off()
@@ -215,9 +201,7 @@ class Trade(NamedTuple):
     """Of an epoch, in the time of one that takes one sample at a time."""
 
 
-def trade(
-    batch_size: int, samples: int, update_cost: float, fixed_bytes: int = 4, bytes_per_sample: int = 560
-) -> Trade:
+def trade(batch_size: int, samples: int, update_cost: float) -> Trade:
     """One epoch of ``samples`` in batches of ``batch_size``.
 
     ``update_cost`` is the fixed cost of an update, in the time that one more sample in a batch costs. The bytes are
@@ -231,7 +215,7 @@ def trade(
         updates=updates,
         last_batch=samples - (updates - 1) * batch_size,
         noise=noise(batch_size, 1.0, samples, replacement=False),
-        saved_bytes=fixed_bytes + bytes_per_sample * batch_size,
+        saved_bytes=4 + 560 * batch_size,
         time=time,
     )
 
@@ -271,9 +255,6 @@ def batch_explorer(samples: int) -> Explorer:
     return Explorer(controls, render, title="batch size → updates, noise, bytes and time of an epoch")
 
 
-# ------------------------------------------------------------------------------------------------------ loading
-
-
 class UnshardedStream(IterableDataset[int]):
     """The integers 0…n-1; its readers do not know of each other."""
 
@@ -298,9 +279,6 @@ class WhoLoads(Dataset[tuple[int, int]]):
         return index, -1 if info is None else info.id
 
 
-# --------------------------------------------------------------------------------------------------- exercises
-
-
 def _cut(samples: Sequence[Any], batch_size: int) -> list[list[Any]]:
     return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]
 
@@ -317,17 +295,15 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
     every, full = _cut(ordered, batch_size), _batches(samples, batch_size, order, drop_last=True)
     right, stored = full if drop_last else every, _cut(samples, batch_size)
     lacking = -len(samples) % batch_size
+    with_empty = right if lacking or drop_last else [*right, []]
+    filled_up = _cut(ordered + ordered[:lacking], batch_size)
     return {
-        "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": (
-            [*every, []] if not lacking and not drop_last else right
-        ),
+        "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": with_empty,
         "{got} are positions. A batch holds the samples that stand there.": _cut(order, batch_size),
         "{got} shuffles whole batches: `order` is one of samples.": [stored[i] for i in order if i < len(stored)],
         "{got} has the samples in the order in which they are stored: use `order`.": stored,
         "{got} loses the short last batch, which holds len(samples) % batch_size samples.": full,
-        "{got} fills the last batch with samples that the epoch has had: some come twice.": (
-            _cut(ordered + ordered[:lacking], batch_size)
-        ),
+        "{got} fills the last batch with samples that the epoch has had: some come twice.": filled_up,
         "{got} keeps the short last batch, though drop_last is set.": every,
         "{got} lacks a batch that was full: drop_last drops a short one only.": every[:-1] if drop_last else every,
     }
@@ -363,22 +339,18 @@ def _padded(words: Sequence[str], *, longest: int | None = None, first: int = 1,
 
 def _wrong_paddings(words: list[str]) -> dict[str, Any]:
     rows, masks = _padded(words)
-    each = [_padded([word]) for word in words]
+    flipped = [[not real for real in mask] for mask in masks]
+    by_length = _padded(sorted(words, key=len, reverse=True))
+    rugged = [[number for number in row if number] for row in rows], [[real for real in mask if real] for mask in masks]
     return {
         "{got} is the letters alone: without the mask a model takes the padding for letters.": rows,
         "{got} pads to the longest word of the book: the longest of this batch is enough.": _padded(words, longest=14),
         "{got} gives the letter a the number 0, which is that of the padding: begin with 1.": _padded(words, first=0),
-        "{got} has True where padding is. Here the mask says what counts: True for a letter.": (
-            (rows, [[not real for real in mask] for mask in masks])
-        ),
+        "{got} has True where padding is. Here the mask says what counts: True for a letter.": (rows, flipped),
         "{got} is cut to the shortest word: letters are lost.": _padded(words, longest=min(len(w) for w in words)),
         "{got} has the padding before the letters; it was to come after them.": _padded(words, left=True),
-        "{got} has sorted the words: the batch keeps the order in which they came, as their labels do.": (
-            _padded(sorted(words, key=len, reverse=True))
-        ),
-        "{got} has rows of different lengths: no tensor can be made of them.": (
-            ([row for (row,), _ in each], [mask for _, (mask,) in each])
-        ),
+        "{got} has sorted the words: the batch keeps the order in which they came, as their labels do.": by_length,
+        "{got} has rows of different lengths: no tensor can be made of them.": rugged,
     }
 
 
@@ -398,18 +370,14 @@ padded = Exercise(
 
 def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
     shares = [right / size for right, size in zip(correct, sizes, strict=True)]
+    averaged, as_if_full = sum(shares) / len(sizes), sum(correct) / (len(sizes) * sizes[0])
+    without_last = sum(correct[:-1]) / max(1, sum(sizes[:-1]))
     return {
-        "{got} averages the batches: a sample of the short last batch weighs more than one of the others.": (
-            sum(shares) / len(sizes)
-        ),
-        "{got} takes every batch for a full one: divide by the samples that there were.": (
-            sum(correct) / (len(sizes) * sizes[0])
-        ),
+        "{got} averages the batches: a sample of the short last batch weighs more than one of the others.": averaged,
+        "{got} takes every batch for a full one: divide by the samples that there were.": as_if_full,
         "{got} is a sum over samples, divided by batches: an accuracy is at most 1.": sum(correct) / len(sizes),
         "{got} is the accuracy of the last batch: the others were forgotten on the way.": shares[-1],
-        "{got} leaves out the last batch: its samples are of the test set, too.": (
-            sum(correct[:-1]) / max(1, sum(sizes[:-1]))
-        ),
+        "{got} leaves out the last batch: its samples are of the test set, too.": without_last,
         "{got} is in percent: a share from 0 to 1 is asked for.": 100 * sum(correct) / sum(sizes),
         "{got} adds up the batches' accuracies and divides by nothing.": sum(shares),
     }

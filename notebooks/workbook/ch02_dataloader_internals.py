@@ -19,15 +19,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
 
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
 from workbook.ch02_exercises import bucket_batches, pad_collate, prefetched, share
 from workbook.display import BLUE, GREY, ORANGE, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
-
-# --------------------------------------------------------------------------------------------------- a worker
 
 
 def answer_tasks(pipe: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
@@ -42,9 +40,6 @@ def start_worker(dataset: Any, collate_fn: Callable[[Any], Any] = default_collat
     torch.multiprocessing.Process(target=answer_tasks, args=arguments, daemon=True).start()
     theirs.close()
     return ours
-
-
-# --------------------------------------------------------------------------------------- datasets for workers
 
 
 class Sleepy(Dataset[int]):
@@ -85,16 +80,10 @@ class Resizable(Dataset[Tensor]):
         return torch.zeros(size, size)
 
 
-class ReaderIds(Dataset[int]):
-    """Each of ``samples`` samples is the id of the process that reads it."""
+class ReaderIds(Integers):
+    """In place of the int i, sample i is the id of the process that reads it."""
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> int:
         return os.getpid()
 
 
@@ -165,27 +154,25 @@ def can_fork() -> bool:
     return "fork" in torch.multiprocessing.get_all_start_methods()
 
 
-class Killed(Dataset[int]):
+class Killed(Integers):
     """Sample i is the int i; the process that reads sample ``at`` is killed, as for want of memory."""
 
     def __init__(self, samples: int, at: int) -> None:
-        self.samples, self.at = samples, at
+        super().__init__(samples)
+        self.at = at
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> int:
         if index == self.at:
             time.sleep(0.3)  # what was answered before is on its way
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return index
 
 
-class CountingBatchSampler:
+class CountingBatchSampler(BatchSampler):
     """Batches of ``range(samples)``; counts its iterators, and the batches that were drawn from the last of them."""
 
     def __init__(self, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+        super().__init__(range(samples), batch_size, drop_last=False)
         self.iterators = self.drawn = 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -194,15 +181,9 @@ class CountingBatchSampler:
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
-        for start in range(0, self.samples, self.batch_size):
+        for batch in super().__iter__():
             self.drawn += 1
-            yield list(range(start, min(start + self.batch_size, self.samples)))
-
-    def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
-
-
-# ------------------------------------------------------------------------------------------ an epoch as a chart
+            yield batch
 
 
 class Bar(NamedTuple):
@@ -339,9 +320,6 @@ def pipeline_explorer() -> Explorer:
         "prefetch": int_slider(2, 6, "prefetch_factor"),
     }
     return Explorer(controls, render, title="load and compute time, workers, prefetch → the epoch as a chart")
-
-
-# ------------------------------------------------------------------------------------------ workers and cores
 
 
 def keep_on_one_core(worker_id: int) -> None:

@@ -19,8 +19,6 @@ from torch import Tensor
 from course_lib.datasets import load_words
 from workbook.exercises import Exercise, PropertyExercise
 
-# ------------------------------------------------------------------------------------------------ padding a batch
-
 
 def _padded(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     width = max(len(sample) for sample in samples)
@@ -32,18 +30,22 @@ def _wrong_pads(samples: list[list[int]], pad: int) -> dict[str, Any]:
     rows, lengths = _padded(samples, pad)
     shortest = min(len(sample) for sample in samples)
     mirrored, _ = _padded([sample[::-1] for sample in samples], pad)
-    with_a_wide_one, _ = _padded([*samples, [0] * 8], pad)
+    wide, _ = _padded([*samples, [0] * 8], pad)
+    same_lengths = torch.full_like(lengths, rows.shape[1])
     return {
         "There are no lengths: whoever gets the batch cannot tell padding from data.": rows,
         "All are cut to the shortest: data are lost.": _padded([sample[:shortest] for sample in samples], pad),
         "Each sample got the length of the longest: that is the batch's width, not the sample's length.": (
-            (rows, torch.full_like(lengths, rows.shape[1]))
+            rows,
+            same_lengths,
         ),
         "This pads on the left. The data come first here, so that row[:length] is the sample.": (
-            (mirrored.flip(1), lengths)
+            mirrored.flip(1),
+            lengths,
         ),
         "This pads to a fixed width: the longest sample *of the batch* is wide enough, and costs less.": (
-            (with_a_wide_one[:-1], lengths)
+            wide[:-1],
+            lengths,
         ),
         "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length.": (
             (rows, (rows != pad).sum(1))
@@ -65,9 +67,6 @@ pad_collate = Exercise(
     ],
     misconceptions=_wrong_pads,
 )
-
-
-# ------------------------------------------------------------------------------------------ batches of one length
 
 
 def _missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
@@ -158,9 +157,6 @@ bucket_batches = PropertyExercise(
         ),
     },
 )
-
-
-# ------------------------------------------------------------------------------------------------- fetching ahead
 
 
 def _observed(prefetched: Any, number: int, ahead: int) -> tuple[list[int], list[int], set[int]]:
@@ -263,9 +259,6 @@ prefetched = PropertyExercise(
         "Hand the tasks to a pool, or nothing runs meanwhile.": _ahead_in_this_thread,
     },
 )
-
-
-# ---------------------------------------------------------------------------------------------- sharing a stream
 
 
 def _fault_of_share(share: Any) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -74,9 +75,6 @@ class _LimitedLedger(StorageLedger):
         return result
 
 
-# ----------------------------------------------------------------------------------------------------- what is trained
-
-
 def make_model() -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(FEATURES, 64), nn.ReLU(), nn.Linear(64, CLASSES))
@@ -117,19 +115,10 @@ class TruePeaks:
 
     def largest(self, limit_bytes: int) -> int:
         """The largest size within a limit, by trying: doubling, then halving the gap."""
-        fits, too_large = 0, 1
+        too_large = 1
         while self(too_large) <= limit_bytes:
-            fits, too_large = too_large, 2 * too_large
-        while too_large - fits > 1:
-            middle = (fits + too_large) // 2
-            if self(middle) <= limit_bytes:
-                fits = middle
-            else:
-                too_large = middle
-        return fits
-
-
-# ---------------------------------------------------------------------------------------------------------- the finders
+            too_large *= 2
+        return bisect_right(range(1, too_large), limit_bytes, lo=too_large // 2, key=self)
 
 
 def ours(device: SimulatedDevice) -> int:
@@ -206,15 +195,13 @@ def _little_garbage() -> Iterator[None]:
             gc.unfreeze()
 
 
-FINDERS: dict[str, Callable[[SimulatedDevice], int | None]] = {
+Finder = Callable[[SimulatedDevice], int | None]
+FINDERS: dict[str, Finder] = {
     "find_batch_size": ours,
     "Lightning, power": lightning,
     "Lightning, binsearch": lambda device: lightning(device, "binsearch"),
     "retry loop, halving": halving,
 }
-
-
-# ------------------------------------------------------------------------------------------------------- the comparison
 
 
 @dataclass(frozen=True)
@@ -246,9 +233,7 @@ def spread_limits(smallest: int, largest: int, number: int) -> list[int]:
 
 
 def compare(
-    limits: Sequence[int],
-    finders: dict[str, Callable[[SimulatedDevice], int | None]] | None = None,
-    peaks: TruePeaks | None = None,
+    limits: Sequence[int], finders: dict[str, Finder] = FINDERS, peaks: TruePeaks | None = None
 ) -> dict[str, list[Outcome]]:
     """Each finder within each limit (bytes), on a device of its own.
 
@@ -257,7 +242,7 @@ def compare(
     """
     peaks = peaks or TruePeaks()
     outcomes: dict[str, list[Outcome]] = {}
-    for name, finder in (finders or FINDERS).items():
+    for name, finder in finders.items():
         outcomes[name] = []
         for limit in limits:
             device = SimulatedDevice(limit)

@@ -11,6 +11,7 @@ from weakref import WeakSet
 import ipywidgets
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -47,13 +48,8 @@ def figure_of_step(timeline: Sequence[Moment]) -> Figure:
         start, stepped = start + number, phase == "step"
     worst = max(range(len(moments)), key=lambda i: moments[i].total)
     axes.plot(worst, moments[worst].total / MIB, "v", color="black", label=f"peak: {_peak(timeline) / MIB:.1f} MiB")
-    axes.set(
-        title="Most of a step's memory is there for a moment, late in the forward pass and early in the backward",
-        xlabel="allocations and frees of one step",
-        ylabel="MiB held",
-        xlim=(0, len(moments)),
-        ylim=(0, top),
-    )
+    axes.set_title("Most of a step's memory is there for a moment, late in the forward pass and early in the backward")
+    axes.set(xlabel="allocations and frees of one step", ylabel="MiB held", xlim=(0, len(moments)), ylim=(0, top))
     add_legend(axes, "beside")
     return figure
 
@@ -79,14 +75,8 @@ def figure_of_trades(trades: Mapping[int, Mapping[str, Mapping[str, int]]]) -> F
     """Bytes by category at the peak: ``{batch size: {what was changed: {category: bytes}}}``, a panel a batch size."""
     figure, panels = new_figure(11.0, 3.6, columns=len(trades))
     for axes, (batch_size, peaks) in zip(panels, trades.items(), strict=True):
-        names = list(peaks)
-        left = [0.0] * len(names)
-        for category in CATEGORIES:
-            widths = [peaks[name].get(category, 0) / MIB for name in names]
-            if sum(widths) * 200 > sum(left):
-                axes.barh(names, widths, left=left, color=COLOURS[category], label=category)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.axvline(left[0], color="black", linewidth=0.8, linestyle="--")
+        first = _draw_stacks(axes, peaks, MIB)
+        axes.axvline(first, color="black", linewidth=0.8, linestyle="--")
         axes.invert_yaxis()
         axes.set(title=f"batches of {batch_size}", xlabel="MiB at the peak")
     add_legend(panels[-1], "beside")
@@ -94,7 +84,15 @@ def figure_of_trades(trades: Mapping[int, Mapping[str, Mapping[str, int]]]) -> F
     return figure
 
 
-# --------------------------------------------------------------------------------------------------------- the widget
+def _draw_stacks(axes: Axes, peaks: Mapping[str, Mapping[str, int]], unit: float) -> float:
+    """One bar for each name, of bytes by category; returns where the first ends."""
+    ends = [0.0] * len(peaks)
+    for category in CATEGORIES:
+        widths = [by_category.get(category, 0) / unit for by_category in peaks.values()]
+        if sum(widths) * 200 > sum(ends):
+            axes.barh(list(peaks), widths, left=ends, color=COLOURS[category], label=category)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    return ends[0]
 
 
 class _Residual(nn.Module):
@@ -156,22 +154,15 @@ def memory_explorer() -> Explorer:
 
 def _bar(by_category: Mapping[str, int]) -> Figure:
     figure, axes = new_figure(8.6, 1.9)
-    left = 0.0
-    for name in CATEGORIES:
-        if by_category[name] * 200 > sum(by_category.values()):
-            axes.barh(0, by_category[name] / 1e9, left=left, color=COLOURS[name], label=name)
-            left += by_category[name] / 1e9
+    end = _draw_stacks(axes, {"": by_category}, 1e9)
     for card in CARDS:
         axes.axvline(card * 0.9, color="black", linestyle=":", linewidth=1)
         axes.annotate(f"{card} GB", (card * 0.9, 0.4), rotation=90, fontsize=8, ha="right", va="top")
     axes.set(title="What the step holds at its peak", xlabel="GB (dotted: 90% of a card)", yticks=[])
-    axes.set_xlim(0, max(1.05 * left, CARDS[0]))
+    axes.set_xlim(0, max(1.05 * end, CARDS[0]))
     add_legend(axes, "beside")
     axes.spines.left.set_visible(False)
     return figure
-
-
-# ----------------------------------------------------------------------------------------------- exercise 1: by hand
 
 
 def _peak_bytes(num_parameters: int, saved_numbers_per_sample: int, batch_size: int, optimizer_copies: int) -> int:
@@ -186,22 +177,18 @@ def _wrong_peaks(
     right = _peak_bytes(num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies)
     always = num_parameters * (1 + optimizer_copies)
     activations = saved_numbers_per_sample * batch_size
+    without_state = _peak_bytes(num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies=0)
+    forward, step = 4 * (always + activations), 4 * (always + num_parameters)
     return {
         "{got} counts numbers: each takes 4 bytes in single precision.": right // 4,
         "{got} adds all that the step ever holds. At no moment is it all there: the backward pass frees "
-        "activations while it makes gradients.": 4 * (always + num_parameters + activations),
+        "activations while it makes gradients.": step + 4 * activations,
         "{got} multiplies the parameters by the batch: all samples share them.": 4
         * (always * batch_size + activations),
-        "{got} leaves the optimizer's state out of one moment at least. It is there all the time.": (
-            _peak_bytes(num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies=0)
-        ),
-        "{got} is the end of the forward pass. With few samples another moment holds more: which?": (
-            4 * (always + activations)
-        ),
+        "{got} leaves the optimizer's state out of one moment at least. It is there all the time.": without_state,
+        "{got} is the end of the forward pass. With few samples another moment holds more: which?": forward,
         "{got} is the activations alone: parameters and the optimizer's state are there too.": 4 * activations,
-        "{got} is the optimizer's step: no sample is in it. The forward pass has activations.": (
-            4 * (always + num_parameters)
-        ),
+        "{got} is the optimizer's step: no sample is in it. The forward pass has activations.": step,
     }
 
 
@@ -219,9 +206,6 @@ peak_bytes = Exercise(
 )
 
 
-# ------------------------------------------------------------------------------------------------ exercise 2: a leak
-
-
 def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int], dict[str, Any]]:
     """Turn ``validate(model, batches)`` -> ``{"losses": …, "worst": …}`` into what it returns, and what that keeps.
 
@@ -232,16 +216,16 @@ def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int
 
     def epoch(num_batches: int) -> dict[str, Any]:
         model, batches = _model_and_batches(num_batches)
-        saved: WeakSet[_Saved] = WeakSet()
+        saved: WeakSet[SavedTensor] = WeakSet()
         before_forward = [0]
         model.register_forward_pre_hook(lambda *_: before_forward.append(len(saved)))
 
-        def pack(tensor: Tensor) -> _Saved:
-            kept = _Saved(tensor)
-            saved.add(kept)
-            return kept
+        def pack(tensor: Tensor) -> SavedTensor:
+            box = SavedTensor(tensor)
+            saved.add(box)
+            return box
 
-        with saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        with saved_tensors_hooks(pack, lambda box: box.tensor):
             returned = validate(model, batches)
         if not isinstance(returned, dict) or set(returned) != {"losses", "worst"}:
             raise ValueError(f'it must return a dict of "losses" and "worst", got {returned!r}')
@@ -259,8 +243,8 @@ def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int
     return epoch
 
 
-class _Saved:
-    """What autograd saves, in a box that can be weakly referred to."""
+class SavedTensor:
+    """What autograd saves, in a box that a WeakSet can hold."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
@@ -296,8 +280,12 @@ def _validate(
     return {"losses": losses, "worst": batches[worst] if keep_batch else worst}
 
 
+_with_graphs = partial(_validate, keep=lambda loss: loss)
+_with_batch = partial(_validate, keep_batch=True)
+
+
 def _numbers_at_the_end(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
-    returned = _validate(model, batches, keep=lambda loss: loss)
+    returned = _with_graphs(model, batches)
     return returned | {"losses": [loss.item() for loss in returned["losses"]]}
 
 
@@ -308,20 +296,13 @@ kept = Exercise(
     cases=[dict(num_batches=1), dict(num_batches=5)],
     misconceptions={
         "Each loss has its graph, and the graph its batch's activations. (`del` drops a name; the list still holds "
-        "the loss.)": partial(_validate, keep=lambda loss: loss, keep_batch=True),
-        "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.": (
-            partial(_validate, keep=lambda loss: loss)
-        ),
+        "the loss.)": partial(_with_graphs, keep_batch=True),
+        "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.": _with_graphs,
         "A clone is one more node of the same graph.": partial(_validate, keep=Tensor.clone),
         "Numbers at the end come too late: until then the list holds each batch's graph.": _numbers_at_the_end,
-        "No graph is kept any more, but a whole batch is. Its number tells as much.": (
-            partial(_validate, keep_batch=True)
-        ),
+        "No graph is kept any more, but a whole batch is. Its number tells as much.": _with_batch,
     },
 )
-
-
-# ------------------------------------------------------------------------------------------- exercise 3: three trials
 
 
 def searched(find: Callable[[Callable[[int], int], int], Any]) -> Callable[[int, int, int], dict[str, Any] | None]:

@@ -6,14 +6,16 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
+from weakref import WeakSet
 
 import numpy as np
-import torch
 from matplotlib.figure import Figure
 from numpy.typing import NDArray
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
 
 from course_lib.accumulation import windows
+from workbook.ch03_memory import SavedTensor
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, add_legend, draw_curves, new_figure, numbered
 from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
@@ -28,22 +30,16 @@ def figure_of_weights(sizes: Sequence[int], k: int) -> Figure:
     """The samples of a window from left to right; the height is the weight of each in the gradient."""
     figure, axes = new_figure(9.0, 3.2)
     weights = sample_weights(sizes, k)
-    for (start, stop), weight in zip(
-        itertools.pairwise([0, *itertools.accumulate(sizes)]), weights["loss / k"], strict=True
-    ):
-        middle, width = (start + stop) / 2, stop - start
-        axes.bar(middle, weight, width, color=ORANGE, edgecolor="white", label="loss / k" if not start else None)
-        share = f"{weight * width:.0%}"
-        axes.annotate(share, (middle, weight), (0, 3), textcoords="offset points", ha="center", fontsize=9)
+    starts = [0, *itertools.accumulate(sizes)][:-1]
+    bars = axes.bar(starts, weights["loss / k"], sizes, align="edge", color=ORANGE, edgecolor="white", label="loss / k")
+    shares = [f"{weight * size:.0%}" for weight, size in zip(weights["loss / k"], sizes, strict=True)]
+    axes.bar_label(bars, shares, padding=3, fontsize=9)
     level = weights["one big batch"][0]
     axes.plot([0, sum(sizes)], [level, level], color=BLUE, linestyle="--", linewidth=2, label="one big batch")
-    axes.set(
-        title="A mean loss over k gives each micro-batch the same share, whatever it holds",
-        xlabel=f"samples of the window, in micro-batches of {', '.join(map(str, sizes))}",
-        ylabel="weight of one sample",
-        xlim=(0, sum(sizes)),
-        ylim=(0, max(weights["loss / k"]) * 1.25),
-    )
+    axes.set_title("A mean loss over k gives each micro-batch the same share, whatever it holds")
+    samples = f"samples of the window, in micro-batches of {', '.join(str(size) for size in sizes)}"
+    axes.set(xlabel=samples, ylabel="weight of one sample")
+    axes.set(xlim=(0, sum(sizes)), ylim=(0, max(weights["loss / k"]) * 1.25))
     add_legend(axes, "upper left")
     return figure
 
@@ -87,11 +83,8 @@ def arrows_explorer() -> Explorer:
         for (name, (x, y), colour, width), marker in zip(named, "osDX^", strict=True):
             axes.annotate("", (x, y), (0, 0), arrowprops={"arrowstyle": "-", "color": colour, "lw": width})
             axes.plot(x, y, marker, color=colour, markersize=9, label=name)
-        axes.set(
-            title=f"Equal weights miss the big batch's gradient by {error:.0%}",
-            xlabel="gradient of the offset",
-            ylabel="gradient of the slope",
-        )
+        title = f"Equal weights miss the big batch's gradient by {error:.0%}"
+        axes.set(title=title, xlabel="gradient of the offset", ylabel="gradient of the slope")
         axes.margins(0.15)
         axes.axhline(0, color=GREY, linewidth=0.5)
         axes.axvline(0, color=GREY, linewidth=0.5)
@@ -109,30 +102,20 @@ def arrows_explorer() -> Explorer:
 def peak_saved_bytes(run: Callable[[], Any], model: nn.Module) -> int:
     """The largest sum of bytes that autograd holds for the backward pass at one time, the parameters left out."""
     parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    users: dict[tuple[int, int], int] = {}
-    held = peak = 0
+    alive: WeakSet[SavedTensor] = WeakSet()
+    peak = 0
 
-    class Saved:
-        def __init__(self, tensor: Tensor) -> None:
-            nonlocal held, peak
-            self.tensor, self.key = tensor, (tensor.data_ptr(), tensor.nbytes)
-            users[self.key] = users.get(self.key, 0) + 1  # one tensor may be saved by two operations
-            if users[self.key] == 1 and tensor.data_ptr() not in parameters:
-                held += tensor.nbytes
-                peak = max(peak, held)
+    def pack(tensor: Tensor) -> SavedTensor:
+        nonlocal peak
+        saved = SavedTensor(tensor)
+        alive.add(saved)
+        storages = {(each.tensor.data_ptr(), each.tensor.nbytes) for each in alive}  # two operations may save one
+        peak = max(peak, sum(nbytes for pointer, nbytes in storages if pointer not in parameters))
+        return saved
 
-        def __del__(self) -> None:
-            nonlocal held
-            users[self.key] -= 1
-            if not users[self.key] and self.key[0] not in parameters:
-                held -= self.key[1]
-
-    with torch.autograd.graph.saved_tensors_hooks(Saved, lambda saved: saved.tensor):
+    with saved_tensors_hooks(pack, lambda saved: saved.tensor):
         run()
     return peak
-
-
-# --------------------------------------------------------------------------------------------------- exercises
 
 
 def _applied(micro_batches: list[list[float]], k: int) -> list[float]:
@@ -149,23 +132,18 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, list
     sums = [sum(sum(batch) for batch in window) for window in in_windows]
     samples = [sum(len(batch) for batch in window) for window in in_windows]
     means = [[_mean(batch) for batch in window] for window in in_windows]
-    seen = itertools.accumulate(samples)
+    never_reset = [total / seen for total, seen in zip(sums, itertools.accumulate(samples), strict=True)]
+    means_by_samples = [sum(window) / count for window, count in zip(means, samples, strict=True)]
+    means_by_k = [sum(window) / k for window in means]
+    full_windows = len(micro_batches) // k
     return {
         "{got} has an update too many: where the last window is full, nothing is left to step for.": (
-            right if len(micro_batches) % k else [*right, 0.0]
+            [*right, 0.0] if len(right) == full_windows else right
         ),
-        "{got} goes on counting the samples of the windows before: reset both numbers.": (
-            [total / count for total, count in zip(sums, seen, strict=True)]
-        ),
-        "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.": (
-            [sum(window) / count for window, count in zip(means, samples, strict=True)]
-        ),
-        "{got} lacks the short window: after the loop, nobody steps for what is left.": (
-            [sum(window) / k for window in means if len(window) == k]
-        ),
-        "{got} divides the short window by k as well, though it holds fewer micro-batches.": (
-            [sum(window) / k for window in means]
-        ),
+        "{got} goes on counting the samples of the windows before: reset both numbers.": never_reset,
+        "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.": means_by_samples,
+        "{got} lacks the short window: after the loop, nobody steps for what is left.": means_by_k[:full_windows],
+        "{got} divides the short window by k as well, though it holds fewer micro-batches.": means_by_k,
         "{got} averages averages: a micro-batch of one weighs as much as one of three. Divide by the samples.": (
             [_mean(window) for window in means]
         ),
@@ -226,21 +204,19 @@ def _logged_loss(losses: list[float], tokens: list[int], k: int) -> float:
 
 def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, float]:
     total, micro_batches = sum(losses), len(losses)
-    full_windows, all_windows = max(1, micro_batches // k), math.ceil(micro_batches / k)
+    by_updates = total / max(1, micro_batches // k)
+    of_tokens = _logged_loss(losses, tokens, k) * sum(tokens)
+    by_window = _mean([_mean(window) for window in windows(losses, k)])
     return {
-        "{got} adds k losses for each update: a sum over micro-batches, divided by updates.": total / full_windows,
+        "{got} adds k losses for each update: a sum over micro-batches, divided by updates.": by_updates,
         "{got} takes k losses for each update, also where a short window has fewer: count the micro-batches.": (
-            total / full_windows / k
+            by_updates / k
         ),
         "{got} divides by k once, however many windows the losses come from.": total / k,
-        "{got} is a sum over tokens, divided by micro-batches: divide by the tokens.": (
-            _logged_loss(losses, tokens, k) * sum(tokens) / micro_batches
-        ),
-        "{got} averages the windows' averages: a short window weighs as much as a full one.": (
-            _mean([_mean(window) for window in windows(losses, k)])
-        ),
+        "{got} is a sum over tokens, divided by micro-batches: divide by the tokens.": of_tokens / micro_batches,
+        "{got} averages the windows' averages: a short window weighs as much as a full one.": by_window,
         "{got} takes the short window for a full one: k times the windows is not the number of micro-batches.": (
-            total / (k * all_windows)
+            total / (k * math.ceil(micro_batches / k))
         ),
         "{got} averages averages: a micro-batch of 4 tokens weighs as much as one of 12.": total / micro_batches,
         "{got} divides means by tokens: multiply each mean by its tokens first.": total / sum(tokens),

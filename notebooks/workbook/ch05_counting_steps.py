@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ipywidgets
 import torch
@@ -12,21 +12,20 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from course_lib.steps import Stage, StepPlan, Tail, plan_steps
-from workbook.display import (
-    GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, draw_curves, new_figure, numbered,
-)  # fmt: skip
+from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, draw_curves, new_figure, numbered
 from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
-Fate = Literal[
-    "full window",
-    "short window",
-    "leaks into the next epoch",
-    "never applied",
-    "gradient thrown away",
-    "dropped",
-    "not run",
-]
+LOOKS = {
+    "full window": (SKY, ""),
+    "short window": (ORANGE, "//"),
+    "leaks into the next epoch": (YELLOW, "\\\\"),
+    "never applied": ("#DDDDDD", "oo"),
+    "gradient thrown away": ("#DDDDDD", ".."),
+    "dropped": ("white", "xxx"),
+    "not run": ("white", ""),
+}
+"""Colour and hatch of each fate that a sample can have."""
 
 
 class Box(NamedTuple):
@@ -37,7 +36,7 @@ class Box(NamedTuple):
     """First, and one past the last, in the order in which the rank draws them."""
     batch_edges: tuple[int, ...]
     """Where its micro-batches begin and end, in samples."""
-    fate: Fate
+    fate: str
     label: str = ""
     """The number of the optimizer step, from 1, and the micro-batches that leak into it from earlier epochs."""
 
@@ -48,7 +47,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
     for epoch in range(epochs):
         stage = [stage for stage in plan.stages if stage.first_epoch <= epoch][-1]
 
-        def box(start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, stage: Stage = stage) -> Box:
+        def box(start: int, stop: int, fate: str, label: str = "", *, epoch: int = epoch, stage: Stage = stage) -> Box:
             edges = tuple(stage.samples_up_to(batch) for batch in range(start, stop + 1))
             return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
 
@@ -62,7 +61,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
             steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
-            leaks: Fate = "leaks into the next epoch" if steps_later else "never applied"
+            leaks = "leaks into the next epoch" if steps_later else "never applied"
             boxes.append(box(done, ran, leaks if plan.tail == "carry" else "gradient thrown away"))
         if stage.batches > ran:
             boxes.append(box(ran, stage.batches, "not run"))
@@ -71,17 +70,6 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
             rest = (trained, stage.per_rank_samples)
             boxes.append(Box(epoch, rest, rest, "dropped"))
     return boxes
-
-
-LOOKS: dict[Fate, tuple[str, str]] = {
-    "full window": (SKY, ""),
-    "short window": (ORANGE, "//"),
-    "leaks into the next epoch": (YELLOW, "\\\\"),
-    "never applied": ("#DDDDDD", "oo"),
-    "gradient thrown away": ("#DDDDDD", ".."),
-    "dropped": ("white", "xxx"),
-    "not run": ("white", ""),
-}
 
 
 def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> list[Patch]:
@@ -94,10 +82,8 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
     width = max((box.samples[1] for box in boxes), default=1)
     for box in boxes:
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
-        outline = ":" if box.fate == "not run" else "-"
-        axes.barh(
-            box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor=GREY, linestyle=outline
-        )
+        line = ":" if box.fate == "not run" else "-"
+        axes.barh(box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor=GREY, linestyle=line)
         if width <= 60 * (stop - start) / max(1, len(box.batch_edges) - 1):  # else the edges hide the boxes
             axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
@@ -109,13 +95,8 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
                 bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
             )  # fmt: skip
     axes.set_title(title, fontsize=11)
-    axes.set(
-        xlabel="samples of one rank, in the order drawn",
-        ylabel="epoch",
-        yticks=range(epochs),
-        xlim=(0, 1.01 * width),
-        ylim=(epochs - 0.4, -0.6),
-    )
+    axes.set(xlabel="samples of one rank, in the order drawn", ylabel="epoch", yticks=range(epochs))
+    axes.set(xlim=(0, 1.01 * width), ylim=(epochs - 0.4, -0.6))
     fates = dict.fromkeys(box.fate for box in boxes)
     handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
     return [*handles, Patch(facecolor=VERMILION, label="moment of the optimizer step")]
@@ -195,9 +176,6 @@ def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[
     return rates
 
 
-# --------------------------------------------------------------------------------------------------- exercises
-
-
 count_by_hand = Exercise(
     "count by hand",
     solution=plan_steps(100, 8, accumulate_grad_batches=4, max_epochs=3).total_steps,
@@ -212,40 +190,34 @@ count_by_hand = Exercise(
 )
 
 
-def _steps_per_epoch(
-    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
-) -> int:
-    share = math.ceil(num_samples / world_size)
-    return math.ceil(_batches(share, batch_size, drop_last) / accumulate_grad_batches)
-
-
-def _batches(samples: int, batch_size: int, drop_last: bool) -> int:
-    return samples // batch_size if drop_last else math.ceil(samples / batch_size)
+def _steps_per_epoch(**asked: Any) -> int:
+    steps = plan_steps(**asked, max_epochs=1).steps_per_epoch
+    assert isinstance(steps, int)
+    return steps
 
 
 def _wrong_steps(
     num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
 ) -> dict[str, int]:
-    k = accumulate_grad_batches
-    all_batches = _batches(num_samples, batch_size, drop_last)
-    per_step = batch_size * k * world_size
+    k, per_step = accumulate_grad_batches, batch_size * accumulate_grad_batches * world_size
+    options = dict(batch_size=batch_size, accumulate_grad_batches=k, drop_last=drop_last)
+    right = _steps_per_epoch(num_samples=num_samples, world_size=world_size, **options)
+    on_one_rank = _steps_per_epoch(num_samples=num_samples, **options)
+    batches = num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
+    share = math.ceil(num_samples / world_size)
     return {
         "{got} is what floor division gives: the short last window steps too.": num_samples // per_step,
         "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
         "(The line ceil(N / (b·k·G)) does that too.)": math.ceil(num_samples / per_step),
-        "{got} counts micro-batches: divide by accumulate_grad_batches.": (
-            math.ceil(math.ceil(num_samples / world_size) / batch_size)
-        ),
-        "{got} forgets the ranks: each has its share of the samples.": math.ceil(all_batches / k),
+        "{got} counts micro-batches: divide by accumulate_grad_batches.": math.ceil(share / batch_size),
+        "{got} forgets the ranks: each has its share of the samples.": on_one_rank,
         "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
-            math.ceil(_batches(num_samples // world_size, batch_size, drop_last) / k)
+            _steps_per_epoch(num_samples=num_samples // world_size, **options)
         ),
         "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.": (
-            math.ceil(all_batches / k / world_size)
+            math.ceil(batches / k / world_size)
         ),
-        "{got} adds the ranks' steps up: they step together, and it counts once.": (
-            world_size * _steps_per_epoch(num_samples, batch_size, k, world_size, drop_last)
-        ),
+        "{got} adds the ranks' steps up: they step together, and it counts once.": world_size * right,
     }
 
 
@@ -270,19 +242,18 @@ steps_per_epoch = Exercise(
 
 def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int) -> dict[str, float]:
     k, steps = accumulate_grad_batches, math.ceil(num_batches / accumulate_grad_batches)
+    micro_batches = num_batches * epochs
     return {
         "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.": (
-            num_batches * epochs
+            micro_batches
         ),
-        "{got} turns updates back into micro-batches: the schedule would get only a part of its way.": (
-            steps * epochs * k
-        ),
+        "{got} turns updates back into micro-batches: the schedule would get only a part of its way.": steps
+        * epochs
+        * k,
         "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.": (
             num_batches // k * epochs
         ),
-        "{got} lets windows reach across epochs: round up in each epoch, then multiply.": (
-            math.ceil(num_batches * epochs / k)
-        ),
+        "{got} lets windows reach across epochs: round up in each epoch, then multiply.": math.ceil(micro_batches / k),
         "{got} is one epoch: multiply by the epochs.": steps,
         "{got} holds a part of a step: the short window is a whole one.": num_batches / k * epochs,
     }

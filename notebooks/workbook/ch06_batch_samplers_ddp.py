@@ -25,13 +25,24 @@ Batches = Sequence[Sequence[int]]
 
 
 def use_counts(ranks: Sequence[Batches], indices: Sequence[int]) -> NDArray[np.int64]:
-    """The numbers behind :func:`draw_uses`: one row a rank, and one for all; how often each index was used."""
+    """The numbers behind :func:`figure_of_uses`: one row a rank, and one for all; how often each index was used."""
     rows = [[Counter(i for batch in batches for i in batch)[index] for index in indices] for batches in ranks]
     return np.array([*rows, np.sum(rows, axis=0)])
 
 
-def draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
-    """Draw who used which index: a row a rank, and one for all ranks together; the number is how often."""
+def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
+    """Who used which index, one heatmap a panel: a row a rank, and one for all ranks together.
+
+    Blue is once, orange more often, red never; the number is how often.
+    """
+    most_ranks = max(len(ranks) for ranks, _ in panels.values())
+    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (most_ranks + 1), columns=len(panels))
+    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        _draw_uses(ax, ranks, indices, title=title)
+    return figure
+
+
+def _draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
     counts = use_counts(ranks, indices)
     shown = counts.copy()
     shown[:-1][shown[:-1] == 0] = -1  # that one rank does not see an index is no fault; that none does, is
@@ -41,24 +52,9 @@ def draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, t
         if count != 1 and (count or row == len(ranks)):
             axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
     ticks = range(0, len(indices), max(1, len(indices) // 14))
-    axes.set(
-        title=title,
-        xlabel="index in the dataset",
-        xticks=list(ticks),
-        xticklabels=[str(indices[t]) for t in ticks],
-        yticks=range(len(ranks) + 1),
-        yticklabels=[*(f"rank {r}" for r in range(len(ranks))), "all"],
-    )
-    axes.tick_params(axis="x", labelsize=8)
-
-
-def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
-    """One heatmap a panel, side by side: blue once, orange more often, red never."""
-    first = next(iter(panels.values()))
-    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (len(first[0]) + 1), columns=len(panels))
-    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        draw_uses(ax, ranks, indices, title=title)
-    return figure
+    axes.set(title=title, xlabel="index in the dataset")
+    axes.set_xticks(ticks, [str(indices[tick]) for tick in ticks], fontsize=8)
+    axes.set_yticks(range(len(ranks) + 1), [*(f"rank {rank}" for rank in range(len(ranks))), "all"])
 
 
 def two_stream_explorer() -> Explorer:
@@ -68,9 +64,7 @@ def two_stream_explorer() -> Explorer:
         streams = range(primary), range(100, 100 + secondary)
         batches, lines = [], []
         for rank in range(ranks):
-            sampler = TwoStreamBatchSampler(
-                *streams, sizes["sizes"], sizes["secondary_size"], tail=tail, num_replicas=ranks, rank=rank
-            )
+            sampler = TwoStreamBatchSampler(*streams, *sizes.values(), tail=tail, num_replicas=ranks, rank=rank)
             batches.append(list(sampler))
             lines.append(f"rank {rank}: " + " ".join(str(batch) for batch in batches[rank]))
         counts = use_counts(batches, streams[0])[-1]
@@ -87,9 +81,6 @@ def two_stream_explorer() -> Explorer:
         "tail": ipywidgets.Dropdown(options=["spread", "drop", "pad"], value="spread", description="tail"),
     }
     return Explorer(controls, render, title="primary, secondary, sizes, ranks, tail → who sees what")
-
-
-# --------------------------------------------------------------------------------------------------- exercises
 
 
 shard_by_hand = Exercise(

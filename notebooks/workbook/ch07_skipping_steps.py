@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import ipywidgets
 import torch
@@ -18,10 +18,7 @@ from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_leg
 from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
-# ------------------------------------------------------------------------------------ one bad batch on some ranks
-
-Outcome = Literal["update", "skipped", "weights are NaN", "waits for ever", "one step ahead", "error"]
-OUTCOMES: dict[Outcome, str] = {
+OUTCOMES = {
     "update": SKY,
     "skipped": YELLOW,
     "weights are NaN": VERMILION,
@@ -32,9 +29,9 @@ OUTCOMES: dict[Outcome, str] = {
 POLICIES = ("nothing", "clip", "the rank alone skips", "None in a Trainer", "StepGuard")
 
 
-def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) -> list[list[Outcome]]:
+def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) -> list[list[str]]:
     """What each rank (from 0) does in each step (from 1), when one rank's batch holds a NaN in one step."""
-    rows: list[list[Outcome]] = [["update"] * steps for _ in range(ranks)]
+    rows = [["update"] * steps for _ in range(ranks)]
     for rank, row in enumerate(rows):
         if policy in ("nothing", "clip"):
             row[bad_step - 1 :] = ["weights are NaN"] * (steps - bad_step + 1)
@@ -44,8 +41,7 @@ def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) 
             row[bad_step - 1 :] = ["error"] * (steps - bad_step + 1)
         elif rank == bad_rank:
             # Its next backward is taken by the others for the one that they wait for.
-            ahead: list[Outcome] = ["one step ahead"] * (steps - bad_step)
-            row[bad_step - 1 :] = ["skipped", *ahead]
+            row[bad_step - 1 :] = ["skipped"] + ["one step ahead"] * (steps - bad_step)
         else:
             row[-1] = "waits for ever"
     return rows
@@ -62,14 +58,9 @@ def policy_explorer() -> Explorer:
         figure, axes = new_figure(8.0, 1.6 + 0.4 * ranks)
         shown = [[names.index(outcome) for outcome in row] for row in rows]
         axes.imshow(shown, cmap=ListedColormap(list(OUTCOMES.values())), vmin=0, vmax=len(names) - 1, aspect="auto")
-        axes.set(
-            title=f"{policy}: {rows[0].count('update')} updates of 8 on rank 0",
-            xlabel="optimizer steps tried",
-            xticks=range(8),
-            xticklabels=range(1, 9),
-            yticks=range(ranks),
-            yticklabels=[f"rank {rank}" for rank in range(ranks)],
-        )
+        axes.set(title=f"{policy}: {rows[0].count('update')} updates of 8 on rank 0", xlabel="optimizer steps tried")
+        axes.set_xticks(range(8), range(1, 9))
+        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
         for name in dict.fromkeys(outcome for row in rows for outcome in row):
             axes.plot([], [], "s", color=OUTCOMES[name], label=name)
         add_legend(axes, "beside")
@@ -79,13 +70,10 @@ def policy_explorer() -> Explorer:
     controls = {
         "policy": ipywidgets.Dropdown(options=POLICIES, value="the rank alone skips", description="policy"),
         "ranks": int_slider(2, 4, "ranks"),
-        "bad_rank": ipywidgets.IntSlider(value=1, min=0, max=3, description="the bad rank", continuous_update=False),
+        "bad_rank": int_slider(1, 3, "the bad rank", lowest=0),
         "bad_step": int_slider(3, 8, "its bad step"),
     }
     return Explorer(controls, render, title="which rank is bad at which step → what each policy does")
-
-
-# ------------------------------------------------------------------------------------------------ poisoned digits
 
 
 class Poisoned(NamedTuple):
@@ -148,15 +136,15 @@ def train(
             loss = loss_of(model(data.images[indices].to(device)), data.labels[indices].to(device))
             if guard is not None:
                 guard.backward(loss)
-                updated = bool(guard.step(epoch=epoch))
+                if not guard.step(epoch=epoch):
+                    lost += good
+                    continue
             else:
                 loss.backward()
                 if policy == "clip":
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                updated = True
-            updates += updated
-            lost += 0 if updated else good
+            updates += 1
     found = model(data.test_images.to(device)).argmax(1).cpu()
     return Trained((found == data.test_labels).float().mean().item(), updates, lost)
 
@@ -175,19 +163,11 @@ def figure_of_policies(trained: dict[str, Trained]) -> Figure:
         axes.barh(row, run.accuracy, color=BLUE if run.accuracy > 0.5 else VERMILION)
         lost = f"{run.updates} updates, {run.good_samples_lost} good samples lost"
         axes.annotate(lost, (run.accuracy, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set(
-        title="One NaN that is applied costs everything; a skip costs its batch",
-        xlabel="accuracy on the test digits after 8 epochs",
-        ylabel="policy",
-        yticks=range(len(ranked)),
-        yticklabels=[name for name, _ in ranked],
-        xlim=(0, 1.45),
-        xticks=[0, 0.2, 0.4, 0.6, 0.8, 1.0],
-    )
+    axes.set_title("One NaN that is applied costs everything; a skip costs its batch")
+    axes.set(xlabel="accuracy on the test digits after 8 epochs", ylabel="policy", xlim=(0, 1.45))
+    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    axes.set_yticks(range(len(ranked)), [name for name, _ in ranked])
     return figure
-
-
-# ------------------------------------------------------------------------------------------------------ exercises
 
 
 def _finite(values: list[float]) -> bool:
@@ -196,18 +176,16 @@ def _finite(values: list[float]) -> bool:
 
 def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, bool]:
     own, reduced = math.isfinite(own_loss), _finite(reduced_gradient)
+    no_nan = not any(math.isnan(value) for value in reduced_gradient)
+    one_is_finite = any(math.isfinite(value) for value in reduced_gradient)
     return {
         "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.": own,
         "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
         "be marked before its backward pass.)": own and reduced,
-        "{got} looks for NaN alone: an infinite gradient makes the weights infinite.": (
-            not any(math.isnan(value) for value in reduced_gradient)
-        ),
+        "{got} looks for NaN alone: an infinite gradient makes the weights infinite.": no_nan,
         "{got} looks at the first element alone: one bad element is enough.": math.isfinite(reduced_gradient[0]),
         "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
-        "{got} is content with one finite element: the others would be applied too.": (
-            any(math.isfinite(value) for value in reduced_gradient)
-        ),
+        "{got} is content with one finite element: the others would be applied too.": one_is_finite,
         "{got} updates whatever comes: the weights become NaN.": True,
     }
 
@@ -230,24 +208,19 @@ update_together = Exercise(
 
 def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[float]]:
     updates, attempts = range(sum(finite)), range(len(finite))
+    of_attempts = [1 - attempt / horizon for attempt in attempts]
+    of_attempts_that_updated = [rate for rate, updated in zip(of_attempts, finite, strict=True) if updated]
+    one_ahead = [1 - (update + 1) / horizon for update in updates]
+    at_attempts = [1 - sum(finite[:attempt]) / horizon for attempt in attempts]
+    own_horizon = [1 - update / len(updates) for update in updates]
     return {
-        "{got} moves the schedule with every attempt: after a skip it is too low.": (
-            [1 - attempt / horizon for attempt in attempts if finite[attempt]]
-        ),
-        "{got} steps the schedule before the update: the first update has the full rate.": (
-            [1 - (update + 1) / horizon for update in updates]
-        ),
+        "{got} moves the schedule with every attempt: after a skip it is too low.": of_attempts_that_updated,
+        "{got} steps the schedule before the update: the first update has the full rate.": one_ahead,
         "{got} holds the schedule still, where it should follow the updates.": [1.0 for _ in updates],
         "{got} ends with the first update: is `return` inside the loop?": [1.0] if any(finite) else [],
-        "{got} has an entry for each attempt: only updates use a rate.": (
-            [1 - sum(finite[:attempt]) / horizon for attempt in attempts]
-        ),
-        "{got} has a rate for skipped attempts as well: there, no update uses one.": (
-            [1 - attempt / horizon for attempt in attempts]
-        ),
-        "{got} takes the number of updates for the horizon, which is given.": (
-            [1 - update / len(updates) for update in updates]
-        ),
+        "{got} has an entry for each attempt: only updates use a rate.": at_attempts,
+        "{got} has a rate for skipped attempts as well: there, no update uses one.": of_attempts,
+        "{got} takes the number of updates for the horizon, which is given.": own_horizon,
     }
 
 

@@ -38,13 +38,11 @@ def figure_of_epochs(epochs: Mapping[str, Sequence[int]], num_samples: int = NUM
             axes.text(middle, row, told, ha="center", va="center", backgroundcolor="w")
     for size, colour in BLOCKS.items():
         axes.bar(0, 0, color=colour, label=f"batch of {size}")
-    axes.set(
-        title=f"The same {num_samples} samples: a reset or a changed batch size may leave some out, a plan does not",
-        xlabel="samples of the epoch, in the order in which they are trained",
-        yticks=range(len(epochs)),
-        yticklabels=list(epochs),
-        xlim=(0, num_samples),
+    axes.set_title(
+        f"The same {num_samples} samples: a reset or a changed batch size may leave some out, a plan does not"
     )
+    axes.set(xlabel="samples of the epoch, in the order in which they are trained", xlim=(0, num_samples))
+    axes.set_yticks(range(len(epochs)), list(epochs))
     axes.invert_yaxis()
     add_legend(axes, "beside")
     return figure
@@ -113,8 +111,8 @@ def figure_of_schedule(plan: SchedulePlan, rule: LrRule) -> Figure:
     for axes, (name, values), colour in zip(panels, lines.items(), (BLUE, VERMILION, PURPLE, GREEN), strict=True):
         axes.step([*starts, plan.total_steps], [*values, values[-1]], where="post", color=colour, linewidth=2)
         axes.set(xlabel="optimizer steps", ylabel=name, ylim=(0, 1.1 * max(values)), xlim=(0, plan.total_steps))
-    told = "Within one budget, the batch goes down where the size goes up; what the learning rate does is a choice"
-    figure.suptitle(told)
+    title = "Within one budget, the batch goes down where the size goes up; what the learning rate does is a choice"
+    figure.suptitle(title)
     return figure
 
 
@@ -139,15 +137,12 @@ def schedule_explorer() -> Explorer:
         "smallest": ipywidgets.SelectionSlider(options=(8, 16, 24, 32), value=8, description="pixels a side, first"),
         "largest": ipywidgets.SelectionSlider(options=(32, 48, 64), value=32, description="pixels a side, last"),
         "budget": int_slider(16, 64, "samples of the last size"),
-        "epochs": ipywidgets.IntSlider(value=6, min=3, max=12, description="epochs", continuous_update=False),
+        "epochs": int_slider(6, 12, "epochs", lowest=3),
         "hold": ipywidgets.Checkbox(value=False, description="hold the effective batch"),
         "rule": ipywidgets.Dropdown(options=("linear", "sqrt", "none"), description="learning rate"),
     }
     title = "sizes and a budget → batches, steps, bytes and learning rate of 1,437 digits"
     return Explorer(controls, render, title=title)
-
-
-# ----------------------------------------------------------------------------------------------- exercise 1: a budget
 
 
 def _batch_sizes(sides: Sequence[int], budget: int, multiple_of: int) -> list[int]:
@@ -157,19 +152,15 @@ def _batch_sizes(sides: Sequence[int], budget: int, multiple_of: int) -> list[in
 def _wrong_sizes(sides: list[int], budget: int, multiple_of: int) -> dict[str, list[int]]:
     of_first = budget // sides[0] ** 2
     exact = [budget / side**2 / multiple_of for side in sides]
+    by_side = [budget // side // multiple_of * multiple_of for side in sides]
+    halved = [of_first * sides[0] // side // multiple_of * multiple_of for side in sides]
+    up = [math.ceil(multiples) * multiple_of for multiples in exact]
+    nearest = [round(multiples) * multiple_of for multiples in exact]
     return {
-        "{got} divides by the side: twice the side is four times the pixels.": (
-            [budget // side // multiple_of * multiple_of for side in sides]
-        ),
-        "{got} halves the batch where the side doubles: the pixels are four times as many.": (
-            [of_first * sides[0] // side // multiple_of * multiple_of for side in sides]
-        ),
-        "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.": (
-            [math.ceil(multiples) * multiple_of for multiples in exact]
-        ),
-        "{got} rounds to the nearest, which may be beyond the budget.": (
-            [round(multiples) * multiple_of for multiples in exact]
-        ),
+        "{got} divides by the side: twice the side is four times the pixels.": by_side,
+        "{got} halves the batch where the side doubles: the pixels are four times as many.": halved,
+        "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.": up,
+        "{got} rounds to the nearest, which may be beyond the budget.": nearest,
         "{got} fits, and is no multiple of what was asked for.": [budget // side**2 for side in sides],
         "{got} gives a batch also where the budget holds none: say 0, so that somebody notices before the device.": (
             [max(multiple_of, size) for size in _batch_sizes(sides, budget, multiple_of)]
@@ -193,9 +184,6 @@ batch_sizes = Exercise(
 )
 
 
-# ----------------------------------------------------------------------------------- exercise 2: the effective batch
-
-
 def _windows(batch_sizes: Sequence[int], effective_batch_size: int, world_size: int) -> list[int]:
     return [effective_batch_size // (batch * world_size) for batch in batch_sizes]
 
@@ -203,16 +191,14 @@ def _windows(batch_sizes: Sequence[int], effective_batch_size: int, world_size: 
 def _wrong_windows(batch_sizes: list[int], effective_batch_size: int, world_size: int) -> dict[str, list[int]]:
     first, last = batch_sizes[0], batch_sizes[-1]
     of_first = effective_batch_size // (first * world_size)
+    on_one_rank = [effective_batch_size // batch for batch in batch_sizes]
+    multiplied = [effective_batch_size * world_size // batch for batch in batch_sizes]
     return {
-        "{got} forgets the ranks: each of them adds its batch to every update.": (
-            [effective_batch_size // batch for batch in batch_sizes]
-        ),
-        "{got} multiplies by the ranks: more ranks need fewer micro-batches, not more.": (
-            [effective_batch_size * world_size // batch for batch in batch_sizes]
-        ),
-        "{got} is one number for all stages: the batch shrinks, so the window has to grow.": (
-            [of_first for _ in batch_sizes]
-        ),
+        "{got} forgets the ranks: each of them adds its batch to every update.": on_one_rank,
+        "{got} multiplies by the ranks: more ranks need fewer micro-batches, not more.": multiplied,
+        "{got} is one number for all stages: the batch shrinks, so the window has to grow.": [
+            of_first for _ in batch_sizes
+        ],
         "{got} is upside down: the largest batch needs the shortest window.": [batch // last for batch in batch_sizes],
         "{got} holds the first stage's batch, whatever was asked for.": [first // batch for batch in batch_sizes],
     }
@@ -229,9 +215,6 @@ windows = Exercise(
     ],
     misconceptions=_wrong_windows,
 )
-
-
-# ------------------------------------------------------------------------------------------ exercise 3: a comparison
 
 Run = Sequence[tuple[int, float]]
 """``(side, accuracy)`` of each epoch."""
@@ -253,20 +236,15 @@ def _gain(baseline: Run, resized: Run, cost: Callable[[int], float] = lambda sid
 
 
 def _wrong_gains(baseline: Run, resized: Run) -> dict[str, float]:
-    best_baseline, best_resized = (max(accuracy for _, accuracy in run) for run in (baseline, resized))
+    at_the_end = round(resized[-1][1] - baseline[-1][1], 4)
+    best = round(max(accuracy for _, accuracy in resized) - max(accuracy for _, accuracy in baseline), 4)
+    by_epochs = _gain(baseline, resized, cost=lambda side: 1)
+    by_sides = _gain(baseline, resized, cost=lambda side: side)
     return {
-        "{got} lets the longer run go on past the cheaper one's pixels: it has trained more.": (
-            round(resized[-1][1] - baseline[-1][1], 4)
-        ),
-        "{got} compares the best epochs, wherever they are: picked afterwards, by the accuracy itself.": (
-            round(best_resized - best_baseline, 4)
-        ),
-        "{got} compares after as many epochs. An epoch of small images costs less: count pixels.": (
-            _gain(baseline, resized, cost=lambda side: 1)
-        ),
-        "{got} counts sides, not pixels: an epoch at 16 costs a quarter of one at 32.": (
-            _gain(baseline, resized, cost=lambda side: side)
-        ),
+        "{got} lets the longer run go on past the cheaper one's pixels: it has trained more.": at_the_end,
+        "{got} compares the best epochs, wherever they are: picked afterwards, by the accuracy itself.": best,
+        "{got} compares after as many epochs. An epoch of small images costs less: count pixels.": by_epochs,
+        "{got} counts sides, not pixels: an epoch at 16 costs a quarter of one at 32.": by_sides,
     }
 
 

@@ -12,7 +12,7 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Literal
 
 import matplotlib
 from IPython.display import Markdown, display
@@ -25,6 +25,11 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY = (
 )  # fmt: skip
 """Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
 
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Points: their x, and their y."""
+Place = Literal["best", "upper left", "lower left", "beside"]
+"""Of a legend: beside the axes, or in them."""
+
 
 def new_figure(width: float = 9.0, height: float = 3.0, columns: int = 1) -> tuple[Figure, Any]:
     """A white figure with one Axes, or an array of ``columns`` of them, open at the top and right. Sizes in inches."""
@@ -33,8 +38,8 @@ def new_figure(width: float = 9.0, height: float = 3.0, columns: int = 1) -> tup
         return figure, figure.subplots(1, columns)
 
 
-def add_legend(axes: Axes, place: str = "best") -> None:
-    """A legend without a frame, ``"beside"`` the axes on the right, or within them: matplotlib's ``loc``."""
+def add_legend(axes: Axes, place: Place = "best") -> None:
+    """A legend without a frame, within the axes or beside them, on the right."""
     if place == "beside":
         axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     else:
@@ -47,6 +52,7 @@ def add_legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
 
 
 def png_bytes(figure: Figure) -> bytes:
+    """The picture as a file's content."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
@@ -58,15 +64,7 @@ def show_figure(figure: Figure, sentence: str) -> None:
     display(Markdown(f"*{sentence}*"))
 
 
-def draw_curves(
-    axes: Axes,
-    curves: Mapping[str, tuple[Sequence[float], Sequence[float]]],
-    *,
-    title: str,
-    x: str,
-    y: str,
-    legend: str = "best",
-) -> None:
+def draw_curves(axes: Axes, curves: Mapping[str, Curve], *, title: str, x: str, y: str, legend: Place = "best") -> None:
     """Draw named curves, told apart by colour, line and marker; ``legend`` is the place of :func:`add_legend`."""
     looks = zip((BLUE, VERMILION, GREEN, PURPLE), ("-", "--", "-.", ":"), "osD^", strict=True)
     for (name, (xs, ys)), (colour, line, marker) in zip(curves.items(), looks, strict=False):
@@ -75,7 +73,7 @@ def draw_curves(
     add_legend(axes, legend)
 
 
-def numbered(values: Sequence[float]) -> tuple[Sequence[float], Sequence[float]]:
+def numbered(values: Sequence[float]) -> Curve:
     """A curve of values over their numbers from 1: of epochs, of steps."""
     return range(1, len(values) + 1), values
 

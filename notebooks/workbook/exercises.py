@@ -50,10 +50,8 @@ class Exercise:
             expected, got = self._call(self.solution, case), self._attempt(answer, case)
             if not _same(got, expected):
                 self._diagnose(number, expected, got, answer)
-        if len(self.cases) > 1:
-            print(f"{self.name}: solved, {len(self.cases)} cases.")
-        else:
-            print(f"{self.name}: solved.")
+        cases = f", {len(self.cases)} cases" if len(self.cases) > 1 else ""
+        print(f"{self.name}: solved{cases}.")
 
     def wrong_answers(self) -> dict[str, Any]:
         """For each message a number or function, as a reader hands it in, who is to be told so."""

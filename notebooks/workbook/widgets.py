@@ -61,13 +61,8 @@ class Explorer:
 
     def show(self) -> None:
         """Display the widget; where no kernel runs, a line says what would be there."""
-        box = ipywidgets.VBox(
-            [
-                ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"}),
-                self._image,
-                self._html,
-            ]
-        )
+        controls = ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"})
+        box = ipywidgets.VBox([controls, self._image, self._html])
         bundle = dict(box._repr_mimebundle_())
         bundle["text/plain"] = f"[interactive: {self.title}. Run this cell in JupyterLab to move the controls.]"
         display(bundle, raw=True)
