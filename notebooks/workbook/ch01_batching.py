@@ -293,7 +293,8 @@ def _batches(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop
 def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_last: bool) -> dict[str, Any]:
     ordered = [samples[i] for i in order]
     every, full = _cut(ordered, batch_size), _batches(samples, batch_size, order, drop_last=True)
-    right, stored = full if drop_last else every, _cut(samples, batch_size)
+    right = full if drop_last else every
+    stored = _cut(samples, batch_size)
     lacking = -len(samples) % batch_size
     with_empty = right if lacking or drop_last else [*right, []]
     filled_up = _cut(ordered + ordered[:lacking], batch_size)

@@ -52,6 +52,7 @@ def _draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, 
         if count != 1 and (count or row == len(ranks)):
             axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
     ticks = range(0, len(indices), max(1, len(indices) // 14))
+    axes.spines[:].set_visible(True)  # the frame of white cells
     axes.set(title=title, xlabel="index in the dataset")
     axes.set_xticks(ticks, [str(indices[tick]) for tick in ticks], fontsize=8)
     axes.set_yticks(range(len(ranks) + 1), [*(f"rank {rank}" for rank in range(len(ranks))), "all"])

@@ -54,7 +54,7 @@ class Exercise:
         print(f"{self.name}: solved{cases}.")
 
     def wrong_answers(self) -> dict[str, Any]:
-        """For each message a number or function, as a reader hands it in, who is to be told so."""
+        """By what a reader is to be told: the number, or the function, that the reader has handed in."""
         if isinstance(self.misconceptions, Mapping):
             return dict(self.misconceptions)
         messages = self.misconceptions(**copy.deepcopy(self.cases[0]))
@@ -111,7 +111,7 @@ class PropertyExercise:
     """Wrong answers that people really give, by a part of the fault that each has."""
 
     def wrong_answers(self) -> dict[str, Any]:
-        """For each message what a reader hands in who is to be told so."""
+        """By what a reader is to be told: what the reader has handed in."""
         return dict(self.misconceptions)
 
     def check(self, answer: Any) -> None:
