@@ -6,7 +6,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from itertools import islice
 from typing import Any, NamedTuple
 
 import ipywidgets
@@ -16,8 +15,8 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from workbook.display import BLUE, GREEN, GREY, ORANGE, VERMILION, draw_curves, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import BLUE, GREY, VERMILION, add_legend, draw_curves, new_figure, numbered
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
 # What this thread computes, so that a busy machine gives the same answer; Windows counts it in steps of 16 ms.
@@ -31,8 +30,6 @@ RECORDED_SECONDS = {
     }.items()
 }  # fmt: skip
 """One update of the chapter's net by batch size: fastest of 30, Intel Xeon, one thread, torch 2.13.0, 2026-11-21."""
-
-# ----------------------------------------------------------------------------------------------- gradient noise
 
 
 def sample_gradients(model: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
@@ -94,23 +91,13 @@ def figure_of_noise(measured: dict[bool, dict[int, float]], spread: float, sampl
         sizes = [size for size in range(1, samples + 1) if replacement or size < samples]
         expected = [noise(size, 1.0, samples, replacement=replacement) for size in sizes]
         axes.plot(sizes, expected, color=colour, linestyle=line, linewidth=1.5)
-        axes.plot(
-            list(found), [value / spread for value in found.values()], marker, color=colour, label=name, markersize=6
-        )
-    axes.set(
-        title="The noise of a batch's gradient falls with 1 / B",
-        xlabel="batch size B (samples)",
-        ylabel="noise, in that of one sample",
-        xscale="log",
-        yscale="log",
-        ylim=(1e-4, 2),
-    )
-    axes.legend(frameon=False, loc="lower left")
-    axes.spines[["top", "right"]].set_visible(False)
+        shares = [value / spread for value in found.values()]
+        axes.plot(list(found), shares, marker, color=colour, label=name, markersize=6)
+    title = "The noise of a batch's gradient falls with 1 / B"
+    axes.set(title=title, xlabel="batch size B (samples)", ylabel="noise, in that of one sample")
+    axes.set(xscale="log", yscale="log", ylim=(1e-4, 2))
+    add_legend(axes, "lower left")
     return figure
-
-
-# -------------------------------------------------------------------------------------------------- batch size
 
 
 def figure_of_sizes(accuracies: dict[int, float], chance: float) -> Figure:
@@ -118,19 +105,13 @@ def figure_of_sizes(accuracies: dict[int, float], chance: float) -> Figure:
     figure, axes = new_figure(8.0, 3.2)
     axes.plot(list(accuracies), list(accuracies.values()), "o-", color=BLUE)
     axes.axhline(chance, color=GREY, linestyle="--")
-    axes.annotate(
-        "guessing", (max(accuracies), chance), (0, 4), textcoords="offset points", ha="right", color="#555555"
-    )
-    axes.set(
-        title="Neither one sample at a time nor all at once",
-        xlabel="batch size (samples)",
-        ylabel="accuracy on the test digits",
-        ylim=(0, 1),
-    )
+    end = (max(accuracies), chance)
+    axes.annotate("guessing", end, (0, 4), textcoords="offset points", ha="right", color="#555555")
+    title = "Neither one sample at a time nor all at once"
+    axes.set(title=title, xlabel="batch size (samples)", ylabel="accuracy on the test digits", ylim=(0, 1))
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(accuracies), [str(size) for size in accuracies])
     axes.minorticks_off()
-    axes.spines[["top", "right"]].set_visible(False)
     return figure
 
 
@@ -152,18 +133,16 @@ class Run(NamedTuple):
 def figure_of_winners(runs: dict[int, Run], seconds_of_update: dict[int, float], target: float) -> Figure:
     """The loss of runs with different batch sizes, against samples seen and against the seconds of their updates."""
     figure, (left, right) = new_figure(11.0, 3.6, columns=2)
-    for axes, unit, title in (
-        (left, "samples seen", "By samples, the smallest batch is first …"),
-        (right, "seconds of the updates, as recorded", "… by seconds, one in the middle"),
-    ):
-        curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-            f"B = {size}": (
-                [samples * (1.0 if axes is left else seconds_of_update[size] / size) for samples in run.samples],
-                run.losses,
-            )
-            for size, run in runs.items()
-        }
-        draw_curves(axes, curves, title=title, x=unit, y="loss on the training digits")
+    by_samples, by_seconds = {}, {}
+    for size, run in runs.items():
+        by_samples[f"B = {size}"] = (run.samples, run.losses)
+        seconds = [samples / size * seconds_of_update[size] for samples in run.samples]
+        by_seconds[f"B = {size}"] = (seconds, run.losses)
+    loss = "loss on the training digits"
+    draw_curves(left, by_samples, title="By samples, the smallest batch is first …", x="samples seen", y=loss)
+    unit = "seconds of the updates, as recorded"
+    draw_curves(right, by_seconds, title="… by seconds, one in the middle", x=unit, y=loss)
+    for axes in (left, right):
         axes.axhline(target, color=GREY, linewidth=1)
         axes.set_xscale("log")
         axes.set_ylim(0, 2.5)
@@ -173,18 +152,13 @@ def figure_of_winners(runs: dict[int, Run], seconds_of_update: dict[int, float],
 def figure_of_throughput(measured: dict[str, dict[int, float]]) -> Figure:
     """Samples a second over batch size, from the seconds of one update, by the names of who measured them."""
     figure, axes = new_figure(8.0, 3.2)
-    curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        name: (list(seconds), [size / taken for size, taken in seconds.items()]) for name, seconds in measured.items()
-    }
-    seconds = next(iter(measured.values()))
-    curves["if an update took as long at every size"] = (list(seconds), [size / seconds[1] for size in seconds])
-    draw_curves(
-        axes,
-        curves,
-        title="Throughput rises with the batch size, up to a plateau",
-        x="batch size (samples)",
-        y="samples a second",
-    )
+    curves = {}
+    for name, seconds in measured.items():
+        curves[name] = (list(seconds), [size / taken for size, taken in seconds.items()])
+    first = next(iter(measured.values()))
+    curves["if an update took as long at every size"] = (list(first), [size / first[1] for size in first])
+    title = "Throughput rises with the batch size, up to a plateau"
+    draw_curves(axes, curves, title=title, x="batch size (samples)", y="samples a second")
     axes.set_yscale("log")
     axes.set_xscale("log", base=2)
     return figure
@@ -205,11 +179,10 @@ def throughput_explorer(measured: dict[str, dict[int, float]]) -> Explorer:
 def figure_of_training(losses: Sequence[float], accuracies: Sequence[float]) -> Figure:
     """The mean loss over each epoch's samples, and the accuracy after it."""
     figure, (left, right) = new_figure(11.0, 3.0, columns=2)
-    epochs = range(1, len(losses) + 1)
-    draw_curves(
-        left, {"loss": (epochs, losses)}, title="The loss falls …", x="epoch", y="mean over the epoch's samples"
-    )
-    draw_curves(right, {"accuracy": (epochs, accuracies)}, title="… and the accuracy rises", x="epoch", y="test digits")
+    unit = "mean over the epoch's samples"
+    draw_curves(left, {"loss": numbered(losses)}, title="The loss falls …", x="epoch", y=unit)
+    risen = "… and the accuracy rises"
+    draw_curves(right, {"accuracy": numbered(accuracies)}, title=risen, x="epoch", y="test digits")
     right.set_ylim(0, 1.05)
     return figure
 
@@ -228,9 +201,7 @@ class Trade(NamedTuple):
     """Of an epoch, in the time of one that takes one sample at a time."""
 
 
-def trade(
-    batch_size: int, samples: int, update_cost: float, fixed_bytes: int = 4, bytes_per_sample: int = 560
-) -> Trade:
+def trade(batch_size: int, samples: int, update_cost: float) -> Trade:
     """One epoch of ``samples`` in batches of ``batch_size``.
 
     ``update_cost`` is the fixed cost of an update, in the time that one more sample in a batch costs. The bytes are
@@ -244,7 +215,7 @@ def trade(
         updates=updates,
         last_batch=samples - (updates - 1) * batch_size,
         noise=noise(batch_size, 1.0, samples, replacement=False),
-        saved_bytes=fixed_bytes + bytes_per_sample * batch_size,
+        saved_bytes=4 + 560 * batch_size,
         time=time,
     )
 
@@ -257,25 +228,18 @@ def batch_explorer(samples: int) -> Explorer:
         sizes = sorted({*(2**power for power in range(samples.bit_length())), samples, batch_size})
         trades = [trade(size, samples, update_cost) for size in sizes]
         figure, axes = new_figure(8.6, 4.0)
+        largest = trades[-1].saved_bytes
         curves = {
-            "updates": [t.updates / samples for t in trades],
-            "noise": [t.noise or math.nan for t in trades],
-            "time": [t.time for t in trades],
-            "bytes of a batch": [t.saved_bytes / trades[-1].saved_bytes for t in trades],
+            "updates": (sizes, [at.updates / samples for at in trades]),
+            "noise": (sizes, [at.noise if at.noise else math.nan for at in trades]),
+            "time": (sizes, [at.time for at in trades]),
+            "bytes of a batch": (sizes, [at.saved_bytes / largest for at in trades]),
         }
-        looks = zip((BLUE, VERMILION, GREEN, ORANGE), ("-", "--", "-.", ":"), "osD^", strict=True)
-        for (name, values), (colour, line, marker) in zip(curves.items(), looks, strict=True):
-            axes.plot(sizes, values, color=colour, linestyle=line, marker=marker, label=name)
+        title = f"Batches of {batch_size}: noise {chosen.noise:.2%}, updates {chosen.updates / samples:.2%}"
+        unit = "share of its largest value"
+        draw_curves(axes, curves, title=title, x="batch size (samples)", y=unit, legend="beside")
         axes.axvline(batch_size, color=GREY)
-        axes.set(
-            title=f"Batches of {batch_size}: noise {chosen.noise:.2%}, updates {chosen.updates / samples:.2%}",
-            xlabel="batch size (samples)",
-            ylabel="share of its largest value",
-            xscale="log",
-            yscale="log",
-        )
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-        axes.spines[["top", "right"]].set_visible(False)
+        axes.set(xscale="log", yscale="log")
         last = "" if chosen.last_batch == batch_size else f", the last of {chosen.last_batch}"
         return figure, (
             f"{chosen.updates} update{'s' * (chosen.updates > 1)} an epoch{last}\n"
@@ -289,9 +253,6 @@ def batch_explorer(samples: int) -> Explorer:
         "update_cost": int_slider(250, 1000, "fixed cost of an update, in samples"),
     }
     return Explorer(controls, render, title="batch size → updates, noise, bytes and time of an epoch")
-
-
-# ------------------------------------------------------------------------------------------------------ loading
 
 
 class UnshardedStream(IterableDataset[int]):
@@ -318,39 +279,35 @@ class WhoLoads(Dataset[tuple[int, int]]):
         return index, -1 if info is None else info.id
 
 
-# --------------------------------------------------------------------------------------------------- exercises
+def _cut(samples: Sequence[Any], batch_size: int) -> list[list[Any]]:
+    return [list(samples[start : start + batch_size]) for start in range(0, len(samples), batch_size)]
 
 
 def _batches(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
-    batches = [[samples[i] for i in order[s : s + batch_size]] for s in range(0, len(order), batch_size)]
-    return batches[:-1] if drop_last and batches and len(batches[-1]) < batch_size else batches
+    batches = _cut([samples[i] for i in order], batch_size)
+    if drop_last and len(batches[-1]) < batch_size:
+        batches.pop()
+    return batches
 
 
-def _unordered(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
-    return _batches(samples, batch_size, range(len(samples)), drop_last)
-
-
-def _batches_in_another_order(
-    samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool
-) -> list[list[Any]]:
-    batches = _unordered(samples, batch_size, order, drop_last)
-    return [batches[i] for i in order if i < len(batches)]
-
-
-def _drops_always(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
-    batches = _batches(samples, batch_size, order, False)
-    return batches[:-1] if drop_last else batches
-
-
-def _one_too_many(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
-    number = len(order) // batch_size + (not drop_last)
-    return [[samples[i] for i in order[b * batch_size : (b + 1) * batch_size]] for b in range(number)]
-
-
-def _fills_up(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
-    batches = _batches(samples, batch_size, order, drop_last)
-    short = batch_size - len(batches[-1]) if batches else 0
-    return [*batches[:-1], batches[-1] + [samples[i] for i in islice(order, short)]] if short else batches
+def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_last: bool) -> dict[str, Any]:
+    ordered = [samples[i] for i in order]
+    every, full = _cut(ordered, batch_size), _batches(samples, batch_size, order, drop_last=True)
+    right = full if drop_last else every
+    stored = _cut(samples, batch_size)
+    lacking = -len(samples) % batch_size
+    with_empty = right if lacking or drop_last else [*right, []]
+    filled_up = _cut(ordered + ordered[:lacking], batch_size)
+    return {
+        "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": with_empty,
+        "{got} are positions. A batch holds the samples that stand there.": _cut(order, batch_size),
+        "{got} shuffles whole batches: `order` is one of samples.": [stored[i] for i in order if i < len(stored)],
+        "{got} has the samples in the order in which they are stored: use `order`.": stored,
+        "{got} loses the short last batch, which holds len(samples) % batch_size samples.": full,
+        "{got} fills the last batch with samples that the epoch has had: some come twice.": filled_up,
+        "{got} keeps the short last batch, though drop_last is set.": every,
+        "{got} lacks a batch that was full: drop_last drops a short one only.": every[:-1] if drop_last else every,
+    }
 
 
 by_hand = Exercise(
@@ -365,42 +322,37 @@ by_hand = Exercise(
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=False),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=True),
     ],
-    misconceptions=[
-        Misconception(
-            _one_too_many,
-            "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.",
-        ),
-        Misconception(
-            lambda samples, batch_size, order, drop_last: [
-                list(order[s : s + batch_size]) for s in range(0, len(order), batch_size)
-            ],
-            "{got} are positions. A batch holds the samples that stand there.",
-        ),
-        Misconception(_batches_in_another_order, "{got} shuffles whole batches: `order` is one of samples."),
-        Misconception(_unordered, "{got} has the samples in the order in which they are stored: use `order`."),
-        Misconception(
-            lambda samples, batch_size, order, drop_last: _batches(samples, batch_size, order, True),
-            "{got} loses the short last batch, which holds len(samples) % batch_size samples.",
-        ),
-        Misconception(_fills_up, "{got} fills the last batch with samples that the epoch has had: some come twice."),
-        Misconception(
-            lambda samples, batch_size, order, drop_last: _batches(samples, batch_size, order, False),
-            "{got} keeps the short last batch, though drop_last is set.",
-        ),
-        Misconception(_drops_always, "{got} lacks a batch that was full: drop_last drops a short one only."),
-    ],
+    misconceptions=_wrong_batches,
 )
 
 
 def _padded(words: Sequence[str], *, longest: int | None = None, first: int = 1, left: bool = False) -> tuple[Any, Any]:
-    width = max(map(len, words)) if longest is None else longest
+    width = max(len(word) for word in words) if longest is None else longest
     rows, masks = [], []
     for word in words:
         letters = [ord(letter) - ord("a") + first for letter in word][:width]
+        real = [True] * len(letters)
         padding = width - len(letters)
-        rows.append([0] * padding * left + letters + [0] * padding * (not left))
-        masks.append([False] * padding * left + [True] * len(letters) + [False] * padding * (not left))
+        rows.append([0] * padding + letters if left else letters + [0] * padding)
+        masks.append([False] * padding + real if left else real + [False] * padding)
     return rows, masks
+
+
+def _wrong_paddings(words: list[str]) -> dict[str, Any]:
+    rows, masks = _padded(words)
+    flipped = [[not real for real in mask] for mask in masks]
+    by_length = _padded(sorted(words, key=len, reverse=True))
+    rugged = [[number for number in row if number] for row in rows], [[real for real in mask if real] for mask in masks]
+    return {
+        "{got} is the letters alone: without the mask a model takes the padding for letters.": rows,
+        "{got} pads to the longest word of the book: the longest of this batch is enough.": _padded(words, longest=14),
+        "{got} gives the letter a the number 0, which is that of the padding: begin with 1.": _padded(words, first=0),
+        "{got} has True where padding is. Here the mask says what counts: True for a letter.": (rows, flipped),
+        "{got} is cut to the shortest word: letters are lost.": _padded(words, longest=min(len(w) for w in words)),
+        "{got} has the padding before the letters; it was to come after them.": _padded(words, left=True),
+        "{got} has sorted the words: the batch keeps the order in which they came, as their labels do.": by_length,
+        "{got} has rows of different lengths: no tensor can be made of them.": rugged,
+    }
 
 
 padded = Exercise(
@@ -413,48 +365,23 @@ padded = Exercise(
         dict(words=["a", "hat", "up"]),
         dict(words=["alice", "i", "am"]),
     ],
-    misconceptions=[
-        Misconception(
-            lambda words: _padded(words)[0],
-            "{got} is the letters alone: without the mask a model takes the padding for letters.",
-        ),
-        Misconception(
-            lambda words: _padded(words, longest=14),
-            "{got} pads to the longest word of the book: the longest of this batch is enough.",
-        ),
-        Misconception(
-            lambda words: _padded(words, first=0),
-            "{got} gives the letter a the number 0, which is that of the padding: begin with 1.",
-        ),
-        Misconception(
-            lambda words: (_padded(words)[0], [[not real for real in row] for row in _padded(words)[1]]),
-            "{got} has True where padding is. Here the mask says what counts: True for a letter.",
-        ),
-        Misconception(
-            lambda words: _padded(words, longest=min(map(len, words))),
-            "{got} is cut to the shortest word: letters are lost.",
-        ),
-        Misconception(
-            lambda words: _padded(words, left=True),
-            "{got} has the padding before the letters; it was to come after them.",
-        ),
-        Misconception(
-            lambda words: _padded(sorted(words, key=len, reverse=True)),
-            "{got} has sorted the words: the batch keeps the order in which they came, as their labels do.",
-        ),
-        Misconception(
-            lambda words: (
-                [[ord(letter) - 96 for letter in word] for word in words],
-                [[True] * len(word) for word in words],
-            ),
-            "{got} has rows of different lengths: no tensor can be made of them.",
-        ),
-    ],
+    misconceptions=_wrong_paddings,
 )
 
 
-def _shares(correct: Sequence[int], sizes: Sequence[int]) -> list[float]:
-    return [right / size for right, size in zip(correct, sizes, strict=True)]
+def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
+    shares = [right / size for right, size in zip(correct, sizes, strict=True)]
+    averaged, as_if_full = sum(shares) / len(sizes), sum(correct) / (len(sizes) * sizes[0])
+    without_last = sum(correct[:-1]) / max(1, sum(sizes[:-1]))
+    return {
+        "{got} averages the batches: a sample of the short last batch weighs more than one of the others.": averaged,
+        "{got} takes every batch for a full one: divide by the samples that there were.": as_if_full,
+        "{got} is a sum over samples, divided by batches: an accuracy is at most 1.": sum(correct) / len(sizes),
+        "{got} is the accuracy of the last batch: the others were forgotten on the way.": shares[-1],
+        "{got} leaves out the last batch: its samples are of the test set, too.": without_last,
+        "{got} is in percent: a share from 0 to 1 is asked for.": 100 * sum(correct) / sum(sizes),
+        "{got} adds up the batches' accuracies and divides by nothing.": sum(shares),
+    }
 
 
 mean_accuracy = Exercise(
@@ -466,36 +393,7 @@ mean_accuracy = Exercise(
         dict(correct=[109] * 195 + [40], sizes=[128] * 195 + [40]),
         dict(correct=[2], sizes=[5]),
     ],
-    misconceptions=[
-        Misconception(
-            lambda correct, sizes: sum(_shares(correct, sizes)) / len(sizes),
-            "{got} averages the batches: a sample of the short last batch weighs more than one of the others.",
-        ),
-        Misconception(
-            lambda correct, sizes: sum(correct) / (len(sizes) * sizes[0]),
-            "{got} takes every batch for a full one: divide by the samples that there were.",
-        ),
-        Misconception(
-            lambda correct, sizes: sum(correct) / len(sizes),
-            "{got} is a sum over samples, divided by batches: an accuracy is at most 1.",
-        ),
-        Misconception(
-            lambda correct, sizes: _shares(correct, sizes)[-1],
-            "{got} is the accuracy of the last batch: the others were forgotten on the way.",
-        ),
-        Misconception(
-            lambda correct, sizes: sum(correct[:-1]) / sum(sizes[:-1]) if len(sizes) > 1 else 0.0,
-            "{got} leaves out the last batch: its samples are of the test set, too.",
-        ),
-        Misconception(
-            lambda correct, sizes: 100 * sum(correct) / sum(sizes),
-            "{got} is in percent: a share from 0 to 1 is asked for.",
-        ),
-        Misconception(
-            lambda correct, sizes: sum(_shares(correct, sizes)),
-            "{got} adds up the batches' accuracies and divides by nothing.",
-        ),
-    ],
+    misconceptions=_wrong_accuracies,
 )
 
 EXERCISES = (by_hand, padded, mean_accuracy)

@@ -1,4 +1,4 @@
-"""What chapter 02 shows and asks: a worker, datasets for workers, a loader's epoch as a chart; and the exercises.
+"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`.
 
 The datasets and the worker are here, not in the notebook, because a process that was spawned imports what it runs.
 """
@@ -8,12 +8,8 @@ from __future__ import annotations
 import itertools
 import os
 import signal
-import threading
 import time
-import types
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,16 +17,15 @@ import psutil
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
 
-from course_lib.datasets import Integers, load_words
+from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
-from workbook.display import BLUE, GREY, ORANGE, draw_curves, new_figure
-from workbook.exercises import Exercise, Misconception, NotSolved
+from workbook.ch02_exercises import bucket_batches, pad_collate, prefetched, share
+from workbook.display import BLUE, GREY, ORANGE, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
-
-# --------------------------------------------------------------------------------------------------- a worker
 
 
 def answer_tasks(pipe: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
@@ -45,9 +40,6 @@ def start_worker(dataset: Any, collate_fn: Callable[[Any], Any] = default_collat
     torch.multiprocessing.Process(target=answer_tasks, args=arguments, daemon=True).start()
     theirs.close()
     return ours
-
-
-# --------------------------------------------------------------------------------------- datasets for workers
 
 
 class Sleepy(Dataset[int]):
@@ -88,16 +80,10 @@ class Resizable(Dataset[Tensor]):
         return torch.zeros(size, size)
 
 
-class ReaderIds(Dataset[int]):
-    """Each of ``samples`` samples is the id of the process that reads it."""
+class ReaderIds(Integers):
+    """In place of the int i, sample i is the id of the process that reads it."""
 
-    def __init__(self, samples: int) -> None:
-        self.samples = samples
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> int:
         return os.getpid()
 
 
@@ -105,7 +91,7 @@ class Draws(Dataset[int]):
     """Each sample is a random number below 2**31, drawn in one of three ways.
 
     ``way``: "global" draws from NumPy's global generator; "own" from a generator that is made here, once; "by index"
-    from one that is made anew of (seed, epoch, index) for each sample.
+    from one that is made for each sample, of (seed, epoch, index).
     """
 
     def __init__(self, samples: int, way: str) -> None:
@@ -158,11 +144,7 @@ def private_bytes(samples: Any) -> int:
 def growth_of_workers(dataset: Any, workers: int = 2) -> list[int]:
     """By how many private bytes each forked worker has grown between its first batch and its last, over an epoch."""
     loader = DataLoader(
-        dataset,
-        len(dataset) // 40,
-        num_workers=workers,
-        collate_fn=private_bytes,
-        multiprocessing_context="fork",
+        dataset, len(dataset) // 40, num_workers=workers, collate_fn=private_bytes, multiprocessing_context="fork"
     )
     batches = list(loader)
     return [batches[worker::workers][-1] - batches[worker] for worker in range(workers)]
@@ -172,27 +154,25 @@ def can_fork() -> bool:
     return "fork" in torch.multiprocessing.get_all_start_methods()
 
 
-class Killed(Dataset[int]):
+class Killed(Integers):
     """Sample i is the int i; the process that reads sample ``at`` is killed, as for want of memory."""
 
     def __init__(self, samples: int, at: int) -> None:
-        self.samples, self.at = samples, at
+        super().__init__(samples)
+        self.at = at
 
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
+    def __getitem__(self, index: Any) -> int:
         if index == self.at:
             time.sleep(0.3)  # what was answered before is on its way
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return index
 
 
-class CountingBatchSampler:
+class CountingBatchSampler(BatchSampler):
     """Batches of ``range(samples)``; counts its iterators, and the batches that were drawn from the last of them."""
 
     def __init__(self, samples: int, batch_size: int) -> None:
-        self.samples, self.batch_size = samples, batch_size
+        super().__init__(range(samples), batch_size, drop_last=False)
         self.iterators = self.drawn = 0
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -201,15 +181,9 @@ class CountingBatchSampler:
         return self._batches()
 
     def _batches(self) -> Iterator[list[int]]:
-        for start in range(0, self.samples, self.batch_size):
+        for batch in super().__iter__():
             self.drawn += 1
-            yield list(range(start, min(start + self.batch_size, self.samples)))
-
-    def __len__(self) -> int:
-        return -(-self.samples // self.batch_size)
-
-
-# ------------------------------------------------------------------------------------------ an epoch as a chart
+            yield batch
 
 
 class Bar(NamedTuple):
@@ -270,17 +244,16 @@ def draw_epoch(axes: Axes, traces: Sequence[BatchTrace], *, title: str) -> None:
         if bar.kind != "wait":
             middle, white = left + width / 2, "white" if bar.kind == "compute" else "black"
             axes.text(middle, rows.index(bar.row), str(bar.batch), ha="center", va="center", fontsize=7, color=white)
-    axes.set(
-        title=title, xlabel="milliseconds", yticks=range(len(rows)), yticklabels=rows, ylim=(-0.6, len(rows) - 0.4)
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(title=title, xlabel="milliseconds", ylim=(-0.6, len(rows) - 0.4))
+    axes.set_yticks(range(len(rows)), rows)
 
 
 def label_looks(figure: Figure) -> None:
     """One legend for all charts of a figure, under them."""
+    patches = []
     for kind, (colour, hatch) in LOOKS.items():
-        figure.axes[0].barh(0, 0, color=colour, hatch=hatch, edgecolor=GREY, label=kind)
-    figure.legend(loc="outside lower center", ncols=len(LOOKS), frameon=False)
+        patches.append(Patch(facecolor=colour, hatch=hatch, edgecolor=GREY, label=kind))
+    add_legend_below(figure, patches)
 
 
 def figure_of_epochs(panels: dict[str, Sequence[BatchTrace]]) -> Figure:
@@ -327,35 +300,26 @@ def pipeline_explorer() -> Explorer:
         times = (load / 1000, compute / 1000)
         traces = simulate_pipeline(*times, workers, prefetch, batches=12)
         pace = predict_throughput(*times, workers, prefetch)
-        limit = (
-            "the two in turn set" if not workers else "the workers set" if workers < load / compute else "the step sets"
-        )
+        if not workers:
+            limit = "the two in turn set"
+        elif workers < load / compute:
+            limit = "the workers set"
+        else:
+            limit = "the step sets"
         figure, axes = new_figure(10.0, 1.7 + 0.35 * workers)
         draw_epoch(axes, traces, title=f"{pace:.1f} batches per second; {limit} the pace")
         label_looks(figure)
         waited = 1000 * sum(trace.waited_s for trace in traces)
-        end = 1000 * traces[-1].delivered_s
-        return figure, (
-            f"{pace:.1f} batches/s in the long run ({limit} the pace); "
-            f"of the first {end:.0f} ms, {waited:.0f} ms waiting for {len(traces)} batches"
-        )
+        told = f"of the first {1000 * traces[-1].delivered_s:.0f} ms, {waited:.0f} ms waiting for {len(traces)} batches"
+        return figure, f"{pace:.1f} batches/s in the long run ({limit} the pace); {told}"
 
     controls = {
         "load": int_slider(40, 100, "ms to load a batch"),
         "compute": int_slider(20, 100, "ms to compute"),
-        "workers": _from_zero(2, 6, "workers"),
+        "workers": int_slider(2, 6, "workers", lowest=0),
         "prefetch": int_slider(2, 6, "prefetch_factor"),
     }
     return Explorer(controls, render, title="load and compute time, workers, prefetch → the epoch as a chart")
-
-
-def _from_zero(value: int, highest: int, name: str) -> Any:
-    slider = int_slider(value, highest, name)
-    slider.min = 0
-    return slider
-
-
-# ------------------------------------------------------------------------------------------ workers and cores
 
 
 def keep_on_one_core(worker_id: int) -> None:
@@ -425,361 +389,15 @@ RECORDED = Recorded(
 def figure_of_sweep(workers: Sequence[int], rates: dict[str, list[float]], cores: int) -> Figure:
     """Speed against the number of workers, each kind of sample relative to its own speed without workers."""
     figure, axes = new_figure(9.0, 3.6)
-    curves: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        kind: (workers, [rate / by[0] for rate in by]) for kind, by in rates.items()
-    }
+    curves = {kind: (workers, [rate / by[0] for rate in by]) for kind, by in rates.items()}
     title = "How many workers help depends on the sample"
-    draw_curves(axes, curves, title=title, x="workers", y="speed relative to\nno workers")
+    draw_curves(axes, curves, title=title, x="workers", y="speed relative to\nno workers", legend="beside")
     axes.axvline(cores, color=GREY, linewidth=1)
-    axes.annotate("cores", (cores, 1), (3, -3), textcoords="offset points", color="#555555", va="top", fontsize=9,
-                  xycoords=("data", "axes fraction"))  # fmt: skip
-    axes.set(
-        yscale="log",
-        xticks=workers,
-        yticks=[1 / 64, 1 / 16, 1 / 4, 1, 4],
-        yticklabels=["1/64", "1/16", "1/4", "1", "4"],
-    )
+    axes.text(cores, 1, " cores", transform=axes.get_xaxis_transform(), color="#555555", va="top", fontsize=9)
+    axes.set(yscale="log", xticks=workers)
+    axes.set_yticks([1 / 64, 1 / 16, 1 / 4, 1, 4], ["1/64", "1/16", "1/4", "1", "4"])
     axes.minorticks_off()
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
     return figure
 
-
-# --------------------------------------------------------------------------------------------------- exercises
-
-
-def _padded(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
-    longest = max(map(len, samples))
-    rows = [[*sample, *[pad] * (longest - len(sample))] for sample in samples]
-    return torch.tensor(rows), torch.tensor([len(sample) for sample in samples])
-
-
-def _lengths(samples: list[list[int]]) -> Tensor:
-    return torch.tensor([len(sample) for sample in samples])
-
-
-pad_collate = Exercise(
-    "pad_collate",
-    solution=_padded,
-    cases=[
-        dict(samples=[[1, 2], [3, 4]], pad=0),
-        dict(samples=[[1, 2], [3]], pad=0),
-        dict(samples=[[5], [6, 7, 8], [9, 1]], pad=0),
-        dict(samples=[[1, 0], [3, 0, 5]], pad=0),
-        dict(samples=[[], [4]], pad=0),
-        dict(samples=[[1], [2, 3]], pad=-100),
-    ],
-    misconceptions=[
-        Misconception(
-            lambda samples, pad: _padded(samples, pad)[0],
-            "There are no lengths: whoever gets the batch cannot tell padding from data.",
-        ),
-        Misconception(
-            lambda samples, pad: (
-                torch.tensor([sample[: min(map(len, samples))] for sample in samples]),
-                torch.tensor([min(map(len, samples))] * len(samples)),
-            ),
-            "All are cut to the shortest: data are lost.",
-        ),
-        Misconception(
-            lambda samples, pad: (_padded(samples, pad)[0], torch.tensor([max(map(len, samples))] * len(samples))),
-            "Each sample got the length of the longest: that is the batch's width, not the sample's length.",
-        ),
-        Misconception(
-            lambda samples, pad: (_padded([sample[::-1] for sample in samples], pad)[0].flip(1), _lengths(samples)),
-            "This pads on the left. The data come first here, so that row[:length] is the sample.",
-        ),
-        Misconception(
-            lambda samples, pad: (_padded([*samples, [0] * 8], pad)[0][:-1], _lengths(samples)),
-            "This pads to a fixed width: the longest sample *of the batch* is wide enough, and costs less.",
-        ),
-        Misconception(
-            lambda samples, pad: (_padded(samples, pad)[0], (_padded(samples, pad)[0] != pad).sum(1)),
-            "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length.",
-        ),
-        Misconception(
-            lambda samples, pad: (_padded(samples, 0)[0], _lengths(samples)),
-            "This fills up with 0, whatever `pad` says.",
-        ),
-    ],
-)
-
-
-class PropertyExercise:
-    """A question with many right answers: the first property that one does not have is the diagnosis.
-
-    ``find_fault`` takes the answer and returns what is wrong with it, or None.
-    """
-
-    def __init__(
-        self, name: str, find_fault: Callable[[Any], str | None], misconceptions: Sequence[Misconception]
-    ) -> None:
-        self.name, self.find_fault, self.misconceptions = name, find_fault, misconceptions
-
-    def check(self, answer: Any) -> None:
-        """Print that the answer is right, or raise :class:`NotSolved` with the diagnosis."""
-        if answer is None or answer is ...:
-            raise NotSolved(f"{self.name}: no answer yet. Put yours in the place of `...`.")
-        if not callable(answer):
-            raise NotSolved(f"{self.name}: a function is asked for, got {answer!r}.")
-        try:
-            fault = self.find_fault(answer)
-        except Exception as error:
-            raise NotSolved(f"{self.name} raised {type(error).__name__}: {error}") from error
-        if fault:
-            raise NotSolved(f"{self.name}: {fault}")
-        print(f"{self.name}: solved.")
-
-
-def _missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
-    uses, wanted = Counter(seen), Counter(expected)
-    missing, extra = (wanted - uses).total(), (uses - wanted).total()
-    return f"of {wanted.total()} samples, {missing} are missing and {extra} come again" if missing or extra else None
-
-
-def padding(batches: Iterable[Sequence[int]], lengths: Sequence[int]) -> int:
-    """The positions that are filled up when each batch is padded to its longest sample."""
-    return sum(max(lengths[i] for i in batch) * len(batch) - sum(lengths[i] for i in batch) for batch in batches)
-
-
-def _shuffled_batches(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-    order = np.random.default_rng([seed, epoch]).permutation(len(lengths)).tolist()
-    return [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-
-
-def _buckets(
-    lengths: Sequence[int],
-    batch_size: int,
-    seed: int,
-    epoch: int,
-    rng: Any = None,
-    shuffle_samples: bool = True,
-    shuffle_batches: bool = True,
-) -> list[list[int]]:
-    rng = rng or np.random.default_rng([seed, epoch])
-    order = rng.permutation(len(lengths)).tolist() if shuffle_samples else list(range(len(lengths)))
-    order.sort(key=lambda index: lengths[index])
-    batches = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
-    return [batches[i] for i in rng.permutation(len(batches))] if shuffle_batches else batches
-
-
-def _fault_of_buckets(bucket_batches: Any) -> str | None:
-    def made(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
-        batches = bucket_batches(list(lengths), batch_size, seed, epoch)
-        return [[int(index) for index in batch] for batch in batches]
-
-    words = [len(word) for word in load_words()]
-    for lengths, batch_size in (([1, 2, 3, 4], 2), ([5, 1, 4, 1, 3], 2), (words, 32)):
-        batches = made(lengths, batch_size, 0, 0)
-        if lost := _missing_and_twice(itertools.chain(*batches), range(len(lengths))):
-            return f"{lost}.\nEach index belongs into exactly one batch, those of a short last batch too."
-        if max(map(len, batches)) > batch_size:
-            return f"a batch has {max(map(len, batches))} indices, asked for are at most {batch_size}."
-    batches, shuffled = made(words, 32, 0, 0), _shuffled_batches(words, 32, 0, 0)
-    if padding(batches, words) * 2 > padding(shuffled, words):
-        return (
-            f"2,000 words in batches of 32 are padded by {padding(batches, words):,} positions; batches of a plain "
-            f"shuffle by {padding(shuffled, words):,}.\nWords of one length belong together: that is the bucket."
-        )
-    if made(words, 32, 0, 0) != batches:
-        return "two calls with the same (seed, epoch) differ.\nDraw from a generator made of the two, not a global one."
-    if made(words, 32, 0, 1) == batches:
-        return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs into the generator's seed."
-    if made(words, 32, 1, 0) == made(words, 32, 0, 1):
-        return "(seed 1, epoch 0) and (seed 0, epoch 1) have one order: their sum is no seed.\nGive the pair."
-    longest = [max(words[index] for index in batch) for batch in batches]
-    if longest == sorted(longest) or longest == sorted(longest, reverse=True):
-        return "the batches come sorted by length: the net sees only short words, then only long.\nShuffle the batches."
-    if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, batches)):
-        return (
-            "every epoch has the same batches, in another order.\n"
-            "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths."
-        )
-    return None
-
-
-bucket_batches = PropertyExercise(
-    "bucket_batches",
-    _fault_of_buckets,
-    [
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: [
-                batch for batch in _buckets(lengths, batch_size, seed, epoch) if len(batch) == batch_size
-            ],
-            "Each index belongs into exactly one batch, those of a short last batch too.",
-        ),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(lengths, 2 * batch_size, seed, epoch),
-            "a batch has 4 indices, asked for are at most 2.",
-        ),
-        Misconception(_shuffled_batches, "Words of one length belong together: that is the bucket."),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(
-                lengths, batch_size, seed, epoch, np.random.default_rng()
-            ),
-            "Draw from a generator made of the two, not a global one.",
-        ),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, seed, 0),
-            "The epoch belongs into the generator's seed.",
-        ),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, seed + epoch, 0),
-            "their sum is no seed.\nGive the pair.",
-        ),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False),
-            "Shuffle the batches.",
-        ),
-        Misconception(
-            lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, seed, epoch, shuffle_samples=False),
-            "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.",
-        ),
-    ],
-)
-
-
-def _fault_of_prefetched(prefetched: Any) -> str | None:
-    asking = threading.get_ident()
-    for number, ahead in ((1, 2), (6, 2), (50, 4)):
-        drawn, drawn_at, results = 0, [], []
-        fetched_by: set[int] = set()
-
-        def tasks(number: int = number) -> Iterator[int]:
-            nonlocal drawn
-            for task in range(number):
-                drawn += 1
-                yield task
-
-        def fetch(task: int, fetched_by: set[int] = fetched_by) -> int:
-            fetched_by.add(threading.get_ident())
-            time.sleep(0.05 if task == 0 else 0)  # the slowest comes first
-            return 10 * task
-
-        for result in prefetched(fetch, tasks(), ahead):
-            results.append(result)
-            drawn_at.append(drawn)
-        setting = f"{number} tasks, {ahead} ahead: "
-        if sorted(results) != [10 * task for task in range(number)]:
-            return (
-                f"{setting}{len(results)} results came.\nAfter the last task, what is still ahead has to be given out."
-            )
-        if results != sorted(results):
-            return (
-                f"{setting}the results begin with {results[:4]}.\nWait for the oldest, not for the first that is ready."
-            )
-        for position, count in enumerate(drawn_at):
-            told = f"{setting}when result {position} came, {count} tasks had been drawn.\n"
-            if count > position + 1 + ahead:
-                return f"{told}At most `ahead` may be under way behind the one that is given out."
-            if count < min(number, position + ahead):
-                return f"{told}As many as `ahead` should be under way, all the time."
-        if asking in fetched_by:
-            return f"{setting}the thread that asks fetches.\nHand the tasks to a pool, or nothing runs meanwhile."
-    return None
-
-
-def _by_map(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    with ThreadPoolExecutor(4) as pool:
-        yield from pool.map(fetch, tasks)
-
-
-def _by_window(fetch: Any, tasks: Any, ahead: int, give_rest: bool = True) -> Iterator[Any]:
-    pending: deque[Any] = deque()
-    with ThreadPoolExecutor(4) as pool:
-        for task in tasks:
-            pending.append(pool.submit(fetch, task))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
-        while give_rest and pending:
-            yield pending.popleft().result()
-
-
-def _by_first_ready(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks, pending = iter(tasks), []
-    with ThreadPoolExecutor(4) as pool:
-        for task in itertools.islice(tasks, ahead):
-            pending.append(pool.submit(fetch, task))
-        while pending:
-            ready = next((future for future in pending if future.done()), None)
-            if ready is not None:
-                pending.remove(ready)
-                pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
-                yield ready.result()
-
-
-def _by_blocks(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks = iter(tasks)
-    with ThreadPoolExecutor(4) as pool:
-        while block := list(itertools.islice(tasks, ahead)):
-            yield from pool.map(fetch, block)
-
-
-def _ahead_in_this_thread(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks, pending = iter(tasks), deque()  # type: ignore[var-annotated]
-    pending.extend(itertools.islice(tasks, ahead))
-    while pending:
-        result = fetch(pending.popleft())
-        pending.extend(itertools.islice(tasks, 1))
-        yield result
-
-
-prefetched = PropertyExercise(
-    "prefetched",
-    _fault_of_prefetched,
-    [
-        Misconception(_by_map, "At most `ahead` may be under way behind the one that is given out."),
-        Misconception(
-            lambda fetch, tasks, ahead: _by_window(fetch, tasks, ahead, give_rest=False),
-            "After the last task, what is still ahead has to be given out.",
-        ),
-        Misconception(_by_first_ready, "Wait for the oldest, not for the first that is ready."),
-        Misconception(_by_blocks, "As many as `ahead` should be under way, all the time."),
-        Misconception(_ahead_in_this_thread, "Hand the tasks to a pool, or nothing runs meanwhile."),
-    ],
-)
-
-
-def _fault_of_share(share: Any) -> str | None:
-    for number, workers in ((6, 0), (6, 1), (6, 2), (10, 3), (2, 5)):
-        infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
-        read = [list(share(iter(range(number)), info)) for info in infos]
-        setting = f"{number} lines, {workers} workers: {read}"
-        if lost := _missing_and_twice(itertools.chain(*read), range(number)):
-            told = "Without workers, one process reads all." if not workers else "Each line belongs to one worker."
-            return f"{setting}\n{lost}. {told}"
-        if max(map(len, read)) - min(map(len, read)) > 1:
-            return f"{setting}\nShares may differ by one line: here some still read while others have nothing left."
-    return None
-
-
-share = PropertyExercise(
-    "share",
-    _fault_of_share,
-    [
-        Misconception(lambda lines, info: lines, "0 are missing and 6 come again. Each line belongs to one worker."),
-        Misconception(
-            lambda lines, info: lines if info is None else itertools.islice(lines, info.id, None),
-            "0 are missing and 5 come again. Each line belongs to one worker.",
-        ),
-        Misconception(
-            lambda lines, info: itertools.islice(
-                lines, 1 if info is None else info.id, None, info and info.num_workers
-            ),
-            "Without workers, one process reads all.",
-        ),
-        Misconception(
-            lambda lines, info: lines if info is None or info.id == 0 else [],
-            "Shares may differ by one line: here some still read while others have nothing left.",
-        ),
-        Misconception(
-            lambda lines, info: (
-                lines
-                if info is None
-                else (line for i, line in enumerate(lines) if i % info.num_workers == (info.id + 1))
-            ),
-            "6 are missing and 0 come again. Each line belongs to one worker.",
-        ),
-    ],
-)
 
 EXERCISES = (pad_collate, bucket_batches, prefetched, share)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import tempfile
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,7 +16,7 @@ from unittest import mock
 import numpy as np
 import torch
 import torch.nn.functional as F
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningModule
 from lightning.pytorch.tuner import Tuner
 from torch import Tensor, nn
 from torch.optim import Optimizer
@@ -25,7 +26,7 @@ from course_lib.leaks.census import frozen_by_caller
 from course_lib.memory import StorageLedger, measure_peak
 from course_lib.memory.batch_size import find_batch_size
 from course_lib.memory.batch_size_search import Search
-from workbook.display import quiet_lightning
+from workbook.trainers import quiet_trainer
 
 FEATURES, CLASSES, DATASET = 32, 10, 100_000
 
@@ -58,10 +59,8 @@ class SimulatedDevice:
 
     def trials(self) -> list[Attempt]:
         """The attempts, with the steps of one size in a row taken together."""
-        grouped = [
-            (size, list(steps)) for size, steps in groupby(self.attempts, key=lambda attempt: attempt.batch_size)
-        ]
-        return [Attempt(size, all(step.ran for step in steps)) for size, steps in grouped]
+        by_size = groupby(self.attempts, key=lambda attempt: attempt.batch_size)
+        return [Attempt(size, all(step.ran for step in steps)) for size, steps in by_size]
 
 
 class _LimitedLedger(StorageLedger):
@@ -74,9 +73,6 @@ class _LimitedLedger(StorageLedger):
         if sum(storage.nbytes for storage in self._live.values()) > self.limit_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory. (A simulated device of the CPU.)")
         return result
-
-
-# ----------------------------------------------------------------------------------------------------- what is trained
 
 
 def make_model() -> nn.Module:
@@ -119,16 +115,10 @@ class TruePeaks:
 
     def largest(self, limit_bytes: int) -> int:
         """The largest size within a limit, by trying: doubling, then halving the gap."""
-        fits, too_large = 0, 1
+        too_large = 1
         while self(too_large) <= limit_bytes:
-            fits, too_large = too_large, 2 * too_large
-        while too_large - fits > 1:
-            middle = (fits + too_large) // 2
-            fits, too_large = (middle, too_large) if self(middle) <= limit_bytes else (fits, middle)
-        return fits
-
-
-# ---------------------------------------------------------------------------------------------------------- the finders
+            too_large *= 2
+        return bisect_right(range(1, too_large), limit_bytes, lo=too_large // 2, key=self)
 
 
 def ours(device: SimulatedDevice) -> int:
@@ -175,9 +165,8 @@ class _Module(LightningModule):
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
         # A Trainer frees gradients after the forward; as everybody else's, these are gone before it.
         optimizer.zero_grad()
-        self.simulated.run(
-            self.samples, self.net, optimizer.optimizer, lambda: optimizer.step(closure=optimizer_closure)
-        )
+        step = partial(optimizer.step, closure=optimizer_closure)
+        self.simulated.run(self.samples, self.net, optimizer.optimizer, step)
 
     def configure_optimizers(self) -> Optimizer:
         return make_optimizer(self.net)
@@ -189,17 +178,8 @@ class _Module(LightningModule):
 
 def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2, **options: Any) -> int | None:
     """Lightning's own finder; `own_size` is the module's batch size before."""
-    quiet_lightning()
     with _little_garbage(), tempfile.TemporaryDirectory() as folder:
-        trainer = Trainer(
-            accelerator="cpu",
-            logger=False,
-            enable_checkpointing=False,
-            enable_progress_bar=False,
-            enable_model_summary=False,
-            max_epochs=1,
-            default_root_dir=folder,
-        )
+        trainer = quiet_trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder)
         return Tuner(trainer).scale_batch_size(_Module(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
 
 
@@ -215,15 +195,13 @@ def _little_garbage() -> Iterator[None]:
             gc.unfreeze()
 
 
-FINDERS: dict[str, Callable[[SimulatedDevice], int | None]] = {
+Finder = Callable[[SimulatedDevice], int | None]
+FINDERS: dict[str, Finder] = {
     "find_batch_size": ours,
     "Lightning, power": lightning,
     "Lightning, binsearch": lambda device: lightning(device, "binsearch"),
     "retry loop, halving": halving,
 }
-
-
-# ------------------------------------------------------------------------------------------------------- the comparison
 
 
 @dataclass(frozen=True)
@@ -255,9 +233,7 @@ def spread_limits(smallest: int, largest: int, number: int) -> list[int]:
 
 
 def compare(
-    limits: Sequence[int],
-    finders: dict[str, Callable[[SimulatedDevice], int | None]] | None = None,
-    peaks: TruePeaks | None = None,
+    limits: Sequence[int], finders: dict[str, Finder] = FINDERS, peaks: TruePeaks | None = None
 ) -> dict[str, list[Outcome]]:
     """Each finder within each limit (bytes), on a device of its own.
 
@@ -266,7 +242,7 @@ def compare(
     """
     peaks = peaks or TruePeaks()
     outcomes: dict[str, list[Outcome]] = {}
-    for name, finder in (finders or FINDERS).items():
+    for name, finder in finders.items():
         outcomes[name] = []
         for limit in limits:
             device = SimulatedDevice(limit)
@@ -280,10 +256,10 @@ def table(outcomes: dict[str, list[Outcome]]) -> str:
     """A line for each finder: mean trials and errors, the range of answer / largest that fits, how many answers ran."""
     lines = [f"{'finder':<22} {'trials':>6} {'errors':>6}   {'answer / largest':<16} {'answer was run'}"]
     for name, of in outcomes.items():
-        n = len(of)
+        trials = sum(len(outcome.trials) for outcome in of) / len(of)
+        errors = sum(outcome.errors for outcome in of) / len(of)
         shares = [outcome.share for outcome in of]
-        lines.append(
-            f"{name:<22} {sum(len(o.trials) for o in of) / n:>6.1f} {sum(o.errors for o in of) / n:>6.1f}   "
-            f"{f'{min(shares):.2f} … {max(shares):.2f}':<16} {sum(o.answer_ran for o in of)} of {n}"
-        )
+        span = f"{min(shares):.2f} … {max(shares):.2f}"
+        ran = sum(outcome.answer_ran for outcome in of)
+        lines.append(f"{name:<22} {trials:>6.1f} {errors:>6.1f}   {span:<16} {ran} of {len(of)}")
     return "\n".join(lines)

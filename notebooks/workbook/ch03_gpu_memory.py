@@ -46,10 +46,8 @@ def record() -> dict[str, Any]:
     step()
     measured = measure_peak(step, model=model, optimizer=optimizer)
     polled = _polled(step)
-    predicted = predict_peak(
-        lambda: image_net(WIDTH), lambda n: (images[:n].cpu(), labels[:n].cpu()), OPTIMIZERS["AdamW"],
-        batch_size=BATCH_SIZE,
-    )  # fmt: skip
+    on_cpu = (images.cpu(), labels.cpu())
+    predicted = predict_peak(lambda: image_net(WIDTH), lambda: on_cpu, OPTIMIZERS["AdamW"])
     free_after, _ = torch.cuda.mem_get_info()
     allocated, reserved = torch.cuda.memory_allocated(), torch.cuda.memory_reserved()
     return {

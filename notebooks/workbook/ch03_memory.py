@@ -11,6 +11,7 @@ from weakref import WeakSet
 import ipywidgets
 import torch
 import torch.nn.functional as F
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -18,8 +19,8 @@ from torch.autograd.graph import saved_tensors_hooks
 from course_lib.leaks.graphs import graph_roots
 from course_lib.memory import CATEGORIES, Moment, predict_peak
 from course_lib.memory.allocator import MIB
-from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, add_legend, draw_curves, new_figure
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
 COLOURS = dict(zip(CATEGORIES, (BLUE, GREY, ORANGE, PURPLE, SKY, GREEN, VERMILION), strict=True))
@@ -47,15 +48,9 @@ def figure_of_step(timeline: Sequence[Moment]) -> Figure:
         start, stepped = start + number, phase == "step"
     worst = max(range(len(moments)), key=lambda i: moments[i].total)
     axes.plot(worst, moments[worst].total / MIB, "v", color="black", label=f"peak: {_peak(timeline) / MIB:.1f} MiB")
-    axes.set(
-        title="Most of a step's memory is there for a moment, late in the forward pass and early in the backward",
-        xlabel="allocations and frees of one step",
-        ylabel="MiB held",
-        xlim=(0, len(moments)),
-        ylim=(0, top),
-    )
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("Most of a step's memory is there for a moment, late in the forward pass and early in the backward")
+    axes.set(xlabel="allocations and frees of one step", ylabel="MiB held", xlim=(0, len(moments)), ylim=(0, top))
+    add_legend(axes, "beside")
     return figure
 
 
@@ -67,20 +62,12 @@ def figure_of_lines(peaks: Mapping[int, Mapping[str, int]], limit_bytes: int) ->
     """Peak bytes of each phase against the batch size, ``{batch size: {phase: bytes}}``, and a limit."""
     figure, axes = new_figure(8.0, 3.4)
     sizes = sorted(peaks)
-    for phase, colour, line in zip(PHASES, (BLUE, VERMILION, GREEN), ("-", "--", "-."), strict=True):
-        held = [peaks[size][phase] / MIB for size in sizes]
-        axes.plot(sizes, held, color=colour, linestyle=line, linewidth=2, label=phase)
+    curves = {phase: (sizes, [peaks[size][phase] / MIB for size in sizes]) for phase in PHASES}
+    title = "Each moment of a step has a line of its own; the highest is the peak"
+    draw_curves(axes, curves, title=title, x="samples in a batch", y="MiB held at most")
     axes.axhline(limit_bytes / MIB, color=GREY, linewidth=1)
     axes.annotate("limit", (0, limit_bytes / MIB), (4, 3), textcoords="offset points", color="black", fontsize=9)
-    axes.set(
-        title="Each moment of a step has a line of its own; the highest is the peak",
-        xlabel="samples in a batch",
-        ylabel="MiB held at most",
-        xlim=(0, max(sizes)),
-        ylim=(0, None),
-    )
-    axes.legend(frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlim=(0, max(sizes)), ylim=(0, None))
     return figure
 
 
@@ -88,23 +75,24 @@ def figure_of_trades(trades: Mapping[int, Mapping[str, Mapping[str, int]]]) -> F
     """Bytes by category at the peak: ``{batch size: {what was changed: {category: bytes}}}``, a panel a batch size."""
     figure, panels = new_figure(11.0, 3.6, columns=len(trades))
     for axes, (batch_size, peaks) in zip(panels, trades.items(), strict=True):
-        names = list(peaks)
-        left = [0.0] * len(names)
-        for category in CATEGORIES:
-            widths = [peaks[name].get(category, 0) / MIB for name in names]
-            if sum(widths) * 200 > sum(left):
-                axes.barh(names, widths, left=left, color=COLOURS[category], label=category)
-            left = [a + b for a, b in zip(left, widths, strict=True)]
-        axes.axvline(left[0], color="black", linewidth=0.8, linestyle="--")
+        first = _draw_stacks(axes, peaks, MIB)
+        axes.axvline(first, color="black", linewidth=0.8, linestyle="--")
         axes.invert_yaxis()
         axes.set(title=f"batches of {batch_size}", xlabel="MiB at the peak")
-        axes.spines[["top", "right"]].set_visible(False)
-    panels[-1].legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    add_legend(panels[-1], "beside")
     figure.suptitle("Checkpointing and accumulation save activations, so they pay where activations are what there is")
     return figure
 
 
-# --------------------------------------------------------------------------------------------------------- the widget
+def _draw_stacks(axes: Axes, peaks: Mapping[str, Mapping[str, int]], unit: float) -> float:
+    """One bar for each name, of bytes by category; returns where the first ends."""
+    ends = [0.0] * len(peaks)
+    for category in CATEGORIES:
+        widths = [by_category.get(category, 0) / unit for by_category in peaks.values()]
+        if sum(widths) * 200 > sum(ends):
+            axes.barh(list(peaks), widths, left=ends, color=COLOURS[category], label=category)
+        ends = [end + width for end, width in zip(ends, widths, strict=True)]
+    return ends[0]
 
 
 class _Residual(nn.Module):
@@ -149,51 +137,59 @@ def memory_explorer() -> Explorer:
             lambda: image_net(width), images, OPTIMIZERS[optimizer], batch_size=batch, precision=precision
         )
         phase = max(predicted.timeline[1:], key=lambda moment: moment.total).phase
-        return _bar(predicted.by_category), "\n".join(
-            [
-                f"predicted peak: {predicted.peak_bytes / 1e9:.2f} GB, in the {phase}",
-                *(f"fits in {card} GB: {'yes' if predicted.fits(card * 10**9) else 'no'}" for card in CARDS),
-            ]
-        )
+        told = [f"predicted peak: {predicted.peak_bytes / 1e9:.2f} GB, in the {phase}"]
+        told += [f"fits in {card} GB: {'yes' if predicted.fits(card * 10**9) else 'no'}" for card in CARDS]
+        return _bar(predicted.by_category), "\n".join(told)
 
-    dropdowns = {
-        "precision": ipywidgets.Dropdown(options=("fp32", "bf16"), description="precision"),
-        "optimizer": ipywidgets.Dropdown(options=tuple(OPTIMIZERS), description="optimizer"),
-    }
     sides = ipywidgets.SelectionSlider(options=(64, 128, 224, 256, 384, 512), value=224, description="pixels a side")
     controls = {
         "batch": int_slider(64, 512, "samples in a batch"),
         "side": sides,
         "width": int_slider(64, 256, "channels of the first stage"),
-        **dropdowns,
+        "precision": ipywidgets.Dropdown(options=("fp32", "bf16"), description="precision"),
+        "optimizer": ipywidgets.Dropdown(options=tuple(OPTIMIZERS), description="optimizer"),
     }
     return Explorer(controls, render, title="batch, pixels, width, precision, optimizer → the bytes of a step")
 
 
 def _bar(by_category: Mapping[str, int]) -> Figure:
     figure, axes = new_figure(8.6, 1.9)
-    left = 0.0
-    for name in CATEGORIES:
-        if by_category[name] * 200 > sum(by_category.values()):
-            axes.barh(0, by_category[name] / 1e9, left=left, color=COLOURS[name], label=name)
-            left += by_category[name] / 1e9
+    end = _draw_stacks(axes, {"": by_category}, 1e9)
     for card in CARDS:
         axes.axvline(card * 0.9, color="black", linestyle=":", linewidth=1)
         axes.annotate(f"{card} GB", (card * 0.9, 0.4), rotation=90, fontsize=8, ha="right", va="top")
     axes.set(title="What the step holds at its peak", xlabel="GB (dotted: 90% of a card)", yticks=[])
-    axes.set_xlim(0, max(1.05 * left, CARDS[0]))
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.set_xlim(0, max(1.05 * end, CARDS[0]))
+    add_legend(axes, "beside")
+    axes.spines.left.set_visible(False)
     return figure
-
-
-# ----------------------------------------------------------------------------------------------- exercise 1: by hand
 
 
 def _peak_bytes(num_parameters: int, saved_numbers_per_sample: int, batch_size: int, optimizer_copies: int) -> int:
     always = num_parameters * (1 + optimizer_copies)
     end_of_forward = always + saved_numbers_per_sample * batch_size
     return 4 * max(end_of_forward, always + num_parameters)
+
+
+def _wrong_peaks(
+    num_parameters: int, saved_numbers_per_sample: int, batch_size: int, optimizer_copies: int
+) -> dict[str, int]:
+    right = _peak_bytes(num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies)
+    always = num_parameters * (1 + optimizer_copies)
+    activations = saved_numbers_per_sample * batch_size
+    without_state = _peak_bytes(num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies=0)
+    forward, step = 4 * (always + activations), 4 * (always + num_parameters)
+    return {
+        "{got} counts numbers: each takes 4 bytes in single precision.": right // 4,
+        "{got} adds all that the step ever holds. At no moment is it all there: the backward pass frees "
+        "activations while it makes gradients.": step + 4 * activations,
+        "{got} multiplies the parameters by the batch: all samples share them.": 4
+        * (always * batch_size + activations),
+        "{got} leaves the optimizer's state out of one moment at least. It is there all the time.": without_state,
+        "{got} is the end of the forward pass. With few samples another moment holds more: which?": forward,
+        "{got} is the activations alone: parameters and the optimizer's state are there too.": 4 * activations,
+        "{got} is the optimizer's step: no sample is in it. The forward pass has activations.": step,
+    }
 
 
 peak_bytes = Exercise(
@@ -206,52 +202,8 @@ peak_bytes = Exercise(
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=1, optimizer_copies=2),
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=20, optimizer_copies=1),
     ],
-    misconceptions=[
-        Misconception(
-            lambda **case: _peak_bytes(**case) // 4, "{got} counts numbers: each takes 4 bytes in single precision."
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
-                4 * (num_parameters * (2 + optimizer_copies) + saved_numbers_per_sample * batch_size)
-            ),
-            "{got} adds all that the step ever holds. At no moment is it all there: the backward pass frees "
-            "activations while it makes gradients.",
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
-                4 * (num_parameters * (1 + optimizer_copies) + saved_numbers_per_sample) * batch_size
-            ),
-            "{got} multiplies the parameters by the batch: all samples share them.",
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: _peak_bytes(
-                num_parameters, saved_numbers_per_sample, batch_size, 0
-            ),
-            "{got} leaves the optimizer's state out of one moment at least. It is there all the time.",
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
-                4 * (num_parameters * (1 + optimizer_copies) + saved_numbers_per_sample * batch_size)
-            ),
-            "{got} is the end of the forward pass. With few samples another moment holds more: which?",
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
-                4 * saved_numbers_per_sample * batch_size
-            ),
-            "{got} is the activations alone: parameters and the optimizer's state are there too.",
-        ),
-        Misconception(
-            lambda num_parameters, saved_numbers_per_sample, batch_size, optimizer_copies: (
-                4 * num_parameters * (2 + optimizer_copies)
-            ),
-            "{got} is the optimizer's step: no sample is in it. The forward pass has activations.",
-        ),
-    ],
+    misconceptions=_wrong_peaks,
 )
-
-
-# ------------------------------------------------------------------------------------------------ exercise 2: a leak
 
 
 def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int], dict[str, Any]]:
@@ -264,16 +216,16 @@ def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int
 
     def epoch(num_batches: int) -> dict[str, Any]:
         model, batches = _model_and_batches(num_batches)
-        saved: WeakSet[_Saved] = WeakSet()
+        saved: WeakSet[SavedTensor] = WeakSet()
         before_forward = [0]
         model.register_forward_pre_hook(lambda *_: before_forward.append(len(saved)))
 
-        def pack(tensor: Tensor) -> _Saved:
-            kept = _Saved(tensor)
-            saved.add(kept)
-            return kept
+        def pack(tensor: Tensor) -> SavedTensor:
+            box = SavedTensor(tensor)
+            saved.add(box)
+            return box
 
-        with saved_tensors_hooks(pack, lambda kept: kept.tensor):
+        with saved_tensors_hooks(pack, lambda box: box.tensor):
             returned = validate(model, batches)
         if not isinstance(returned, dict) or set(returned) != {"losses", "worst"}:
             raise ValueError(f'it must return a dict of "losses" and "worst", got {returned!r}')
@@ -291,8 +243,8 @@ def kept_by(validate: Callable[[nn.Module, list[Tensor]], Any]) -> Callable[[int
     return epoch
 
 
-class _Saved:
-    """What autograd saves, in a box that can be weakly referred to."""
+class SavedTensor:
+    """What autograd saves, in a box that a WeakSet can hold."""
 
     def __init__(self, tensor: Tensor) -> None:
         self.tensor = tensor.detach()
@@ -305,8 +257,14 @@ def _model_and_batches(num_batches: int) -> tuple[nn.Module, list[Tensor]]:
 
 
 def _leaves(value: Any) -> list[Any]:
-    values = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple | set) else None
-    return [value] if values is None else [leaf for item in values for leaf in _leaves(item)]
+    if isinstance(value, Mapping):
+        value = list(value.values())
+    if not isinstance(value, list | tuple | set):
+        return [value]
+    leaves = []
+    for item in value:
+        leaves += _leaves(item)
+    return leaves
 
 
 def graph_nodes(tensors: Sequence[Tensor]) -> set[Any]:
@@ -322,8 +280,12 @@ def _validate(
     return {"losses": losses, "worst": batches[worst] if keep_batch else worst}
 
 
+_with_graphs = partial(_validate, keep=lambda loss: loss)
+_with_batch = partial(_validate, keep_batch=True)
+
+
 def _numbers_at_the_end(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
-    returned = _validate(model, batches, keep=lambda loss: loss)
+    returned = _with_graphs(model, batches)
     return returned | {"losses": [loss.item() for loss in returned["losses"]]}
 
 
@@ -332,30 +294,15 @@ kept = Exercise(
     solution=_validate,
     judge=kept_by,
     cases=[dict(num_batches=1), dict(num_batches=5)],
-    misconceptions=[
-        Misconception(
-            partial(_validate, keep=lambda loss: loss, keep_batch=True),
-            "Each loss has its graph, and the graph its batch's activations. (`del` drops a name; the list still holds "
-            "the loss.)",
-        ),
-        Misconception(
-            partial(_validate, keep=lambda loss: loss),
-            "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.",
-        ),
-        Misconception(partial(_validate, keep=Tensor.clone), "A clone is one more node of the same graph."),
-        Misconception(
-            _numbers_at_the_end,
-            "Numbers at the end come too late: until then the list holds each batch's graph.",
-        ),
-        Misconception(
-            partial(_validate, keep_batch=True),
-            "No graph is kept any more, but a whole batch is. Its number tells as much.",
-        ),
-    ],
+    misconceptions={
+        "Each loss has its graph, and the graph its batch's activations. (`del` drops a name; the list still holds "
+        "the loss.)": partial(_with_graphs, keep_batch=True),
+        "The batch is gone, the graphs are not: the list still holds each loss, and the loss its graph.": _with_graphs,
+        "A clone is one more node of the same graph.": partial(_validate, keep=Tensor.clone),
+        "Numbers at the end come too late: until then the list holds each batch's graph.": _numbers_at_the_end,
+        "No graph is kept any more, but a whole batch is. Its number tells as much.": _with_batch,
+    },
 )
-
-
-# ------------------------------------------------------------------------------------------- exercise 3: three trials
 
 
 def searched(find: Callable[[Callable[[int], int], int], Any]) -> Callable[[int, int, int], dict[str, Any] | None]:
@@ -447,21 +394,17 @@ three_trials = Exercise(
         dict(const=300, slope=7, limit=1000),
         dict(const=90_000, slope=333, limit=1_000_000),
     ],
-    misconceptions=[
-        Misconception(_untried, "It never ran: so far the answer is a prediction."),
-        Misconception(
-            _by_doubling,
-            "Doubling ends with an error, finds a power of two, and takes a trial for each binary digit, and one more.",
+    misconceptions={
+        "It never ran: so far the answer is a prediction.": _untried,
+        "Doubling ends with an error, finds a power of two, and takes a trial for each binary digit, and one more.": (
+            _by_doubling
         ),
-        Misconception(
-            _by_halving, "Halving begins with errors: on a real device each may leave the process in pieces."
+        "Halving begins with errors: on a real device each may leave the process in pieces.": _by_halving,
+        "One trial gives a proportion, and a step holds const + slope · b: const was counted for each sample.": (
+            _in_proportion
         ),
-        Misconception(
-            _in_proportion,
-            "One trial gives a proportion, and a step holds const + slope · b: const was counted for each sample.",
-        ),
-        Misconception(_one_by_one, "That is right and slow. Two trials tell const and slope: jump."),
-    ],
+        "That is right and slow. Two trials tell const and slope: jump.": _one_by_one,
+    },
 )
 
 EXERCISES = (peak_bytes, kept, three_trials)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -11,13 +10,14 @@ from typing import Any
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate, windows
 from course_lib.callbacks import ExactAccumulation
+from workbook.trainers import quiet_trainer
 
 Tokens = tuple[Tensor, Tensor]
 """A micro-batch: features (tokens, 6) and classes (tokens,) in 0…3, or -100 where a token is masked."""
@@ -145,10 +145,9 @@ class _Recorder(LightningModule):
 
 
 def _fit(case: Case, rank: int, *, exact: bool) -> list[Tensor]:
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     module = _Recorder(case, exact=exact)
     callbacks: list[Callback] = [ExactAccumulation()] if exact else []
-    trainer = Trainer(
+    trainer = quiet_trainer(
         accelerator="cpu",
         devices=len(case.ranks),
         strategy="ddp" if len(case.ranks) > 1 else "auto",
@@ -156,10 +155,6 @@ def _fit(case: Case, rank: int, *, exact: bool) -> list[Tensor]:
         accumulate_grad_batches=case.k,
         max_epochs=1,
         callbacks=callbacks,
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
     )
     trainer.fit(module, DataLoader(_batches(case, rank), batch_size=None))  # type: ignore[arg-type]
     return module.found

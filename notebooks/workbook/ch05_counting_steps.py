@@ -3,28 +3,29 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import ipywidgets
 import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch, Rectangle
+from matplotlib.patches import Patch
 
 from course_lib.steps import EqualEpochs, StepPlan, Tail, plan_steps
-from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, draw_curves, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, draw_curves, new_figure, numbered
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
-Fate = Literal[
-    "full window",
-    "short window",
-    "leaks into the next epoch",
-    "never applied",
-    "gradient thrown away",
-    "dropped",
-    "not run",
-]
+LOOKS = {
+    "full window": (SKY, ""),
+    "short window": (ORANGE, "//"),
+    "leaks into the next epoch": (YELLOW, "\\\\"),
+    "never applied": ("#DDDDDD", "oo"),
+    "gradient thrown away": ("#DDDDDD", ".."),
+    "dropped": ("white", "xxx"),
+    "not run": ("white", ""),
+}
+"""Colour and hatch of each fate that a sample can have."""
 
 
 class Box(NamedTuple):
@@ -35,7 +36,7 @@ class Box(NamedTuple):
     """First, and one past the last, in the order in which the rank draws them."""
     batch_edges: tuple[int, ...]
     """Where its micro-batches begin and end, in samples."""
-    fate: Fate
+    fate: str
     label: str = ""
     """The number of the optimizer step, from 1, and the micro-batches that leak into it from earlier epochs."""
 
@@ -47,7 +48,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         span = [span for span in plan.spans if span.first_epoch <= epoch][-1]
 
         def box(
-            start: int, stop: int, fate: Fate, label: str = "", *, epoch: int = epoch, span: EqualEpochs = span
+            start: int, stop: int, fate: str, label: str = "", *, epoch: int = epoch, span: EqualEpochs = span
         ) -> Box:
             edges = tuple(span.samples_up_to(batch) for batch in range(start, stop + 1))
             return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
@@ -62,7 +63,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
             steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
-            leaks: Fate = "leaks into the next epoch" if steps_later else "never applied"
+            leaks = "leaks into the next epoch" if steps_later else "never applied"
             boxes.append(box(done, ran, leaks if plan.tail == "carry" else "gradient thrown away"))
         if span.batches > ran:
             boxes.append(box(ran, span.batches, "not run"))
@@ -71,17 +72,6 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
             rest = (trained, span.per_rank_samples)
             boxes.append(Box(epoch, rest, rest, "dropped"))
     return boxes
-
-
-LOOKS: dict[Fate, tuple[str, str]] = {
-    "full window": (SKY, ""),
-    "short window": (ORANGE, "//"),
-    "leaks into the next epoch": (YELLOW, "\\\\"),
-    "never applied": ("#DDDDDD", "oo"),
-    "gradient thrown away": ("#DDDDDD", ".."),
-    "dropped": ("white", "xxx"),
-    "not run": ("white", ""),
-}
 
 
 def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> list[Patch]:
@@ -94,42 +84,21 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
     width = max((box.samples[1] for box in boxes), default=1)
     for box in boxes:
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
-        outline = ":" if box.fate == "not run" else "-"
-        axes.add_patch(
-            Rectangle(
-                (start, box.epoch - 0.36),
-                stop - start,
-                0.72,
-                facecolor=colour,
-                hatch=hatch,
-                edgecolor=GREY,
-                linestyle=outline,
-            )
-        )
+        line = ":" if box.fate == "not run" else "-"
+        axes.barh(box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor=GREY, linestyle=line)
         if width <= 60 * (stop - start) / max(1, len(box.batch_edges) - 1):  # else the edges hide the boxes
             axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
-            axes.vlines(
-                stop,
-                box.epoch - 0.45,
-                box.epoch + 0.45,
-                color=VERMILION,
-                linewidth=min(2.5, 300 * (stop - start) / width),
-            )
+            thin = min(2.5, 300 * (stop - start) / width)
+            axes.vlines(stop, box.epoch - 0.45, box.epoch + 0.45, color=VERMILION, linewidth=thin)
         if box.label and stop - start > width / 40 * len(box.label):
             axes.text(
                 (start + stop) / 2, box.epoch, box.label, ha="center", va="center", fontsize=9,
                 bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
             )  # fmt: skip
     axes.set_title(title, fontsize=11)
-    axes.set(
-        xlabel="samples of one rank, in the order drawn",
-        ylabel="epoch",
-        yticks=range(epochs),
-        xlim=(0, 1.01 * width),
-        ylim=(epochs - 0.4, -0.6),
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set(xlabel="samples of one rank, in the order drawn", ylabel="epoch", yticks=range(epochs))
+    axes.set(xlim=(0, 1.01 * width), ylim=(epochs - 0.4, -0.6))
     fates = dict.fromkeys(box.fate for box in boxes)
     handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
     return [*handles, Patch(facecolor=VERMILION, label="moment of the optimizer step")]
@@ -139,7 +108,7 @@ def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
     """:func:`draw_steps` as a figure of its own, the legend below."""
     figure, axes = new_figure(9.0, 1.6 + 0.5 * epochs)
     handles = draw_steps(axes, plan, epochs=epochs, title=title)
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
+    add_legend_below(figure, handles)
     return figure
 
 
@@ -158,27 +127,19 @@ def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: 
         )
         drawn = draw_steps(axes, plan, title=f"{title}:\n{plan.total_steps} optimizer steps")
         handles |= {str(handle.get_label()): handle for handle in drawn}
-    figure.legend(handles=list(handles.values()), loc="outside lower center", ncols=len(handles), frameon=False)
+    add_legend_below(figure, list(handles.values()))
     return figure
 
 
 def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, list[float]]) -> Figure:
     """Learning rates after each optimizer step, and accuracies after each epoch, of the same named runs."""
     figure, (left, right) = new_figure(11.0, 3.2, columns=2)
+    by_step = {name: numbered(curve) for name, curve in rates.items()}
     draw_curves(
-        left,
-        {name: (range(1, len(curve) + 1), curve) for name, curve in rates.items()},
-        title="A horizon that is too short turns back up",
-        x="optimizer steps",
-        y="learning rate",
+        left, by_step, title="A horizon that is too short turns back up", x="optimizer steps", y="learning rate"
     )
-    draw_curves(
-        right,
-        {name: (range(1, len(curve) + 1), curve) for name, curve in accuracies.items()},
-        title="The accuracy hardly tells",
-        x="epochs",
-        y="accuracy on the test digits",
-    )
+    by_epoch = {name: numbered(curve) for name, curve in accuracies.items()}
+    draw_curves(right, by_epoch, title="The accuracy hardly tells", x="epochs", y="accuracy on the test digits")
     return figure
 
 
@@ -188,9 +149,8 @@ def steps_explorer() -> Explorer:
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
         steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
-        return figure_of_steps(
-            plan, title=f"{steps}, {plan.total_steps} in three"
-        ), f"{plan.explain()}\n\n{plan.table()}"
+        figure = figure_of_steps(plan, title=f"{steps}, {plan.total_steps} in three")
+        return figure, f"{plan.explain()}\n\n{plan.table()}"
 
     controls = {
         "num_samples": int_slider(100, 240, "samples"),
@@ -199,9 +159,8 @@ def steps_explorer() -> Explorer:
         "world_size": int_slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
     }
-    return Explorer(
-        controls, render, title="samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
-    )
+    title = "samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
+    return Explorer(controls, render, title=title)
 
 
 def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[float]:
@@ -219,34 +178,50 @@ def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[
     return rates
 
 
-# --------------------------------------------------------------------------------------------------- exercises
-
-
-def _steps_per_epoch(
-    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
-) -> int:
-    plan = plan_steps(
-        num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, world_size=world_size,
-        drop_last=drop_last, max_epochs=1,
-    )  # fmt: skip
-    assert isinstance(plan.steps_per_epoch, int)
-    return plan.steps_per_epoch
-
-
 count_by_hand = Exercise(
     "count by hand",
     solution=plan_steps(100, 8, accumulate_grad_batches=4, max_epochs=3).total_steps,
-    misconceptions=[
-        Misconception(9, "{got} is what floor division gives: the short last window of each epoch steps too."),
-        Misconception(10, "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one."),
-        Misconception(39, "{got} counts micro-batches: four of them make one optimizer step."),
-        Misconception(4, "{got} is one epoch; the run has three."),
-        Misconception(13, "{got} counts the micro-batches of one epoch: four of them make one optimizer step."),
-        Misconception(
-            36, "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step."
-        ),
-    ],
+    misconceptions={
+        "{got} is what floor division gives: the short last window of each epoch steps too.": 9,
+        "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one.": 10,
+        "{got} counts micro-batches: four of them make one optimizer step.": 39,
+        "{got} is one epoch; the run has three.": 4,
+        "{got} counts the micro-batches of one epoch: four of them make one optimizer step.": 13,
+        "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step.": 36,
+    },
 )
+
+
+def _steps_per_epoch(**asked: Any) -> int:
+    steps = plan_steps(**asked, max_epochs=1).steps_per_epoch
+    assert isinstance(steps, int)
+    return steps
+
+
+def _wrong_steps(
+    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
+) -> dict[str, int]:
+    k, per_step = accumulate_grad_batches, batch_size * accumulate_grad_batches * world_size
+    options = dict(batch_size=batch_size, accumulate_grad_batches=k, drop_last=drop_last)
+    right = _steps_per_epoch(num_samples=num_samples, world_size=world_size, **options)
+    on_one_rank = _steps_per_epoch(num_samples=num_samples, **options)
+    batches = num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
+    share = math.ceil(num_samples / world_size)
+    return {
+        "{got} is what floor division gives: the short last window steps too.": num_samples // per_step,
+        "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
+        "(The line ceil(N / (b·k·G)) does that too.)": math.ceil(num_samples / per_step),
+        "{got} counts micro-batches: divide by accumulate_grad_batches.": math.ceil(share / batch_size),
+        "{got} forgets the ranks: each has its share of the samples.": on_one_rank,
+        "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
+            _steps_per_epoch(num_samples=num_samples // world_size, **options)
+        ),
+        "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.": (
+            math.ceil(batches / k / world_size)
+        ),
+        "{got} adds the ranks' steps up: they step together, and it counts once.": world_size * right,
+    }
+
 
 steps_per_epoch = Exercise(
     "optimizer_steps_per_epoch",
@@ -263,58 +238,28 @@ steps_per_epoch = Exercise(
         dict(num_samples=24, batch_size=8, accumulate_grad_batches=1, world_size=2, drop_last=True),
         dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
     ],
-    misconceptions=[
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: (
-                num_samples // (batch_size * accumulate_grad_batches * world_size)
-            ),
-            "{got} is what floor division gives: the short last window steps too.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                num_samples / (batch_size * accumulate_grad_batches * world_size)
-            ),
-            "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
-            "(The line ceil(N / (b·k·G)) does that too.)",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                math.ceil(num_samples / world_size) / batch_size
-            ),
-            "{got} counts micro-batches: divide by accumulate_grad_batches.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
-                / accumulate_grad_batches
-            ),
-            "{got} forgets the ranks: each has its share of the samples.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (
-                    num_samples // world_size // batch_size
-                    if drop_last
-                    else math.ceil(num_samples // world_size / batch_size)
-                )
-                / accumulate_grad_batches
-            ),
-            "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.",
-        ),
-        Misconception(
-            lambda num_samples, batch_size, accumulate_grad_batches, world_size, drop_last: math.ceil(
-                (num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size))
-                / accumulate_grad_batches
-                / world_size
-            ),
-            "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.",
-        ),
-        Misconception(
-            lambda world_size, **rest: world_size * _steps_per_epoch(world_size=world_size, **rest),
-            "{got} adds the ranks' steps up: they step together, and it counts once.",
-        ),
-    ],
+    misconceptions=_wrong_steps,
 )
+
+
+def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int) -> dict[str, float]:
+    k, steps = accumulate_grad_batches, math.ceil(num_batches / accumulate_grad_batches)
+    micro_batches = num_batches * epochs
+    return {
+        "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.": (
+            micro_batches
+        ),
+        "{got} turns updates back into micro-batches: the schedule would get only a part of its way.": steps
+        * epochs
+        * k,
+        "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.": (
+            num_batches // k * epochs
+        ),
+        "{got} lets windows reach across epochs: round up in each epoch, then multiply.": math.ceil(micro_batches / k),
+        "{got} is one epoch: multiply by the epochs.": steps,
+        "{got} holds a part of a step: the short window is a whole one.": num_batches / k * epochs,
+    }
+
 
 schedule_horizon = Exercise(
     "horizon",
@@ -327,50 +272,21 @@ schedule_horizon = Exercise(
         dict(num_batches=10, accumulate_grad_batches=4, epochs=2),
         dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
     ],
-    misconceptions=[
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches * epochs,
-            "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: (
-                math.ceil(num_batches / accumulate_grad_batches) * epochs * accumulate_grad_batches
-            ),
-            "{got} turns updates back into micro-batches: the schedule would get only a part of its way.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches // accumulate_grad_batches * epochs,
-            "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(
-                num_batches * epochs / accumulate_grad_batches
-            ),
-            "{got} lets windows reach across epochs: round up in each epoch, then multiply.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: math.ceil(num_batches / accumulate_grad_batches),
-            "{got} is one epoch: multiply by the epochs.",
-        ),
-        Misconception(
-            lambda num_batches, accumulate_grad_batches, epochs: num_batches / accumulate_grad_batches * epochs,
-            "{got} holds a part of a step: the short window is a whole one.",
-        ),
-    ],
+    misconceptions=_wrong_horizons,
 )
 
 max_steps_on_two_ranks = Exercise(
     "max_steps on two ranks",
     solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=2, max_epochs=10).total_steps,
-    misconceptions=[
-        Misconception(50, "{got} is right for one rank: each of two draws half of the samples."),
-        Misconception(25, "{got} halves the steps: halve the samples, then count batches and windows anew."),
-        Misconception(20, "{got} is what floor division gives: the short last window steps too."),
-        Misconception(60, "{got} adds the ranks' steps up: they step together, and it counts once."),
-        Misconception(190, "{got} counts micro-batches: a window of eight makes one step."),
-        Misconception(200, "{got} counts micro-batches, the dropped one included: a window of eight makes one step."),
-        Misconception(3, "{got} is one epoch; the run has ten."),
-    ],
+    misconceptions={
+        "{got} is right for one rank: each of two draws half of the samples.": 50,
+        "{got} halves the steps: halve the samples, then count batches and windows anew.": 25,
+        "{got} is what floor division gives: the short last window steps too.": 20,
+        "{got} adds the ranks' steps up: they step together, and it counts once.": 60,
+        "{got} counts micro-batches: a window of eight makes one step.": 190,
+        "{got} counts micro-batches, the dropped one included: a window of eight makes one step.": 200,
+        "{got} is one epoch; the run has ten.": 3,
+    },
 )
 
 EXERCISES = (count_by_hand, steps_per_epoch, schedule_horizon, max_steps_on_two_ranks)

@@ -18,20 +18,31 @@ from torch.utils.data import BatchSampler, RandomSampler
 from course_lib.conformance import check_batch_sampler
 from course_lib.samplers import ShuffledBatchSampler, TwoStreamBatchSampler
 from workbook.display import ORANGE, SKY, VERMILION, new_figure
-from workbook.exercises import Exercise, Misconception, NotSolved
+from workbook.exercises import Exercise, PropertyExercise
 from workbook.widgets import Explorer, int_slider
 
 Batches = Sequence[Sequence[int]]
 
 
 def use_counts(ranks: Sequence[Batches], indices: Sequence[int]) -> NDArray[np.int64]:
-    """The numbers behind :func:`draw_uses`: one row a rank, and one for all; how often each index was used."""
+    """The numbers behind :func:`figure_of_uses`: one row a rank, and one for all; how often each index was used."""
     rows = [[Counter(i for batch in batches for i in batch)[index] for index in indices] for batches in ranks]
     return np.array([*rows, np.sum(rows, axis=0)])
 
 
-def draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
-    """Draw who used which index: a row a rank, and one for all ranks together; the number is how often."""
+def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
+    """Who used which index, one heatmap a panel: a row a rank, and one for all ranks together.
+
+    Blue is once, orange more often, red never; the number is how often.
+    """
+    most_ranks = max(len(ranks) for ranks, _ in panels.values())
+    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (most_ranks + 1), columns=len(panels))
+    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        _draw_uses(ax, ranks, indices, title=title)
+    return figure
+
+
+def _draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
     counts = use_counts(ranks, indices)
     shown = counts.copy()
     shown[:-1][shown[:-1] == 0] = -1  # that one rank does not see an index is no fault; that none does, is
@@ -41,44 +52,26 @@ def draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, t
         if count != 1 and (count or row == len(ranks)):
             axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
     ticks = range(0, len(indices), max(1, len(indices) // 14))
-    axes.set(
-        title=title,
-        xlabel="index in the dataset",
-        xticks=list(ticks),
-        xticklabels=[str(indices[t]) for t in ticks],
-        yticks=range(len(ranks) + 1),
-        yticklabels=[*(f"rank {r}" for r in range(len(ranks))), "all"],
-    )
-    axes.tick_params(axis="x", labelsize=8)
-
-
-def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
-    """One heatmap a panel, side by side: blue once, orange more often, red never."""
-    first = next(iter(panels.values()))
-    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (len(first[0]) + 1), columns=len(panels))
-    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        draw_uses(ax, ranks, indices, title=title)
-    return figure
+    axes.spines[:].set_visible(True)  # the frame of white cells
+    axes.set(title=title, xlabel="index in the dataset")
+    axes.set_xticks(ticks, [str(indices[tick]) for tick in ticks], fontsize=8)
+    axes.set_yticks(range(len(ranks) + 1), [*(f"rank {rank}" for rank in range(len(ranks))), "all"])
 
 
 def two_stream_explorer() -> Explorer:
     """Primary, secondary, sizes, ranks, tail → which rank sees what."""
 
-    def render(
-        primary: int, secondary: int, sizes: int, secondary_size: int, ranks: int, tail: Any
-    ) -> tuple[Figure, str]:
+    def render(primary: int, secondary: int, ranks: int, tail: Any, **sizes: int) -> tuple[Figure, str]:
         streams = range(primary), range(100, 100 + secondary)
-        samplers = [
-            TwoStreamBatchSampler(*streams, sizes, secondary_size, tail=tail, num_replicas=ranks, rank=rank)
-            for rank in range(ranks)
-        ]
-        batches = [list(sampler) for sampler in samplers]
-        lines = [f"rank {rank}: " + " ".join(str(batch) for batch in mine) for rank, mine in enumerate(batches)]
+        batches, lines = [], []
+        for rank in range(ranks):
+            sampler = TwoStreamBatchSampler(*streams, *sizes.values(), tail=tail, num_replicas=ranks, rank=rank)
+            batches.append(list(sampler))
+            lines.append(f"rank {rank}: " + " ".join(str(batch) for batch in batches[rank]))
         counts = use_counts(batches, streams[0])[-1]
-        lines += [f"primary: never {int((counts == 0).sum())}, more than once {int((counts > 1).sum())}"]
-        return figure_of_uses({f"{ranks} ranks, tail={tail!r}": (batches, [*streams[0], *streams[1]])}), "\n".join(
-            lines
-        )
+        lines.append(f"primary: never {int((counts == 0).sum())}, more than once {int((counts > 1).sum())}")
+        figure = figure_of_uses({f"{ranks} ranks, tail={tail!r}": (batches, [*streams[0], *streams[1]])})
+        return figure, "\n".join(lines)
 
     controls = {
         "primary": int_slider(13, 30, "primary"),
@@ -91,34 +84,26 @@ def two_stream_explorer() -> Explorer:
     return Explorer(controls, render, title="primary, secondary, sizes, ranks, tail → who sees what")
 
 
-# --------------------------------------------------------------------------------------------------- exercises
-
-
 shard_by_hand = Exercise(
     "shard by hand",
     solution=list(ShuffledBatchSampler(10, 2, shuffle=False, num_replicas=2, rank=1)),
-    misconceptions=[
-        Misconception(
-            [[5, 6], [7, 8], [9]],
-            "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.",
+    misconceptions={
+        "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.": (
+            [[5, 6], [7, 8], [9]]
         ),
-        Misconception(
-            [[1, 3], [5, 7], [9]],
-            "This is DistributedSampler's dealing, every second index to rank 1: here each rank takes neighbours.",
+        "This is DistributedSampler's dealing, every second index to rank 1: here each rank takes neighbours.": (
+            [[1, 3], [5, 7], [9]]
         ),
-        Misconception(
-            [[2, 3], [6, 7]],
-            "8 and 9 are left out: that is tail='drop'. Under 'spread' the ten are shared out over three steps.",
+        "8 and 9 are left out: that is tail='drop'. Under 'spread' the ten are shared out over three steps.": (
+            [[2, 3], [6, 7]]
         ),
-        Misconception(
-            [[2, 3], [6, 7], [9]],
-            "The steps here have 4, 4 and 2 indices. 'spread' makes them differ by at most one: 4, 3 and 3.",
+        "The steps here have 4, 4 and 2 indices. 'spread' makes them differ by at most one: 4, 3 and 3.": (
+            [[2, 3], [6, 7], [9]]
         ),
-        Misconception(
-            [[2, 3], [6, 7], [0, 1]],
-            "0 and 1 come again at the end: that is tail='pad'. Under 'spread' nothing is repeated.",
+        "0 and 1 come again at the end: that is tail='pad'. Under 'spread' nothing is repeated.": (
+            [[2, 3], [6, 7], [0, 1]]
         ),
-    ],
+    },
 )
 
 
@@ -171,35 +156,30 @@ class _IgnoresEpoch(_Dealt):
         pass
 
 
-class KitExercise:
-    """A sampler is right when the kit finds nothing: the first broken rule is the diagnosis."""
+def _fault_of_sampler(make: Any) -> str | None:
+    """The first rule that the kit finds broken; ``make`` is the reader's class."""
 
-    def __init__(self, name: str, misconceptions: Sequence[Misconception]) -> None:
-        self.name, self.misconceptions = name, misconceptions
+    def factory(num_replicas: int, rank: int, n: int, seed: int = 0) -> Any:
+        return make(n, 3, num_replicas, rank, seed=seed)
 
-    def check(self, make: Any) -> None:
-        if make is None or make is ...:
-            raise NotSolved(f"{self.name}: no answer yet. Put your class in the place of `...`.")
-
-        def factory(num_replicas: int, rank: int, n: int, seed: int = 0) -> Any:
-            return make(n, 3, num_replicas, rank, seed=seed)
-
-        shapes = [{"n": n} for n in (6, 12, 14, 25)]
-        report = check_batch_sampler(factory, lambda shape: range(shape["n"]), shapes=shapes, world_sizes=(1, 2, 3))
-        if not report.ok:
-            rules = ", ".join(str(violation.rule) for violation in report.violations)
-            raise NotSolved(f"{self.name}: broken: {rules}. First:\n{report.violations[0]}")
-        print(f"{self.name}: solved, {sum(report.checks.values()):,} checks of the kit passed.")
+    shapes = [{"n": n} for n in (6, 12, 14, 25)]
+    report = check_batch_sampler(factory, lambda shape: range(shape["n"]), shapes=shapes, world_sizes=(1, 2, 3))
+    if not report.ok:
+        rules = ", ".join(str(violation.rule) for violation in report.violations)
+        return f"broken: {rules}. First:\n{report.violations[0]}"
+    print(f"{sum(report.checks.values()):,} checks of the kit passed.")
+    return None
 
 
-repair_a_sampler = KitExercise(
+repair_a_sampler = PropertyExercise(
     "repair a sampler",
-    [
-        Misconception(_LosesTail, "broken: 1. First:"),
-        Misconception(_DrawsGlobally, "broken: 4"),
-        Misconception(_AddsEpochToSeed, "broken: 5. First:"),
-        Misconception(_IgnoresEpoch, "broken: 6. First:"),
-    ],
+    _fault_of_sampler,
+    {
+        "broken: 1. First:": _LosesTail,
+        "broken: 4": _DrawsGlobally,
+        "broken: 5. First:": _AddsEpochToSeed,
+        "broken: 6. First:": _IgnoresEpoch,
+    },
 )
 
 
@@ -218,43 +198,36 @@ def _shard_in_turn(batch_sampler: Any, num_replicas: int, rank: int, epoch: int)
     return list(batch_sampler)[rank::num_replicas]
 
 
-class WrapperExercise:
-    """A wrapper is right when the ranks together see every index once, and another epoch has another order."""
-
-    def __init__(self, name: str, misconceptions: Sequence[Misconception]) -> None:
-        self.name, self.misconceptions = name, misconceptions
-
-    def check(self, shard: Any) -> None:
-        if not callable(shard):
-            raise NotSolved(f"{self.name}: a function is asked for, got {shard!r}.")
-        for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
-            lost, again = _lost_and_repeated(shard, num_samples, num_replicas)
-            if lost or again:
-                raise NotSolved(
-                    f"{self.name}: of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come "
-                    "again.\n"
-                    "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
-                )
-        orders = []
-        for epoch in range(3):
-            batch_sampler = BatchSampler(RandomSampler(range(30)), 2, drop_last=False)
-            orders.append([int(index) for batch in shard(batch_sampler, 1, 0, epoch=epoch) for index in batch])
-        if orders[0] == orders[1] == orders[2]:
-            raise NotSolved(f"{self.name}: nothing lost, and one order for ever: the epoch belongs into the seed.")
-        print(f"{self.name}: solved.")
-
-
 def _shard_by_a_fixed_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     torch.manual_seed(0)
     return _shard_in_turn(batch_sampler, num_replicas, rank, epoch)
 
 
-one_order_for_all_ranks = WrapperExercise(
+def _fault_of_shard(shard: Any) -> str | None:
+    """What is wrong unless the ranks together see every index once, and another epoch has another order."""
+    for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
+        lost, again = _lost_and_repeated(shard, num_samples, num_replicas)
+        if lost or again:
+            return (
+                f"of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come again.\n"
+                "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
+            )
+    orders = []
+    for epoch in range(3):
+        batch_sampler = BatchSampler(RandomSampler(range(30)), 2, drop_last=False)
+        orders.append([int(index) for batch in shard(batch_sampler, 1, 0, epoch=epoch) for index in batch])
+    if orders[0] == orders[1] == orders[2]:
+        return "nothing lost, and one order for ever: the epoch belongs into the seed."
+    return None
+
+
+one_order_for_all_ranks = PropertyExercise(
     "shard",
-    [
-        Misconception(_shard_in_turn, "Each rank shuffles with its own generator"),
-        Misconception(_shard_by_a_fixed_seed, "one order for ever: the epoch belongs into the seed"),
-    ],
+    _fault_of_shard,
+    {
+        "Each rank shuffles with its own generator": _shard_in_turn,
+        "one order for ever: the epoch belongs into the seed": _shard_by_a_fixed_seed,
+    },
 )
 
 EXERCISES = (shard_by_hand, repair_a_sampler, one_order_for_all_ranks)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import ipywidgets
 import torch
@@ -14,14 +14,11 @@ from torch import Tensor, nn
 
 from course_lib.datasets import load_digits
 from course_lib.skipping import StepGuard
-from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend, new_figure
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
-# ------------------------------------------------------------------------------------ one bad batch on some ranks
-
-Outcome = Literal["update", "skipped", "weights are NaN", "waits for ever", "one step ahead", "error"]
-OUTCOMES: dict[Outcome, str] = {
+OUTCOMES = {
     "update": SKY,
     "skipped": YELLOW,
     "weights are NaN": VERMILION,
@@ -32,9 +29,9 @@ OUTCOMES: dict[Outcome, str] = {
 POLICIES = ("nothing", "clip", "the rank alone skips", "None in a Trainer", "StepGuard")
 
 
-def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) -> list[list[Outcome]]:
+def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) -> list[list[str]]:
     """What each rank (from 0) does in each step (from 1), when one rank's batch holds a NaN in one step."""
-    rows: list[list[Outcome]] = [["update"] * steps for _ in range(ranks)]
+    rows = [["update"] * steps for _ in range(ranks)]
     for rank, row in enumerate(rows):
         if policy in ("nothing", "clip"):
             row[bad_step - 1 :] = ["weights are NaN"] * (steps - bad_step + 1)
@@ -44,8 +41,7 @@ def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) 
             row[bad_step - 1 :] = ["error"] * (steps - bad_step + 1)
         elif rank == bad_rank:
             # Its next backward is taken by the others for the one that they wait for.
-            ahead: list[Outcome] = ["one step ahead"] * (steps - bad_step)
-            row[bad_step - 1 :] = ["skipped", *ahead]
+            row[bad_step - 1 :] = ["skipped"] + ["one step ahead"] * (steps - bad_step)
         else:
             row[-1] = "waits for ever"
     return rows
@@ -62,30 +58,22 @@ def policy_explorer() -> Explorer:
         figure, axes = new_figure(8.0, 1.6 + 0.4 * ranks)
         shown = [[names.index(outcome) for outcome in row] for row in rows]
         axes.imshow(shown, cmap=ListedColormap(list(OUTCOMES.values())), vmin=0, vmax=len(names) - 1, aspect="auto")
-        axes.set(
-            title=f"{policy}: {rows[0].count('update')} updates of 8 on rank 0",
-            xlabel="optimizer steps tried",
-            xticks=range(8),
-            xticklabels=range(1, 9),
-            yticks=range(ranks),
-            yticklabels=[f"rank {rank}" for rank in range(ranks)],
-        )
+        axes.set(title=f"{policy}: {rows[0].count('update')} updates of 8 on rank 0", xlabel="optimizer steps tried")
+        axes.set_xticks(range(8), range(1, 9))
+        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
         for name in dict.fromkeys(outcome for row in rows for outcome in row):
             axes.plot([], [], "s", color=OUTCOMES[name], label=name)
-        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+        add_legend(axes, "beside")
         told = [f"rank {rank}: {', '.join(row)}" for rank, row in enumerate(rows)]
         return figure, "\n".join(told)
 
     controls = {
         "policy": ipywidgets.Dropdown(options=POLICIES, value="the rank alone skips", description="policy"),
         "ranks": int_slider(2, 4, "ranks"),
-        "bad_rank": ipywidgets.IntSlider(value=1, min=0, max=3, description="the bad rank", continuous_update=False),
+        "bad_rank": int_slider(1, 3, "the bad rank", lowest=0),
         "bad_step": int_slider(3, 8, "its bad step"),
     }
     return Explorer(controls, render, title="which rank is bad at which step → what each policy does")
-
-
-# ------------------------------------------------------------------------------------------------ poisoned digits
 
 
 class Poisoned(NamedTuple):
@@ -148,15 +136,15 @@ def train(
             loss = loss_of(model(data.images[indices].to(device)), data.labels[indices].to(device))
             if guard is not None:
                 guard.backward(loss)
-                updated = bool(guard.step(epoch=epoch))
+                if not guard.step(epoch=epoch):
+                    lost += good
+                    continue
             else:
                 loss.backward()
                 if policy == "clip":
                     nn.utils.clip_grad_norm_(model.parameters(), 1.0)
                 optimizer.step()
-                updated = True
-            updates += updated
-            lost += 0 if updated else good
+            updates += 1
     found = model(data.test_images.to(device)).argmax(1).cpu()
     return Trained((found == data.test_labels).float().mean().item(), updates, lost)
 
@@ -175,24 +163,31 @@ def figure_of_policies(trained: dict[str, Trained]) -> Figure:
         axes.barh(row, run.accuracy, color=BLUE if run.accuracy > 0.5 else VERMILION)
         lost = f"{run.updates} updates, {run.good_samples_lost} good samples lost"
         axes.annotate(lost, (run.accuracy, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set(
-        title="One NaN that is applied costs everything; a skip costs its batch",
-        xlabel="accuracy on the test digits after 8 epochs",
-        ylabel="policy",
-        yticks=range(len(ranked)),
-        yticklabels=[name for name, _ in ranked],
-        xlim=(0, 1.45),
-        xticks=[0, 0.2, 0.4, 0.6, 0.8, 1.0],
-    )
-    axes.spines[["top", "right"]].set_visible(False)
+    axes.set_title("One NaN that is applied costs everything; a skip costs its batch")
+    axes.set(xlabel="accuracy on the test digits after 8 epochs", ylabel="policy", xlim=(0, 1.45))
+    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
+    axes.set_yticks(range(len(ranked)), [name for name, _ in ranked])
     return figure
 
 
-# ------------------------------------------------------------------------------------------------------ exercises
-
-
 def _finite(values: list[float]) -> bool:
-    return all(map(math.isfinite, values))
+    return all(math.isfinite(value) for value in values)
+
+
+def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, bool]:
+    own, reduced = math.isfinite(own_loss), _finite(reduced_gradient)
+    no_nan = not any(math.isnan(value) for value in reduced_gradient)
+    one_is_finite = any(math.isfinite(value) for value in reduced_gradient)
+    return {
+        "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.": own,
+        "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
+        "be marked before its backward pass.)": own and reduced,
+        "{got} looks for NaN alone: an infinite gradient makes the weights infinite.": no_nan,
+        "{got} looks at the first element alone: one bad element is enough.": math.isfinite(reduced_gradient[0]),
+        "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
+        "{got} is content with one finite element: the others would be applied too.": one_is_finite,
+        "{got} updates whatever comes: the weights become NaN.": True,
+    }
 
 
 update_together = Exercise(
@@ -207,96 +202,53 @@ update_together = Exercise(
         dict(own_loss=0.5, reduced_gradient=[0.1, -math.inf]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
     ],
-    misconceptions=[
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(own_loss),
-            "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(own_loss) and _finite(reduced_gradient),
-            "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
-            "be marked before its backward pass.)",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: not any(map(math.isnan, reduced_gradient)),
-            "{got} looks for NaN alone: an infinite gradient makes the weights infinite.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]),
-            "{got} looks at the first element alone: one bad element is enough.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: not _finite(reduced_gradient),
-            "{got} is upside down: the question is whether to update, not whether to skip.",
-        ),
-        Misconception(
-            lambda own_loss, reduced_gradient: any(map(math.isfinite, reduced_gradient)),
-            "{got} is content with one finite element: the others would be applied too.",
-        ),
-        Misconception(lambda own_loss, reduced_gradient: True, "{got} updates whatever comes: the weights become NaN."),
-    ],
+    misconceptions=_wrong_updates,
 )
 
 
-def _rates(finite: list[bool], horizon: int) -> list[float]:
-    return [1 - update / horizon for update in range(sum(finite))]
-
-
-def _rates_of_attempts(finite: list[bool], horizon: int) -> list[float]:
-    return [1 - attempt / horizon for attempt, ok in enumerate(finite) if ok]
+def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[float]]:
+    updates, attempts = range(sum(finite)), range(len(finite))
+    of_attempts = [1 - attempt / horizon for attempt in attempts]
+    of_attempts_that_updated = [rate for rate, updated in zip(of_attempts, finite, strict=True) if updated]
+    one_ahead = [1 - (update + 1) / horizon for update in updates]
+    at_attempts = [1 - sum(finite[:attempt]) / horizon for attempt in attempts]
+    own_horizon = [1 - update / len(updates) for update in updates]
+    return {
+        "{got} moves the schedule with every attempt: after a skip it is too low.": of_attempts_that_updated,
+        "{got} steps the schedule before the update: the first update has the full rate.": one_ahead,
+        "{got} holds the schedule still, where it should follow the updates.": [1.0 for _ in updates],
+        "{got} ends with the first update: is `return` inside the loop?": [1.0] if any(finite) else [],
+        "{got} has an entry for each attempt: only updates use a rate.": at_attempts,
+        "{got} has a rate for skipped attempts as well: there, no update uses one.": of_attempts,
+        "{got} takes the number of updates for the horizon, which is given.": own_horizon,
+    }
 
 
 learning_rates = Exercise(
     "learning_rates",
-    solution=_rates,
+    solution=lambda finite, horizon: [1 - update / horizon for update in range(sum(finite))],
     cases=[
         dict(finite=[True, True], horizon=4),
         dict(finite=[True, True, True], horizon=8),
         dict(finite=[True, False, True], horizon=4),
         dict(finite=[False, True, False, False, True, True], horizon=8),
     ],
-    misconceptions=[
-        Misconception(_rates_of_attempts, "{got} moves the schedule with every attempt: after a skip it is too low."),
-        Misconception(
-            lambda finite, horizon: [1 - (update + 1) / horizon for update in range(sum(finite))],
-            "{got} steps the schedule before the update: the first update has the full rate.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1.0] * sum(finite),
-            "{got} holds the schedule still, where it should follow the updates.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1.0] * any(finite),
-            "{got} ends with the first update: is `return` inside the loop?",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - sum(finite[:attempt]) / horizon for attempt in range(len(finite))],
-            "{got} has an entry for each attempt: only updates use a rate.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - attempt / horizon for attempt in range(len(finite))],
-            "{got} has a rate for skipped attempts as well: there, no update uses one.",
-        ),
-        Misconception(
-            lambda finite, horizon: [1 - update / sum(finite) for update in range(sum(finite))],
-            "{got} takes the number of updates for the horizon, which is given.",
-        ),
-    ],
+    misconceptions=_wrong_rates,
 )
 
 batches_trained = Exercise(
     "batches trained",
     solution=3 * 2,
-    misconceptions=[
-        Misconception(27, "{got} takes -1 for 'skip this batch': it ends the epoch."),
-        Misconception(22, "{got} lets the epochs after the first run through: their third batch is bad as well."),
-        Misconception(9, "{got} counts the bad batch of each epoch as trained: the hook runs before training_step."),
-        Misconception(20, "{got} loses one epoch's worth: every epoch ends at its third batch."),
-        Misconception(3, "{got} is one batch an epoch: how many come before the bad one?"),
-        Misconception(29, "{got} skips one batch in all: the bad one comes again in every epoch."),
-        Misconception(2, "{got} is one epoch. The next one starts, and ends at its third batch."),
-        Misconception(30, "{got} is all of them: nothing would have been skipped."),
-    ],
+    misconceptions={
+        "{got} takes -1 for 'skip this batch': it ends the epoch.": 27,
+        "{got} lets the epochs after the first run through: their third batch is bad as well.": 22,
+        "{got} counts the bad batch of each epoch as trained: the hook runs before training_step.": 9,
+        "{got} loses one epoch's worth: every epoch ends at its third batch.": 20,
+        "{got} is one batch an epoch: how many come before the bad one?": 3,
+        "{got} skips one batch in all: the bad one comes again in every epoch.": 29,
+        "{got} is one epoch. The next one starts, and ends at its third batch.": 2,
+        "{got} is all of them: nothing would have been skipped.": 30,
+    },
 )
 
 EXERCISES = (update_together, learning_rates, batches_trained)

@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from course_lib.memory import predict_peak
 from course_lib.schedules import SchedulePlan, SizeSchedule, SizeStage
 from course_lib.schedules.rates import LrRule
-from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, draw_curves, new_figure
-from workbook.exercises import Exercise, Misconception
+from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, add_legend, draw_curves, new_figure
+from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
 
 NUM_SAMPLES = 48
@@ -33,22 +33,17 @@ def figure_of_epochs(epochs: Mapping[str, Sequence[int]], num_samples: int = NUM
             start += batch
         if start < num_samples:
             axes.barh(row, num_samples - start, left=start, color="white", edgecolor=GREY, hatch="///", height=0.7)
-            middle = (start + num_samples) / 2
-            axes.text(
-                middle, row, f"{num_samples - start} never trained", ha="center", va="center", backgroundcolor="w"
-            )
+            middle, told = (start + num_samples) / 2, f"{num_samples - start} never trained"
+            axes.text(middle, row, told, ha="center", va="center", backgroundcolor="w")
     for size, colour in BLOCKS.items():
         axes.bar(0, 0, color=colour, label=f"batch of {size}")
-    axes.set(
-        title=f"The same {num_samples} samples: a reset or a changed batch size may leave some out, a plan does not",
-        xlabel="samples of the epoch, in the order in which they are trained",
-        yticks=range(len(epochs)),
-        yticklabels=list(epochs),
-        xlim=(0, num_samples),
+    axes.set_title(
+        f"The same {num_samples} samples: a reset or a changed batch size may leave some out, a plan does not"
     )
+    axes.set(xlabel="samples of the epoch, in the order in which they are trained", xlim=(0, num_samples))
+    axes.set_yticks(range(len(epochs)), list(epochs))
     axes.invert_yaxis()
-    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
-    axes.spines[["top", "right"]].set_visible(False)
+    add_legend(axes, "beside")
     return figure
 
 
@@ -62,18 +57,14 @@ def figure_of_runs(
         bars: ``{measure with its unit: {run: value}}``.
     """
     figure, (axes, *panels) = new_figure(13.0, 3.6, columns=1 + len(bars))
-    drawn: dict[str, tuple[Sequence[float], Sequence[float]]] = {
-        name: ([x for x, _ in points], [y for _, y in points]) for name, points in curves.items()
-    }
-    draw_curves(
-        axes, drawn, title="Per pixel trained", x="million pixels", y="accuracy on test digits, 32 pixels a side"
-    )
+    drawn = {name: ([x for x, _ in points], [y for _, y in points]) for name, points in curves.items()}
+    unit = "accuracy on test digits, 32 pixels a side"
+    draw_curves(axes, drawn, title="Per pixel trained", x="million pixels", y=unit)
     colours = dict(zip(curves, (BLUE, VERMILION, GREEN, PURPLE), strict=False))
     for panel, (measure, of_runs) in zip(panels, bars.items(), strict=True):
         found = panel.bar(range(len(of_runs)), list(of_runs.values()), color=[colours[name] for name in of_runs])
         panel.bar_label(found, fmt="{:,.4g}", padding=2, fontsize=9)
         panel.set(title=measure, xticks=[], ylim=(0, 1.15 * max(of_runs.values())))
-        panel.spines[["top", "right"]].set_visible(False)
     figure.suptitle("Resizing saves pixels and time, as does stopping early; the peak is the budget's, at every size")
     return figure
 
@@ -119,10 +110,8 @@ def figure_of_schedule(plan: SchedulePlan, rule: LrRule) -> Figure:
     for axes, (name, values), colour in zip(panels, lines.items(), (BLUE, VERMILION, PURPLE, GREEN), strict=True):
         axes.step([*starts, plan.total_steps], [*values, values[-1]], where="post", color=colour, linewidth=2)
         axes.set(xlabel="optimizer steps", ylabel=name, ylim=(0, 1.1 * max(values)), xlim=(0, plan.total_steps))
-        axes.spines[["top", "right"]].set_visible(False)
-    figure.suptitle(
-        "Within one budget, the batch goes down where the size goes up; what the learning rate does is a choice"
-    )
+    title = "Within one budget, the batch goes down where the size goes up; what the learning rate does is a choice"
+    figure.suptitle(title)
     return figure
 
 
@@ -130,7 +119,8 @@ def schedule_explorer() -> Explorer:
     """Sizes, a budget, epochs and a rule → sizes, batches, steps and learning rate over the run."""
 
     def render(smallest: int, largest: int, budget: int, epochs: int, hold: bool, rule: LrRule) -> tuple[Figure, str]:
-        sides = sorted({smallest, (smallest + largest) // 2 // 8 * 8 or 8, largest})
+        middle = max(8, (smallest + largest) // 2 // 8 * 8)
+        sides = sorted({smallest, middle, largest})
         starts = [round(epochs * i / len(sides)) for i in range(len(sides))]
         made = SizeSchedule.with_budget(dict(zip(starts, sides, strict=True)), budget * largest**2, multiple_of=1)
         if hold:
@@ -146,20 +136,35 @@ def schedule_explorer() -> Explorer:
         "smallest": ipywidgets.SelectionSlider(options=(8, 16, 24, 32), value=8, description="pixels a side, first"),
         "largest": ipywidgets.SelectionSlider(options=(32, 48, 64), value=32, description="pixels a side, last"),
         "budget": int_slider(16, 64, "samples of the last size"),
-        "epochs": ipywidgets.IntSlider(value=6, min=3, max=12, description="epochs", continuous_update=False),
+        "epochs": int_slider(6, 12, "epochs", lowest=3),
         "hold": ipywidgets.Checkbox(value=False, description="hold the effective batch"),
         "rule": ipywidgets.Dropdown(options=("linear", "sqrt", "none"), description="learning rate"),
     }
-    return Explorer(
-        controls, render, title="sizes and a budget → batches, steps, bytes and learning rate of 1,437 digits"
-    )
-
-
-# ----------------------------------------------------------------------------------------------- exercise 1: a budget
+    title = "sizes and a budget → batches, steps, bytes and learning rate of 1,437 digits"
+    return Explorer(controls, render, title=title)
 
 
 def _batch_sizes(sides: Sequence[int], budget: int, multiple_of: int) -> list[int]:
     return [budget // side**2 // multiple_of * multiple_of for side in sides]
+
+
+def _wrong_sizes(sides: list[int], budget: int, multiple_of: int) -> dict[str, list[int]]:
+    of_first = budget // sides[0] ** 2
+    exact = [budget / side**2 / multiple_of for side in sides]
+    by_side = [budget // side // multiple_of * multiple_of for side in sides]
+    halved = [of_first * sides[0] // side // multiple_of * multiple_of for side in sides]
+    up = [math.ceil(multiples) * multiple_of for multiples in exact]
+    nearest = [round(multiples) * multiple_of for multiples in exact]
+    return {
+        "{got} divides by the side: twice the side is four times the pixels.": by_side,
+        "{got} halves the batch where the side doubles: the pixels are four times as many.": halved,
+        "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.": up,
+        "{got} rounds to the nearest, which may be beyond the budget.": nearest,
+        "{got} fits, and is no multiple of what was asked for.": [budget // side**2 for side in sides],
+        "{got} gives a batch also where the budget holds none: say 0, so that somebody notices before the device.": (
+            [max(multiple_of, size) for size in _batch_sizes(sides, budget, multiple_of)]
+        ),
+    }
 
 
 batch_sizes = Exercise(
@@ -174,46 +179,28 @@ batch_sizes = Exercise(
         dict(sides=[8, 24], budget=15_000, multiple_of=8),
         dict(sides=[64, 96], budget=32_768, multiple_of=4),
     ],
-    misconceptions=[
-        Misconception(
-            lambda sides, budget, multiple_of: [budget // side // multiple_of * multiple_of for side in sides],
-            "{got} divides by the side: twice the side is four times the pixels.",
-        ),
-        Misconception(
-            lambda sides, budget, multiple_of: [
-                budget // sides[0] ** 2 * sides[0] // side // multiple_of * multiple_of for side in sides
-            ],
-            "{got} halves the batch where the side doubles: the pixels are four times as many.",
-        ),
-        Misconception(
-            lambda sides, budget, multiple_of: [
-                math.ceil(budget / side**2 / multiple_of) * multiple_of for side in sides
-            ],
-            "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.",
-        ),
-        Misconception(
-            lambda sides, budget, multiple_of: [round(budget / side**2 / multiple_of) * multiple_of for side in sides],
-            "{got} rounds to the nearest, which may be beyond the budget.",
-        ),
-        Misconception(
-            lambda sides, budget, multiple_of: [budget // side**2 for side in sides],
-            "{got} fits, and is no multiple of what was asked for.",
-        ),
-        Misconception(
-            lambda sides, budget, multiple_of: [
-                max(multiple_of, budget // side**2 // multiple_of * multiple_of) for side in sides
-            ],
-            "{got} gives a batch also where the budget holds none: say 0, so that somebody notices before the device.",
-        ),
-    ],
+    misconceptions=_wrong_sizes,
 )
-
-
-# ----------------------------------------------------------------------------------- exercise 2: the effective batch
 
 
 def _windows(batch_sizes: Sequence[int], effective_batch_size: int, world_size: int) -> list[int]:
     return [effective_batch_size // (batch * world_size) for batch in batch_sizes]
+
+
+def _wrong_windows(batch_sizes: list[int], effective_batch_size: int, world_size: int) -> dict[str, list[int]]:
+    first, last = batch_sizes[0], batch_sizes[-1]
+    of_first = effective_batch_size // (first * world_size)
+    on_one_rank = [effective_batch_size // batch for batch in batch_sizes]
+    multiplied = [effective_batch_size * world_size // batch for batch in batch_sizes]
+    return {
+        "{got} forgets the ranks: each of them adds its batch to every update.": on_one_rank,
+        "{got} multiplies by the ranks: more ranks need fewer micro-batches, not more.": multiplied,
+        "{got} is one number for all stages: the batch shrinks, so the window has to grow.": [
+            of_first for _ in batch_sizes
+        ],
+        "{got} is upside down: the largest batch needs the shortest window.": [batch // last for batch in batch_sizes],
+        "{got} holds the first stage's batch, whatever was asked for.": [first // batch for batch in batch_sizes],
+    }
 
 
 windows = Exercise(
@@ -225,38 +212,8 @@ windows = Exercise(
         dict(batch_sizes=[64, 16, 4], effective_batch_size=256, world_size=2),
         dict(batch_sizes=[32, 8], effective_batch_size=384, world_size=4),
     ],
-    misconceptions=[
-        Misconception(
-            lambda batch_sizes, effective_batch_size, world_size: [
-                effective_batch_size // batch for batch in batch_sizes
-            ],
-            "{got} forgets the ranks: each of them adds its batch to every update.",
-        ),
-        Misconception(
-            lambda batch_sizes, effective_batch_size, world_size: [
-                effective_batch_size * world_size // batch for batch in batch_sizes
-            ],
-            "{got} multiplies by the ranks: more ranks need fewer micro-batches, not more.",
-        ),
-        Misconception(
-            lambda batch_sizes, effective_batch_size, world_size: [
-                effective_batch_size // (batch_sizes[0] * world_size) for _ in batch_sizes
-            ],
-            "{got} is one number for all stages: the batch shrinks, so the window has to grow.",
-        ),
-        Misconception(
-            lambda batch_sizes, effective_batch_size, world_size: [batch // batch_sizes[-1] for batch in batch_sizes],
-            "{got} is upside down: the largest batch needs the shortest window.",
-        ),
-        Misconception(
-            lambda batch_sizes, effective_batch_size, world_size: [batch_sizes[0] // batch for batch in batch_sizes],
-            "{got} holds the first stage's batch, whatever was asked for.",
-        ),
-    ],
+    misconceptions=_wrong_windows,
 )
-
-
-# ------------------------------------------------------------------------------------------ exercise 3: a comparison
 
 Run = Sequence[tuple[int, float]]
 """``(side, accuracy)`` of each epoch."""
@@ -277,6 +234,19 @@ def _gain(baseline: Run, resized: Run, cost: Callable[[int], float] = lambda sid
     return round(_within(resized, budget, cost) - _within(baseline, budget, cost), 4)
 
 
+def _wrong_gains(baseline: Run, resized: Run) -> dict[str, float]:
+    at_the_end = round(resized[-1][1] - baseline[-1][1], 4)
+    best = round(max(accuracy for _, accuracy in resized) - max(accuracy for _, accuracy in baseline), 4)
+    by_epochs = _gain(baseline, resized, cost=lambda side: 1)
+    by_sides = _gain(baseline, resized, cost=lambda side: side)
+    return {
+        "{got} lets the longer run go on past the cheaper one's pixels: it has trained more.": at_the_end,
+        "{got} compares the best epochs, wherever they are: picked afterwards, by the accuracy itself.": best,
+        "{got} compares after as many epochs. An epoch of small images costs less: count pixels.": by_epochs,
+        "{got} counts sides, not pixels: an epoch at 16 costs a quarter of one at 32.": by_sides,
+    }
+
+
 gain = Exercise(
     "gain",
     solution=_gain,
@@ -292,26 +262,7 @@ gain = Exercise(
             resized=[(16, 0.25), (16, 0.375), (32, 0.75), (32, 0.9375), (32, 0.625)],
         ),
     ],
-    misconceptions=[
-        Misconception(
-            lambda baseline, resized: round(resized[-1][1] - baseline[-1][1], 4),
-            "{got} lets the longer run go on past the cheaper one's pixels: it has trained more.",
-        ),
-        Misconception(
-            lambda baseline, resized: round(
-                max(accuracy for _, accuracy in resized) - max(accuracy for _, accuracy in baseline), 4
-            ),
-            "{got} compares the best epochs, wherever they are: picked afterwards, by the accuracy itself.",
-        ),
-        Misconception(
-            lambda baseline, resized: _gain(baseline, resized, cost=lambda side: 1),
-            "{got} compares after as many epochs. An epoch of small images costs less: count pixels.",
-        ),
-        Misconception(
-            lambda baseline, resized: _gain(baseline, resized, cost=lambda side: side),
-            "{got} counts sides, not pixels: an epoch at 16 costs a quarter of one at 32.",
-        ),
-    ],
+    misconceptions=_wrong_gains,
 )
 
 EXERCISES = (batch_sizes, windows, gain)

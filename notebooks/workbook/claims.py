@@ -48,22 +48,14 @@ class Claims:
 
     def show(self) -> None:
         """Show the chapter's claims as a table; claims that no cell has settled in this run are said to be open."""
-        show_table(
-            ["", "claim", "verdict", "because"],
-            [
-                [
-                    row["id"],
-                    row["claim"],
-                    VERDICTS[row["verdict"]] if row["id"] in self.settled else "open",
-                    row["reason"],
-                ]
-                for row in self.rows.values()
-            ],
-        )
+        rows = []
+        for claim, row in self.rows.items():
+            verdict = VERDICTS[row["verdict"]] if claim in self.settled else "open"
+            rows.append([claim, row["claim"], verdict, row["reason"]])
+        show_table(["", "claim", "verdict", "because"], rows)
 
     @staticmethod
     def _line(row: dict[str, Any]) -> str:
         reason = f"{VERDICTS[row['verdict']]}: {row['reason']}"
-        return f"{row['id']} \u201c{row['claim']}\u201d\n" + textwrap.fill(
-            reason, 96, initial_indent="   ", subsequent_indent="   "
-        )
+        filled = textwrap.fill(reason, 96, initial_indent="   ", subsequent_indent="   ")
+        return f"{row['id']} \u201c{row['claim']}\u201d\n{filled}"

@@ -11,10 +11,12 @@ import io
 import logging
 import textwrap
 import warnings
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Literal
 
+import matplotlib
 from IPython.display import Markdown, display
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
@@ -23,14 +25,34 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY = (
 )  # fmt: skip
 """Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
 
+Curve = tuple[Sequence[float], Sequence[float]]
+"""Points: their x, and their y."""
+Place = Literal["best", "upper left", "lower left", "beside"]
+"""Of a legend: beside the axes, or in them."""
+
 
 def new_figure(width: float = 9.0, height: float = 3.0, columns: int = 1) -> tuple[Figure, Any]:
-    """A white figure with one Axes, or an array of ``columns`` of them. Sizes in inches."""
+    """A white figure with one Axes, or an array of ``columns`` of them, open at the top and right. Sizes in inches."""
     figure = Figure(figsize=(width, height), facecolor="white", layout="constrained")
-    return figure, figure.subplots(1, columns)
+    with matplotlib.rc_context({"axes.spines.top": False, "axes.spines.right": False}):
+        return figure, figure.subplots(1, columns)
+
+
+def add_legend(axes: Axes, place: Place = "best") -> None:
+    """A legend without a frame, within the axes or beside them, on the right."""
+    if place == "beside":
+        axes.legend(loc="center left", bbox_to_anchor=(1, 0.5), frameon=False)
+    else:
+        axes.legend(loc=place, frameon=False)
+
+
+def add_legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
+    """One legend for all axes of a figure, under them."""
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), frameon=False, fontsize=9)
 
 
 def png_bytes(figure: Figure) -> bytes:
+    """The picture as a file's content."""
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", dpi=110)
     return buffer.getvalue()
@@ -42,16 +64,18 @@ def show_figure(figure: Figure, sentence: str) -> None:
     display(Markdown(f"*{sentence}*"))
 
 
-def draw_curves(
-    axes: Axes, curves: dict[str, tuple[Sequence[float], Sequence[float]]], *, title: str, x: str, y: str
-) -> None:
-    """Draw named curves, told apart by colour, line and marker."""
+def draw_curves(axes: Axes, curves: Mapping[str, Curve], *, title: str, x: str, y: str, legend: Place = "best") -> None:
+    """Draw named curves, told apart by colour, line and marker; ``legend`` is the place of :func:`add_legend`."""
     looks = zip((BLUE, VERMILION, GREEN, PURPLE), ("-", "--", "-.", ":"), "osD^", strict=True)
     for (name, (xs, ys)), (colour, line, marker) in zip(curves.items(), looks, strict=False):
         axes.plot(xs, ys, color=colour, linestyle=line, marker=marker, markevery=max(1, len(xs) // 10), label=name)
     axes.set(title=title, xlabel=x, ylabel=y)
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False)
+    add_legend(axes, legend)
+
+
+def numbered(values: Sequence[float]) -> Curve:
+    """A curve of values over their numbers from 1: of epochs, of steps."""
+    return range(1, len(values) + 1), values
 
 
 def show_source(*objects: Callable[..., Any] | property | type) -> None:

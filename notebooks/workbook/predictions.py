@@ -21,9 +21,8 @@ class Predictions:
     def commit(self, question: str, answer: float | bool) -> None:
         """Keep an answer. It can be changed until the question is revealed."""
         if answer is None or answer is ...:
-            raise ValueError(
-                f"{question!r}: put a number in the place of {answer!r}; a wrong one teaches more than none"
-            )
+            wanted = f"put a number in the place of {answer!r}; a wrong one teaches more than none"
+            raise ValueError(f"{question!r}: {wanted}")
         if question in self._found:
             print(f"{question}: it has been revealed, so your {self._said[question]} stays.")
             return
@@ -36,21 +35,15 @@ class Predictions:
             raise ValueError(f"{question!r} has no prediction; committed are: {', '.join(self._said) or 'none'}")
         self._found[question] = found
         said = self._said[question]
-        print(
-            f"{question}: it is {found}, as you said."
-            if said == found
-            else f"{question}: you said {said}, it is {found}."
-        )
+        if said == found:
+            print(f"{question}: it is {found}, as you said.")
+        else:
+            print(f"{question}: you said {said}, it is {found}.")
 
     def summary(self) -> None:
         """Show all predictions of the chapter as a table."""
-        rows = [
-            [
-                question,
-                said,
-                self._found.get(question, "not yet seen"),
-                "yes" if said == self._found.get(question) else "no",
-            ]
-            for question, said in self._said.items()
-        ]
+        rows = []
+        for question, said in self._said.items():
+            found = self._found.get(question, "not yet seen")
+            rows.append([question, said, found, "yes" if said == found else "no"])
         show_table(["question", "you said", "it is", "right"], rows)

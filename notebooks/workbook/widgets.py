@@ -18,9 +18,9 @@ from matplotlib.figure import Figure
 from workbook.display import png_bytes
 
 
-def int_slider(value: int, highest: int, name: str) -> ipywidgets.IntSlider:
-    """A slider from 1 that reports when it is let go: a figure a step would lag behind."""
-    return ipywidgets.IntSlider(value=value, min=1, max=highest, description=name, continuous_update=False)
+def int_slider(value: int, highest: int, name: str, lowest: int = 1) -> ipywidgets.IntSlider:
+    """A slider that reports when it is let go: a figure a step would lag behind."""
+    return ipywidgets.IntSlider(value=value, min=lowest, max=highest, description=name, continuous_update=False)
 
 
 class Explorer:
@@ -61,13 +61,8 @@ class Explorer:
 
     def show(self) -> None:
         """Display the widget; where no kernel runs, a line says what would be there."""
-        box = ipywidgets.VBox(
-            [
-                ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"}),
-                self._image,
-                self._html,
-            ]
-        )
+        controls = ipywidgets.HBox(list(self.controls.values()), layout={"flex_flow": "row wrap"})
+        box = ipywidgets.VBox([controls, self._image, self._html])
         bundle = dict(box._repr_mimebundle_())
         bundle["text/plain"] = f"[interactive: {self.title}. Run this cell in JupyterLab to move the controls.]"
         display(bundle, raw=True)

@@ -10,7 +10,9 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 from workbook import ch02_dataloader_internals as chapter
+from workbook.ch02_exercises import padding
 from workbook.display import png_bytes
+from workbook.exercises import NotSolved
 
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, simulate_pipeline
@@ -164,7 +166,7 @@ def test_the_figure_of_the_sweep_draws_speed_relative_to_no_workers():
 
 
 def test_padding_is_what_fills_up_each_batch_to_its_longest():
-    assert chapter.padding([[0, 1], [2]], lengths=[5, 2, 9]) == 3
+    assert padding([[0, 1], [2]], lengths=[5, 2, 9]) == 3
 
 
 def test_an_answer_that_changes_its_samples_does_not_change_the_question():
@@ -174,7 +176,7 @@ def test_an_answer_that_changes_its_samples_does_not_change_the_question():
         return torch.tensor(samples), torch.tensor([len(sample) for sample in samples])
 
     for _ in range(2):
-        with pytest.raises(chapter.NotSolved, match="Each sample got the length of the longest"):
+        with pytest.raises(NotSolved, match="Each sample got the length of the longest"):
             chapter.pad_collate.check(in_place)
 
 
@@ -206,5 +208,5 @@ def test_other_right_answers_pass(capsys):
     [(None, "no answer yet"), (6, "a function is asked for"), (lambda *_: 1 / 0, "raised ZeroDivisionError")],
 )
 def test_what_is_no_answer_is_told(exercise, answer, message):
-    with pytest.raises(chapter.NotSolved, match=message):
+    with pytest.raises(NotSolved, match=message):
         exercise.check(answer)
