@@ -15,6 +15,6 @@ As a command: ``python -m course_lib.steps --help``.
 """
 
 from course_lib.steps.epochs import EqualEpochs, Tail, Window
-from course_lib.steps.plan import PerEpoch, StepPlan, max_steps_for, plan_steps
+from course_lib.steps.plan import PerEpoch, StepPlan, Windows, max_steps_for, plan_steps
 
-__all__ = ["EqualEpochs", "PerEpoch", "StepPlan", "Tail", "Window", "max_steps_for", "plan_steps"]
+__all__ = ["EqualEpochs", "PerEpoch", "StepPlan", "Tail", "Window", "Windows", "max_steps_for", "plan_steps"]
