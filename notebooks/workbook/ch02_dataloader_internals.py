@@ -1,4 +1,4 @@
-"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. What it asks is in `ch02_exercises`.
+"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`.
 
 The datasets and the worker are here, not in the notebook, because a process that was spawned imports what it runs.
 """
