@@ -171,7 +171,7 @@ class EpochBatchSampler(ABC):
             )
         if self.tail == "spread" and hasattr(self, "batch_size"):
             raise ValueError(
-                f"accelerator.prepare() keeps full batches of {self.batch_size} alone, and tail=\"spread\" makes some "
+                f'accelerator.prepare() keeps full batches of {self.batch_size} alone, and tail="spread" makes some '
                 'that are smaller: use tail="drop" or tail="pad", or read the sampler through a ResumableDataLoader, '
                 "which prepare() leaves as it is"
             )
