@@ -49,7 +49,7 @@ def load_digits() -> tuple[Tensor, Tensor]:
 def load_words() -> list[str]:
     """The first 2,000 distinct words of Lewis Carroll's *Alice's Adventures in Wonderland* (1865), in the book's order.
 
-    Each has 1 to 14 letters, a to z in lower case. Every call reads them anew, so the list is the caller's to change.
+    Each has 1 to 14 letters, a to z in lower case. Every call reads them again, so the list is the caller's to change.
     Raises FileNotFoundError where the file is missing, ValueError where its checksum is another.
     """
     return _read_checked("words.txt").decode("ascii").splitlines()

@@ -1,6 +1,6 @@
 """When each batch is fetched, waited for and delivered: measured on a loader, and modelled.
 
-A loader tells neither when a worker began a batch nor how long the training step stood still for it. So workers and
+A loader says neither when a worker began a batch nor how long the training step stood still for it. So workers and
 prefetching are added by trial, where one measured epoch would say which side is the slow one.
 The rule: *the slower side sets the pace, workers / load_s or 1 / compute_s; prefetching evens out what varies, and
 makes nothing faster.*
@@ -117,8 +117,8 @@ def simulate_pipeline(
     the step computes. A worker fetches its batches one after another; they are delivered in order.
 
     Args:
-        load_s: Seconds to fetch and collate a batch; a sequence begins anew when it is used up.
-        compute_s: Seconds of the training step, likewise.
+        load_s: Seconds to fetch and collate a batch; a sequence begins again when it is used up.
+        compute_s: Seconds of the training step, in the same form.
         workers: `num_workers`; 0: the main process fetches each batch when it needs it.
         prefetch: `prefetch_factor`, the most batches that a worker is given ahead of their delivery.
         batches: Batches in the epoch.
@@ -219,7 +219,7 @@ class _Stopwatch(Dataset[Any]):
         vars(self).update(_timed_dataset=dataset, _timed_collate_fn=collate_fn, _timed_start=None)
 
     def __getattr__(self, name: str) -> Any:
-        # How to be copied and pickled is not the dataset's to say; meanwhile there may be none to ask.
+        # Copying and pickling must not ask the dataset, which may not be there yet.
         if name.startswith("__") or "_timed_dataset" not in vars(self):
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
         return getattr(self._timed_dataset, name)

@@ -2,8 +2,8 @@
 
 Differences that are meant, each with a test of its own below the random ones: a map-style dataset that raises
 StopIteration is an error (torch ends the epoch there, without a word); nonsense for `timeout` and `prefetch_factor` is
-refused when the loader is made, not when it is iterated; `iter(sampler)` is called once an epoch with workers too;
-after an error of `worker_init_fn` each of the worker's tasks gets that error.
+refused when the loader is made, not when it is iterated; so is a datapipe with `shuffle` or workers; `iter(sampler)`
+is called once an epoch with workers too; after an error of `worker_init_fn` each of the worker's tasks gets that error.
 """
 
 import collections
@@ -47,6 +47,7 @@ from torch.utils.data import (
     get_worker_info,
 )
 from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
+from torch.utils.data.datapipes.iter import IterableWrapper
 
 import course_lib.loader.loader as loader_module
 import course_lib.loader.workers as workers_module
@@ -453,6 +454,13 @@ def test_what_torch_refuses_when_it_is_iterated_is_refused_at_once(arguments, me
         iter(DataLoader(MANY, **arguments))
     with pytest.raises(ValueError, match=message):
         MiniDataLoader(MANY, **arguments)
+
+
+@pytest.mark.parametrize("options", [dict(shuffle=True), dict(num_workers=1)])
+def test_a_datapipe_that_torch_would_shuffle_or_shard_is_refused(options):
+    with pytest.raises(ValueError, match=r"a datapipe is read .* without workers.*got IterableWrapper with"):
+        MiniDataLoader(IterableWrapper(range(4)), **options)
+    assert [batch.item() for batch in MiniDataLoader(IterableWrapper(range(4)))] == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("name", "batch_size batch_sampler sampler drop_last dataset persistent_workers".split())

@@ -13,7 +13,7 @@ from operator import length_hint
 from typing import Any
 
 import torch
-from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
+from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe
 
 from course_lib._ranks import world_size_of
 from course_lib.loader.pinning import PinningThread, can_pin, pin
@@ -27,12 +27,13 @@ class MiniDataLoader(DataLoader[Any]):
     Torch's constructor checks the arguments and makes the samplers; the iterators and the workers are our own.
 
     Args:
-        dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``.
-        batch_size: Samples a batch; ``None`` delivers single samples.
+        dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``; a datapipe
+            only without ``shuffle`` and without workers.
+        batch_size: Samples in a batch; ``None`` delivers single samples.
         shuffle: A new order in each epoch, drawn from ``generator``.
         sampler: Yields indices; excludes ``shuffle``.
         batch_sampler: Yields lists of indices; excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        num_workers: Processes that fetch and collate; with 0, whoever asks for the batch does.
+        num_workers: Processes that fetch and collate; with 0, the process that asks for a batch makes it.
         collate_fn: Makes a batch of a list of samples. Default: torch's, which keeps tuples, dicts and their nesting.
         pin_memory: Copy tensors to page-locked memory where there is an accelerator; with workers, in a thread.
         drop_last: Leave out a smaller last batch (of a stream: of each worker).
@@ -74,6 +75,11 @@ class MiniDataLoader(DataLoader[Any]):
         pin_memory_device: str = "",
         in_order: bool = True,
     ) -> None:
+        if isinstance(dataset, IterDataPipe) and (shuffle or num_workers):
+            raise ValueError(
+                "a datapipe is read in its own order and without workers, as torch shuffles and shards it in its own "
+                f"iterators: got {type(dataset).__name__} with shuffle={shuffle} and num_workers={num_workers}"
+            )
         super().__init__(
             dataset,
             batch_size,
@@ -127,7 +133,7 @@ class MiniDataLoader(DataLoader[Any]):
     def state_dict(self) -> dict[str, Any]:
         """What the order of this epoch is drawn from, and the number of its batches that were *delivered*.
 
-        Batches that workers have fetched ahead do not count. Behind the last batch an epoch's state is the next one's.
+        Batches that workers have fetched ahead do not count. Once an epoch has ended, the state is that of the next.
         Raises ValueError within an epoch that workers deliver without ``in_order``: it has no position.
         """
         if self._position and not (self._resume or self.in_order or self.num_workers < 2):
@@ -135,7 +141,7 @@ class MiniDataLoader(DataLoader[Any]):
         return copy.deepcopy(self._resume or self._position or self._start())
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Make the next epoch the one of ``state``, behind the batches that were delivered.
+        """Make the next epoch the one of ``state``, and begin it after the batches that were delivered.
 
         Its order comes out again: the generator that it is drawn from is set back (torch's global one, where none was
         given), and the sampler by its own ``load_state_dict``, where it has one, or to its epoch. A stream has no
@@ -177,7 +183,7 @@ class MiniDataLoader(DataLoader[Any]):
         self._position, self._resume = dict(self._resume), {}
         if not self._position:
             self._position = self._start()
-            if isinstance(self._index_sampler, EpochBatchSampler):  # which else says where its last iterator stands
+            if isinstance(self._index_sampler, EpochBatchSampler):  # by default: where its last iterator stands
                 self._position["sampler"] = self._index_sampler.state_dict(batches=0)
         else:
             self._order_generator.set_state(self._position["order_generator"])
@@ -209,7 +215,7 @@ def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: b
             if getattr(dataset, "__getitems__", None):
                 return collate_fn(dataset.__getitems__(indices))
             return collate_fn([dataset[index] for index in indices])
-        except StopIteration as error:  # it would end the epoch, without a word
+        except StopIteration as error:  # it would end the epoch without a word
             raise RuntimeError(f"dataset or collate_fn raised StopIteration for {indices}") from error
 
     def from_stream(indices: Any) -> Any:

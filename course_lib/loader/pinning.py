@@ -34,7 +34,7 @@ class PinningThread:
         except queue.Empty:
             return None
         if isinstance(item, BaseException):
-            self._pinned.put(item)  # whoever asks again is told so too
+            self._pinned.put(item)  # for the next one who asks
             raise item
         return item  # type: ignore[no-any-return]
 
@@ -47,7 +47,7 @@ class PinningThread:
                 while (item := self._crew.answer(LOOK_SECONDS)) is None:
                     self._crew.look()
                 self._pinned.put((item[0], self._pin(item[1], device_index)))
-                del item  # not to hold a batch while waiting for the next
+                del item  # so that no batch is held while waiting for the next
         except BaseException as error:
             self._pinned.put(error)
 

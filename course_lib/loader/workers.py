@@ -33,7 +33,7 @@ from torch.utils.data import DataLoader
 from torch.utils.data._utils import worker as torch_worker  # what torch.utils.data.get_worker_info() reads
 
 LOOK_SECONDS = 5.0
-"""How often who waits looks whether the other side lives: most ends are seen at once, by the end of the pipe."""
+"""How often a side that waits checks that the other one lives. Most ends are seen at once, by the end of the pipe."""
 
 
 @dataclass(frozen=True)
@@ -56,7 +56,7 @@ class Failure:
     @classmethod
     def of(cls, error: BaseException, where: str) -> Failure:
         text = "".join(traceback.format_exception(error))
-        kind = RuntimeError if isinstance(error, StopIteration) else type(error)  # it would end the epoch, unheard
+        kind = RuntimeError if isinstance(error, StopIteration) else type(error)  # it would end the epoch
         return cls(kind, f"Caught {type(error).__name__} {where}.\nOriginal {text}")
 
     def error(self) -> BaseException:
@@ -135,7 +135,7 @@ def _watch(pipe: Any, forked_from: int | None) -> None:
 
 
 def _receive(pipe: Any, tasks: queue.SimpleQueue[Any]) -> None:
-    """Take tasks as they come; behind the last, ``None`` instead of those for which nobody waits any more."""
+    """Take tasks as they come. When the main process hangs up, ``None`` replaces those that are still waiting."""
     try:
         with contextlib.suppress(EOFError, OSError):
             while True:
@@ -155,7 +155,7 @@ def _send(pipe: Any, large: queue.Queue[Any]) -> None:
 
 
 def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
-    """What ``act`` returns, or what is to be told of its end."""
+    """What ``act`` returns, or else a message that says how it ended."""
     try:
         return act(*arguments)
     except StopIteration:
@@ -165,7 +165,7 @@ def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
 
 
 INLINE_BYTES = 2**16
-"""The largest that is small; a few of them fit into a pipe of which nobody reads."""
+"""The largest answer that counts as small: a few of them fit into a pipe that nobody is reading."""
 
 
 class _Pickler(ForkingPickler):
