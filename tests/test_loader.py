@@ -458,7 +458,7 @@ def test_what_torch_refuses_when_it_is_iterated_is_refused_at_once(arguments, me
 
 @pytest.mark.parametrize("options", [dict(shuffle=True), dict(num_workers=1)])
 def test_a_datapipe_that_torch_would_shuffle_or_shard_is_refused(options):
-    with pytest.raises(ValueError, match=r"a datapipe is read .* without workers.*got IterableWrapper with"):
+    with pytest.raises(ValueError, match=r"a datapipe is read .* without workers.*got IterableWrapper"):
         MiniDataLoader(IterableWrapper(range(4)), **options)
     assert [batch.item() for batch in MiniDataLoader(IterableWrapper(range(4)))] == [0, 1, 2, 3]
 
