@@ -16,6 +16,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of
+from course_lib.loader import MiniDataLoader
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, plan_steps
@@ -201,7 +202,7 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
             limit_train_batches=trainer.limit_train_batches,
         )
         return plan, ""
-    plain = type(loader) is DataLoader and loader.batch_size is not None and isinstance(loader.sampler, Sized)
+    plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None and isinstance(loader.sampler, Sized)
     if plain and not trainer.overfit_batches:  # type: ignore[attr-defined]
         sampler = loader.sampler
         shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last

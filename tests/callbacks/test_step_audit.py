@@ -9,6 +9,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib.callbacks import StepAudit, StepCountError
 from course_lib.launch import run_ranks
+from course_lib.loader import MiniDataLoader
 from course_lib.steps import plan_steps
 from tests.trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
 
@@ -101,6 +102,13 @@ def test_audit_plans_nothing_for_manual_optimization():
     fit(Manual(), audit, max_epochs=1)
     assert (audit.plan, audit.attempts, audit.updates) == (None, 5, 5)
     assert "manual optimization" in audit.explain()
+
+
+@pytest.mark.parametrize("kind", [DataLoader, MiniDataLoader])
+def test_audit_plans_plain_loaders_by_their_samples(kind):
+    audit = StepAudit(strict=True)
+    fit(CountingModule(), audit, loader=kind(range(7), 2), max_epochs=1)
+    assert [window.per_rank_samples for window in audit.plan.windows] == [2, 2, 2, 1]
 
 
 def test_audit_plans_loaders_of_another_kind_by_their_batches():
