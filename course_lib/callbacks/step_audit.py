@@ -202,8 +202,8 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
             limit_train_batches=trainer.limit_train_batches,
         )
         return plan, ""
-    plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None and isinstance(loader.sampler, Sized)
-    if plain and not trainer.overfit_batches:  # type: ignore[attr-defined]
+    plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None
+    if plain and isinstance(loader.sampler, Sized) and not trainer.overfit_batches:  # type: ignore[attr-defined]
         sampler = loader.sampler
         shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last
         plan = plan_steps(
