@@ -14,6 +14,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 from course_lib.conformance import assert_batch_sampler, check_batch_sampler
 from course_lib.conformance.report import RULES
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from tests import effort
 
 # ------------------------------------------------------------------------------------------- samplers that are right
 
@@ -513,7 +514,7 @@ def test_each_fault_breaks_its_rule_and_no_other(fault, dealt):
 
 
 def test_faults_are_found_without_a_second_stream_and_by_the_shapes_of_a_list():
-    for fault, rule in FAULTS.items():
+    for fault, rule in list(FAULTS.items())[: effort.cases(8, len(FAULTS))]:
         if rule != 10:
             report = check_batch_sampler(fault, all_of, shapes=[dict(n=n, batch_size=3) for n in (7, 22, 23, 24)])
             assert rules(report) == [rule], report

@@ -17,6 +17,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
+from tests import effort
 
 
 class Pair:
@@ -341,7 +342,7 @@ def is_running(pid):
     return with_status.status() != psutil.STATUS_ZOMBIE
 
 
-def test_a_hundred_calls_leave_nothing(monkeypatch, tmp_path):
+def test_many_calls_leave_nothing(monkeypatch, tmp_path):
     def total(rank):
         x = torch.tensor([rank])
         dist.all_reduce(x)
@@ -362,7 +363,7 @@ def test_a_hundred_calls_leave_nothing(monkeypatch, tmp_path):
     run_ranks(total)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     before = left_behind()
-    for call in range(100):
+    for call in range(effort.cases(20, 100)):
         if call % 10 == 9:
             with pytest.raises(RankError):
                 run_ranks(lambda rank: os.abort() if rank else dist.barrier())
@@ -426,8 +427,11 @@ def test_a_script_needs_no_main_guard_and_its_classes_pickle(short_path, method)
     assert out == "[[0, 1], [0, 1]]\n", err
 
 
-@pytest.mark.parametrize("mode", ["hang", "hold", "linger"])
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGKILL])
+KILLED = [(signal.SIGINT, "hang"), (signal.SIGKILL, "linger"), (signal.SIGKILL, "hold")]
+KILLED += [(signal.SIGINT, "hold"), (signal.SIGINT, "linger"), (signal.SIGKILL, "hang")]
+
+
+@pytest.mark.parametrize(("number", "mode"), KILLED[: effort.cases(3, 6)])
 def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, mode):
     process = start_script(short_path, mode)
     while len(pids := [int(p.name.split("-")[1]) for p in short_path.glob("?-*")]) < 2:

@@ -373,7 +373,7 @@ def transcript(kind, case):
 @pytest.mark.parametrize("seed", range(8))
 def test_random_loaders_do_what_torchs_does(seed):
     # 320 in all, with --thorough. What datasets draw in workers is compared too, and so are their seeds.
-    rng, seen, numbers = random.Random(f"loader {seed}"), Counter(), range(effort.cases(15, 40))
+    rng, seen, numbers = random.Random(f"loader {seed}"), Counter(), range(effort.cases(10, 40))
     for number in numbers:
         case = random_case(rng)
         expected, ours = transcript(DataLoader, case), transcript(MiniDataLoader, case)

@@ -32,6 +32,7 @@ from course_lib.memory import batch_size_search
 from course_lib.memory.batch_size import find_batch_size, find_batch_sizes
 from course_lib.memory.predicting import predict_peak
 from course_lib.resume import ResumableDataLoader
+from tests import effort
 
 PEAKS = TruePeaks()
 
@@ -63,12 +64,13 @@ def fit(limit, **options):
 
 
 def test_fifty_limits(remembered):
-    outcomes = compare(limits(50), {"find_batch_size": ours}, PEAKS)["find_batch_size"]
+    number = effort.cases(15, 50)
+    outcomes = compare(limits(50)[:number], {"find_batch_size": ours}, PEAKS)["find_batch_size"]
     assert min(outcome.share for outcome in outcomes) >= 0.95
     assert all(outcome.answer <= outcome.largest and outcome.answer_ran for outcome in outcomes)
     assert max(len(outcome.trials) for outcome in outcomes) <= 3
     assert sum(outcome.errors for outcome in outcomes) == 0
-    assert len({outcome.answer for outcome in outcomes}) > 40 and outcomes[0].answer == 1
+    assert len({outcome.answer for outcome in outcomes}) > 0.8 * number and outcomes[0].answer == 1
 
 
 @pytest.mark.parametrize("limit", limits(8))

@@ -375,7 +375,7 @@ def test_ranks(world_size):
 """
 
 
-@pytest.mark.parametrize("gpus", [1, 2])
+@pytest.mark.parametrize("gpus", [2, 1][: effort.cases(1, 2)])
 def test_ranks_of_tests_see_no_gpu_however_many_there_are(gpus, tmp_path):
     (tmp_path / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"))
     (tmp_path / "machine.py").write_text(MACHINE.format(gpus=gpus))

@@ -17,6 +17,7 @@ from workbook.display import png_bytes
 
 from course_lib.memory import measure_peak
 from course_lib.schedules import SizeSchedule
+from tests import effort
 
 
 def test_a_row_has_a_block_for_each_batch_and_says_what_is_missing():
@@ -44,8 +45,10 @@ def test_a_schedule_is_drawn_at_the_steps_of_its_plan():
     assert rates == [[0, 1], [3, 0.5], [15, 0.5]]
 
 
-@pytest.mark.parametrize("hold", [False, True])
-@pytest.mark.parametrize("largest", [32, 48, 64])
+PLACES = [(True, 64), (False, 32), (True, 48), (False, 64), (True, 32), (False, 48)]
+
+
+@pytest.mark.parametrize(("hold", "largest"), PLACES[: effort.cases(2, 6)])
 def test_every_place_of_the_controls_gives_a_plan(hold, largest):
     explorer = schedule_explorer()
     explorer.set(hold=hold, largest=largest)
