@@ -47,7 +47,7 @@ matrix-%: .venv/pyvenv.cfg
 	$(PY) -m uv venv --quiet --allow-existing --python $(PYTHON_$*) .matrix/$*
 	$(PY) -m uv pip compile requirements.txt --quiet --no-header --no-annotate --no-emit-package every-batch-counts \
 	  --python .matrix/$*/bin/python $(VERSIONS_$*) --upgrade --output-file .matrix/$*.txt
-	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python -r .matrix/$*.txt hatchling editables pip
+	$(PY) -m uv pip install --quiet --compile-bytecode --python .matrix/$*/bin/python -r .matrix/$*.txt editables pip
 	$(PY) -m uv pip install --quiet --python .matrix/$*/bin/python --no-deps -e .
 	.matrix/$*/bin/python -m ipykernel install --sys-prefix
 	grep -E '^(torch|lightning|numpy)==' .matrix/$*.txt
