@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 
 def plural(number: int, one: str, more: str = "") -> str:
     """The noun for a number: ``"batch"``, ``"batches"``; ``more`` is ``one`` with an s where it is not given."""
@@ -11,6 +13,12 @@ def plural(number: int, one: str, more: str = "") -> str:
 def counted(number: int, one: str, more: str = "") -> str:
     """The number and its noun: ``"1 step"``, ``"1,200 steps"``."""
     return f"{number:,} {plural(number, one, more)}"
+
+
+def first_of(numbers: Sequence[int], most: int = 8) -> str:
+    """The first numbers, and whether there are more: ``"0, 1, 2"``, ``"0, 1, 2, 3, 4, 5, 6, 7, …"``."""
+    shown = ", ".join(map(str, numbers[:most]))
+    return f"{shown}, …" if len(numbers) > most else shown
 
 
 def readable_bytes(count: float) -> str:

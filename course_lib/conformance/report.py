@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib._words import counted, plural
+from course_lib._words import counted, first_of, plural
 
 Shape = Mapping[str, Any]
 
@@ -115,6 +115,4 @@ def listed(indices: Sequence[int]) -> str:
 
 
 def shortened(indices: Sequence[int], most: int = 8) -> str:
-    shown = ", ".join(map(str, indices[:most]))
-    more = ", …" if len(indices) > most else ""
-    return f"[{shown}{more}]"
+    return f"[{first_of(indices, most)}]"

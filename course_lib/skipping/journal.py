@@ -13,8 +13,8 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from course_lib._words import counted, plural
-from course_lib.skipping.skips import Skip, listed
+from course_lib._words import counted, first_of, plural
+from course_lib.skipping.skips import Skip
 
 SHOWN = 5
 """How many skips a summary tells one by one."""
@@ -139,7 +139,7 @@ def _cause(seen: list[Skip]) -> str:
     reasons = ", ".join(dict.fromkeys(skip.reason for skip in suspects))
     if not suspects[0].caused_here:
         return reasons
-    return f"{reasons}, {plural(len(suspects), 'rank')} {listed([skip.rank for skip in suspects])}"
+    return f"{reasons}, {plural(len(suspects), 'rank')} {first_of([skip.rank for skip in suspects])}"
 
 
 def _told(seen: list[Skip]) -> str:

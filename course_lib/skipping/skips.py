@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from course_lib._words import plural
+from course_lib._words import first_of, plural
 
 NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_GRADIENT = "non-finite gradient"
@@ -49,9 +49,9 @@ class Skip:
         if self.epoch is not None:
             parts.append(f"epoch {self.epoch}")
         if self.batch_indices:
-            parts.append(f"{plural(len(self.batch_indices), 'batch', 'batches')} {listed(self.batch_indices)}")
+            parts.append(f"{plural(len(self.batch_indices), 'batch', 'batches')} {first_of(self.batch_indices)}")
         if self.sample_indices:
-            parts.append(f"samples {listed(self.sample_indices)} on rank {self.rank}")
+            parts.append(f"samples {first_of(self.sample_indices)} on rank {self.rank}")
         return ", ".join(parts)
 
 
@@ -90,9 +90,3 @@ class Place(NamedTuple):
             "batch_indices": None if batches is None else [int(index) for index in batches],
             "sample_indices": None if samples is None else [int(index) for index in samples],
         }
-
-
-def listed(numbers: Sequence[int]) -> str:
-    """The first eight numbers: ``"0, 1, 2"``."""
-    shown = ", ".join(map(str, numbers[:8]))
-    return f"{shown}, …" if len(numbers) > 8 else shown
