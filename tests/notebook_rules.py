@@ -11,9 +11,11 @@ from typing import Any
 from IPython.core.inputtransformer2 import TransformerManager
 
 ROOT = Path(__file__).parents[1]
-ANATOMY = [
-    "Symptom", "Predict", "Mechanism", "Fix", "Proof", "Claims", "Exercises", "In your project", "Recap",
-]  # fmt: skip
+SECOND_HALF = "For those who doubt"
+ANATOMY = ["Symptom", "Predict", "Mechanism", "Fix", "Exercises", "In your project", SECOND_HALF]
+ENDING = ["Proof", "Claims", "Recap"]
+# Of a chapter that has not been cut into its two halves yet.
+UNCUT = ["Symptom", "Predict", "Mechanism", "Fix", "Proof", "Claims", "Exercises", "In your project", "Recap"]
 WITHOUT_ANATOMY = ("00", "09")
 IGNORING = {"nbval-ignore-output", "nbval-skip"}
 VERDICTS = {"T", "I", "F", "V"}
@@ -83,11 +85,10 @@ def code_as_readers_may_copy_it(name: str, notebook: Notebook) -> Iterator[str]:
 
 def no_history(name: str, notebook: Notebook) -> Iterator[str]:
     for cell in code_cells(notebook):
-        try:
-            tree = ast.parse(TransformerManager().transform_cell(source(cell)))
-        except SyntaxError as error:
+        tree = syntax_tree(cell)
+        if tree is None:
             if "raises-exception" not in tags(cell):
-                yield f"{label(cell)} is no Python: {error}"
+                yield f"{label(cell)} is no Python"
             continue
         read = {n.id for n in ast.walk(tree) if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
         for used in sorted(n for n in read if re.fullmatch(r"_|__|___|_i*\d+|_i+|In|Out", n)):
@@ -133,8 +134,55 @@ def headings_follow_the_anatomy(name: str, notebook: Notebook) -> Iterator[str]:
     elif not source(notebook["cells"][0]).startswith("# "):
         yield f"{label(notebook['cells'][0])} does not begin with the title"
     headings = re.findall(r"^## +(.+?) *$", prose, re.MULTILINE)
-    if headings != ANATOMY:
+    if headings not in (ANATOMY, UNCUT):
         yield f"the level-2 headings are {headings}, expected {ANATOMY}"
+    elif headings == ANATOMY:
+        second_half = re.findall(r"^### +(.+?) *$", prose.partition(f"\n## {SECOND_HALF}")[2], re.MULTILINE)
+        if [heading for heading in second_half if heading in ENDING] != ENDING:
+            yield f"the level-3 headings under {SECOND_HALF} are {second_half}, expected {ENDING} among them, in order"
+
+
+def the_first_half_is_short(name: str, notebook: Notebook) -> Iterator[str]:
+    if not is_cut(notebook):
+        return
+    part, cells = "", 0
+    for cell in notebook["cells"]:
+        if cell["cell_type"] == "markdown":
+            part = (re.findall(r"^## +(.+?) *$", source(cell), re.MULTILINE) or [part])[-1]
+            continue
+        if part == SECOND_HALF:
+            break
+        lines = [line for line in source(cell).splitlines() if line.strip()]
+        if len(lines) > 15:
+            yield f"{label(cell)} has {len(lines)} lines, at most 15 in the first half"
+        if part != "Exercises":
+            cells += 1
+    if cells > 25:
+        yield f"the first half has {cells} code cells beside the exercises, at most 25"
+
+
+def numbers_rather_than_booleans(name: str, notebook: Notebook) -> Iterator[str]:
+    if not is_cut(notebook):
+        return
+    lines = [line for cell in code_cells(notebook) for line in printed_lines(cell)]
+    bare = [line for line in lines if re.search(r"\b(True|False)\b", line) and not re.search(r"\d", line)]
+    if len(bare) * 8 > len(lines):
+        yield f"{len(bare)} of {len(lines)} printed lines are a bare True or False, at most one in eight: {bare}"
+
+
+def code_is_read_once(name: str, notebook: Notebook) -> Iterator[str]:
+    if not is_cut(notebook):
+        return
+    comprehensions = ast.ListComp | ast.SetComp | ast.DictComp | ast.GeneratorExp
+    for cell in code_cells(notebook):
+        for node in ast.walk(syntax_tree(cell) or ast.Module()):
+            inside = [child for child in ast.walk(node) if child is not node]
+            if isinstance(node, comprehensions) and any(isinstance(child, comprehensions) for child in inside):
+                yield f"{label(cell)} has a comprehension in a comprehension: {ast.unparse(node)[:60]}"
+            if isinstance(node, ast.IfExp) and any(isinstance(child, ast.IfExp) for child in inside):
+                yield f"{label(cell)} has a conditional in a conditional: {ast.unparse(node)[:60]}"
+            if isinstance(node, ast.Expr) and isinstance(node.value, ast.BoolOp):
+                yield f"{label(cell)} has a chain of `and` or `or` for its side effect: {ast.unparse(node)[:60]}"
 
 
 def cells_have_ids(name: str, notebook: Notebook) -> Iterator[str]:
@@ -155,6 +203,9 @@ RULES: list[Rule] = [
     no_trace_of_the_run,
     figures_have_their_sentence,
     headings_follow_the_anatomy,
+    the_first_half_is_short,
+    numbers_rather_than_booleans,
+    code_is_read_once,
     cells_have_ids,
 ]
 
@@ -192,12 +243,36 @@ def code_cells(notebook: Notebook) -> list[Cell]:
     return [cell for cell in notebook["cells"] if cell["cell_type"] == "code"]
 
 
+def is_cut(notebook: Notebook) -> bool:
+    """Whether the chapter has its two halves."""
+    return any(f"## {SECOND_HALF}" in source(cell) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
+
+
+def printed_lines(cell: Cell) -> list[str]:
+    """What the cell prints, and the value of its last line; no picture's sentence."""
+    texts = []
+    for output in cell["outputs"]:
+        if output["output_type"] == "stream":
+            texts.append(joined(output["text"]))
+        elif output["output_type"] == "execute_result":
+            texts.append(joined(output["data"].get("text/plain", "")))
+    return [line for text in texts for line in text.splitlines() if line.strip()]
+
+
 def is_ignored(cell: Cell) -> bool:
     return bool(tags(cell) & IGNORING)
 
 
 def tags(cell: Cell) -> set[str]:
     return set(cell["metadata"].get("tags", []))
+
+
+def syntax_tree(cell: Cell) -> ast.Module | None:
+    """None: the cell is no Python."""
+    try:
+        return ast.parse(TransformerManager().transform_cell(source(cell)))
+    except SyntaxError:
+        return None
 
 
 def label(cell: Cell) -> str:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from tests.notebook_rules import ANATOMY, ROOT, Notebook, broken_claims, broken_rules
+from tests.notebook_rules import ANATOMY, ENDING, ROOT, SECOND_HALF, Notebook, broken_claims, broken_rules
 
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -76,8 +76,10 @@ CHAPTER = {
     "nbformat_minor": 5,
     "cells": [
         prose("title", "# Why did it stop?"),
-        *(prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY)),
+        *(prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY[:-1])),
         *(code(f"c{i}", count=i) for i in range(1, 5)),
+        prose("half", f"## {SECOND_HALF}"),
+        *(prose(f"e{i}", f"### {heading}\ntext") for i, heading in enumerate(ENDING)),
         code("c5", 'claims.settle("C1", True)', 5),
         code("c6", "1 / 0", 6, [ERROR], tags=["raises-exception"]),
         code("c7", "_ = draw()\nfor _ in range(3):\n    print()", 7, [FIGURE, SENTENCE]),
@@ -187,9 +189,39 @@ BROKEN = {
     ),
     "heading missing": (drop("h1"), "05_x: the level-2 headings are ['Symptom', 'Mechanism'"),
     "headings swapped": (
-        put("h1", source="## Proof\n## Predict"),
-        "the level-2 headings are ['Symptom', 'Proof'",
+        put("h1", source="## Fix\n## Predict"),
+        "the level-2 headings are ['Symptom', 'Fix'",
     ),
+    "no recap": (drop("e2"), "the level-3 headings under For those who doubt are ['Proof', 'Claims'], expected"),
+    "claims before proof": (
+        put("e0", source="### Claims\n### Proof"),
+        "the level-3 headings under For those who doubt are ['Claims', 'Proof', 'Claims', 'Recap'], expected",
+    ),
+    "long cell": (
+        put("c1", source="x = 1\n" * 16),
+        "cell c1 (x = 1) has 16 lines, at most 15 in the first half",
+    ),
+    "long half": (
+        lambda n: n["cells"].__setitem__(slice(1, 1), [code(f"d{i}") for i in range(22)]),
+        "the first half has 26 code cells beside the exercises, at most 25",
+    ),
+    "booleans": (
+        put("c1", outputs=[stream("they agree: True\nloss 3.1: True")]),
+        "1 of 3 printed lines are a bare True or False, at most one in eight: ['they agree: True']",
+    ),
+    "boolean value": (
+        put("c1", outputs=[{"output_type": "execute_result", "data": {"text/plain": "False"}}]),
+        "1 of 2 printed lines are a bare True or False",
+    ),
+    "nested comprehension": (
+        put("c1", source="[x for row in a for x in [y for y in row]]"),
+        "has a comprehension in a comprehension: [x for row in a",
+    ),
+    "chained conditional": (
+        put("c1", source="x = 1 if a else 2 if b else 3"),
+        "has a conditional in a conditional: 1 if a else",
+    ),
+    "golf": (put("c1", source="a or print(1)"), "has a chain of `and` or `or` for its side effect: a or print(1)"),
     "no id": (put("c1", id=""), "cell  (x = 1) has no id of its own"),
     "id twice": (put("c1", id="c2"), "cell c2 (x = 1) has no id of its own"),
 }
