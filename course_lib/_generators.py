@@ -23,3 +23,16 @@ def generators_put_back() -> Iterator[None]:
         torch.set_rng_state(cpu)
         if gpus is not None:
             torch.cuda.set_rng_state_all(gpus)
+
+
+def seed_generators(*entropy: int) -> None:
+    """Seed them all by some non-negative integers: other integers, other numbers."""
+    seeds = np.random.SeedSequence(entropy).generate_state(3, np.uint64)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]) % 2**32)  # noqa: NPY002
+    # torch.manual_seed writes down a stack for every device that has not been used yet: half a millisecond.
+    torch.default_generator.manual_seed(int(seeds[2]))
+    if torch.cuda.is_initialized():
+        torch.cuda.manual_seed_all(int(seeds[2]))
+    if torch.backends.mps.is_available():
+        torch.mps.manual_seed(int(seeds[2]))

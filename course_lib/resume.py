@@ -17,6 +17,7 @@ ranks there are. A Lightning Trainer saves and restores the state in its own che
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
@@ -115,6 +116,13 @@ class ResumableDataLoader(DataLoader[Any]):
         sampler: Any = self.batch_sampler
         self._delivered = 0
         epoch = sampler.epoch
+        if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
+            warnings.warn(
+                f"this epoch has {len(sampler)} batches; len() was {self._told_length} in an epoch that went on with other "
+                "ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
+                "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
+                stacklevel=2,
+            )
         if self._own_generator:
             self.generator = self._generator_for(sampler.state_dict(batches=0))
         for batch in super().__iter__():

@@ -47,14 +47,8 @@ class CountingModule(LightningModule):
 
 
 def quiet_trainer(**flags):
-    return Trainer(
-        accelerator="cpu",
-        logger=False,
-        enable_checkpointing=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-        **flags,
-    )
+    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    return Trainer(accelerator="cpu", **quiet | flags)
 
 
 def count_real_fit(

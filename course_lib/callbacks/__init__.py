@@ -2,6 +2,7 @@
 
 - ``StepAudit``: plan a run's optimizer steps, count them, and say where the two differ (``course_lib.steps``).
 - ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).
+- ``ExactResume``: a checkpoint can be taken anywhere, and the resumed run is the one that was not stopped.
 - ``SkipBadSteps``: a bad step is skipped on all ranks, and leaves nothing behind (``course_lib.skipping``).
 - ``FindBatchSize``: sets the largest batch size that fits, before the fit begins (``course_lib.memory``).
 - ``SizeScheduleDataModule``: sizes and batches that follow a schedule (``course_lib.schedules``).
@@ -19,16 +20,20 @@ except ModuleNotFoundError as error:
     ) from error
 
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
+from course_lib.callbacks.exact_resume import CheckpointError, ExactResume, run_so_far
 from course_lib.callbacks.find_batch_size import FindBatchSize
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
 
 __all__ = [
+    "CheckpointError",
     "ExactAccumulation",
+    "ExactResume",
     "FindBatchSize",
     "SizeScheduleDataModule",
     "SkipBadSteps",
     "StepAudit",
     "StepCountError",
+    "run_so_far",
 ]

@@ -9,6 +9,9 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import Optimizer
+
+from course_lib.skipping.gradients import parameters_of
 
 
 def require_plain_optimization(
@@ -37,6 +40,19 @@ def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
         if isinstance(callback, GradientAccumulationScheduler):
             return callback.scheduling  # type: ignore[no-any-return]
     return None
+
+
+def averaging_epoch(trainer: Trainer, optimizer: Optimizer) -> bool:
+    """Whether this is the epoch that StochasticWeightAveraging adds for BatchNorm's statistics; it drops the gradient.
+
+    No backward runs there. Lightning 2.6 steps all the same, at the epoch's last batch, with the gradient of the last
+    step that was made, and so moves the averaged weights.
+    """
+    if not trainer.fit_loop._skip_backward:
+        return False
+    for parameter in parameters_of(optimizer):
+        parameter.grad = None
+    return True
 
 
 def replace_methods(pl_module: LightningModule, **functions: Callable[..., Any]) -> Callable[[], None]:

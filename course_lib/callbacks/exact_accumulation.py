@@ -13,7 +13,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from course_lib.accumulation import checked_count, checked_loss_sum, count_window
-from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization
+from course_lib.callbacks._trainer import averaging_epoch, callbacks_of, replace_methods, require_plain_optimization
+from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -57,6 +58,7 @@ class ExactAccumulation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        bring_exact_resume(trainer, pl_module)
         require_plain_optimization(
             self,
             trainer,
@@ -107,6 +109,8 @@ class ExactAccumulation(Callback):
             self._counts = {}
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        if averaging_epoch(trainer, optimizer):
+            return
         if not self._counts:  # one device, and training_step returned None for the whole window
             return
         k = trainer.accumulate_grad_batches

@@ -19,6 +19,7 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
 from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
@@ -128,6 +129,7 @@ class SizeScheduleDataModule(LightningDataModule):
                 "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
                 f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
             )
+        bring_exact_resume(trainer, trainer.lightning_module)
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
         trainer.reload_dataloaders_every_n_epochs = 1
 

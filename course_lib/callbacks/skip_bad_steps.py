@@ -16,7 +16,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
+from course_lib.callbacks._trainer import averaging_epoch, replace_methods, require_plain_optimization
+from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
 from course_lib.skipping.gradients import gradients_of, parameters_of
@@ -115,6 +116,7 @@ class SkipBadSteps(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        bring_exact_resume(trainer, pl_module)
         require_plain_optimization(
             self,
             trainer,
@@ -159,6 +161,8 @@ class SkipBadSteps(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         assert self._guard is not None
+        if averaging_epoch(trainer, optimizer):
+            return
         scaler = self._guard.scaler
         has_gradient = len(gradients_of(optimizer)) > 0
         if self._backwards < len(self._window):

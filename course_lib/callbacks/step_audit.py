@@ -7,19 +7,25 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sized
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, averaging_epoch, callbacks_of
+from course_lib.callbacks.exact_resume import bring_exact_resume
+from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.loader import MiniDataLoader
+from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, plan_steps
+from course_lib.steps.epochs import end_of_run
 
 
 class StepCountError(RuntimeError):
@@ -34,16 +40,24 @@ class StepAudit(Callback):
 
     - ``attempts``: optimizer steps that the Trainer tried, over all optimizers;
     - ``updates``: those in which the optimizer ran with a gradient, so that parameters changed;
-    - ``skipped``: ``attempts - updates``;
+    - ``skipped``: ``attempts - updates``; ``known_skips`` of them were reported by ``SkipBadSteps``;
     - ``batches_per_epoch``: micro-batches of this rank, epoch by epoch.
+
+    A run agrees with its plan where each planned step was made or is a known skip. A run that is told to stop before
+    its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop. One that
+    goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now. The
+    epoch that ``StochasticWeightAveraging`` adds makes no steps (Lightning makes one there, with the gradient of the
+    step before, which moves the averaged weights: the audit takes that gradient away).
 
     Args:
         plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.
             It stays ``None`` where steps can't be planned (a loader without length, manual optimization), and
             ``why_no_plan`` says why.
-        strict: Raise a :class:`StepCountError` at the end of training, instead of warning.
+        strict: Raise a :class:`StepCountError` when the fit has ended and its last checkpoint is written, instead of
+            warning.
 
-    The counts go into checkpoints and continue after a resume.
+    The counts go into checkpoints and continue after a resume. A schedule that comes back from a checkpoint with
+    another horizon than the run has now is told by a warning.
     """
 
     def __init__(self, plan: StepPlan | None = None, *, strict: bool = False) -> None:
@@ -58,11 +72,13 @@ class StepAudit(Callback):
     def _reset(self) -> None:
         self.attempts = 0
         self.updates = 0
+        self.known_skips = 0
         self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
         self.stopped_early = False
-        self._skipper = False
-        self._judged = False
+        self._updates_of_batch = 0
+        self._world_size: int | None = None
+        self._max_steps_means_updates = False
 
     @property
     def skipped(self) -> int:
@@ -70,8 +86,24 @@ class StepAudit(Callback):
 
     @property
     def agrees(self) -> bool:
-        """Whether every planned step was made and changed parameters; true as well where nothing could be planned."""
-        return self.plan is None or self.updates + self.attempts_before_audit == self.plan.total_steps
+        """Whether every planned step was made, or is a known skip; true as well where nothing could be planned."""
+        return self.plan is None or self.updates + self.attempts_before_audit == self._updates_due(self.plan)
+
+    def _updates_due(self, plan: StepPlan) -> int:
+        if self.stopped_early:
+            return self._steps_until_stop(plan) - self.known_skips
+        if not self._max_steps_means_updates or plan.total_steps != plan.max_steps:
+            return plan.total_steps - self.known_skips
+        if plan.max_epochs == -1:
+            return plan.max_steps
+        return min(plan.max_steps, end_of_run(plan.spans, -1).steps - self.known_skips)
+
+    def _steps_until_stop(self, plan: StepPlan) -> int:
+        """The planned steps whose micro-batches have run."""
+        epoch = max(self.batches_per_epoch, default=0)
+        run = self.batches_per_epoch.get(epoch, 0)
+        ended = [window for window in plan.windows if (window.epoch, window.stop) <= (epoch, run)]
+        return plan.steps_done + len(ended)
 
     def explain(self) -> str:
         """Say what was planned, what was counted, and where the two part."""
@@ -80,69 +112,88 @@ class StepAudit(Callback):
         else:
             planned = f"{self.plan.total_steps:,} optimizer steps planned"
         lines = [f"{planned}; {self.updates:,} updates counted, in {self.attempts:,} attempts."]
-        if self.skipped:
-            counted = "global_step and the LR schedule count them all the same"
-            if self._skipper:
-                counted = "SkipBadSteps has counted what it skipped, and held the LR schedule back"
-            lines.append(f"{self.skipped:,} attempts changed nothing; {counted}.")
+        unknown = self.skipped - self.known_skips
+        if self.known_skips:
+            lines.append(f"SkipBadSteps skipped {self.known_skips:,} of them, and held the LR schedule back.")
+        if unknown > 0:
+            lines.append(
+                f"{unknown:,} attempts changed nothing; global_step and the LR schedule count them all the same."
+            )
         if self.plan is None:
             return "\n".join(lines)
+        if self.plan.steps_done:
+            lines.append(f"{self.plan.steps_done:,} of the planned steps were made before, on other ranks.")
         if self.attempts_before_audit:
             lines.append(f"The {self.attempts_before_audit:,} steps before this audit began are taken as updates.")
         if self.stopped_early:
-            lines.append("Training was told to stop (trainer.should_stop) before the planned end.")
-        for epoch, run in self.batches_per_epoch.items():
-            due = self.plan.batches_in_epoch(epoch)
-            if due != run and not self.attempts_before_audit:
-                lines.append(f"Epoch {epoch} is the first to differ: {due:,} batches planned, {run:,} run.")
-                break
+            due = self._steps_until_stop(self.plan)
+            lines.append(f"Training was told to stop before the planned end, when {due:,} steps were due.")
+        if not self.agrees and not self.plan.steps_done and not self.attempts_before_audit:
+            lines += self._first_epoch_that_differs(self.plan)
         return "\n".join(lines)
 
+    def _first_epoch_that_differs(self, plan: StepPlan) -> list[str]:
+        for epoch, run in self.batches_per_epoch.items():
+            due = plan.batches_in_epoch(epoch)
+            if due != run:
+                return [f"Epoch {epoch} is the first to differ: {due:,} batches planned, {run:,} run."]
+        return []
+
     # ------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage == "fit":
+            bring_exact_resume(trainer, pl_module, reseed=False)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A checkpoint's counts have been loaded by now; those of an earlier fit with this object are not wanted.
         if not self._restored:
             self._reset()
-        self._restored = self._judged = False
+        self._restored = False
         self.plan = self._given_plan
         self.why_no_plan = "training did not begin: no batch, or nothing left to do"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self.attempts_before_audit = _attempts_of(trainer) - self.attempts
-        self._skipper = any(hasattr(callback, "uncounted_attempts") for callback in callbacks_of(trainer))
+        done = _attempts_of(trainer)
+        self.attempts_before_audit = done - self.attempts
         if self.plan is None:
-            self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
+            other_ranks = self._world_size not in (None, trainer.world_size)
+            self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done if other_ranks else 0)
+        self._world_size = trainer.world_size
+        skippers = _skippers(trainer)
+        self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
+        if done and self.plan is not None:
+            _warn_of_other_horizons(trainer, self.plan)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         epoch = trainer.current_epoch
-        self.batches_per_epoch[epoch] = self.batches_per_epoch.get(epoch, 0) + 1
+        self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
+
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
+        averaging_epoch(trainer, optimizer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        # Together, so that a checkpoint has both or none.
         self.attempts = _attempts_of(trainer) - self.attempts_before_audit
+        self.updates += self._updates_of_batch
+        self._updates_of_batch = 0
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # torch's optimizers leave out a parameter without a gradient: no gradient at all, no update. A fused one is
         # called even when the gradient scaler found a value that is not finite, and then changes nothing.
         held_back = getattr(optimizer, "found_inf", None)
         if gradients_of(optimizer) and (held_back is None or not bool(held_back)):
-            self.updates += 1
-
-    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._judge(trainer)
+            self._updates_of_batch += 1
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not self._judged:  # a fit that has nothing to train calls no other hook
-            self._judge(trainer)
-
-    def _judge(self, trainer: Trainer) -> None:
+        # Not in on_train_end, where ModelCheckpoint, which comes later, writes the last one.
         self._remove_hooks()
-        self._judged = True
-        planned_end = self.plan is None or self.attempts + self.attempts_before_audit >= self.plan.total_steps
-        self.stopped_early = trainer.should_stop and not planned_end
+        self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in _skippers(trainer)))
+        made = self.attempts + self.attempts_before_audit
+        self.stopped_early = trainer.should_stop and self.plan is not None and made < self.plan.total_steps
         if self.agrees:
             rank_zero_info(f"StepAudit: {self.explain()}")
         elif self.strict:
@@ -163,22 +214,43 @@ class StepAudit(Callback):
             "attempts": self.attempts,
             "updates": self.updates,
             "batches_per_epoch": dict(self.batches_per_epoch),
+            "world_size": self._world_size,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._reset()
         self.attempts = state_dict["attempts"]
         self.updates = state_dict["updates"]
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
+        self._world_size = state_dict.get("world_size")
         self._restored = True
+
+
+def _skippers(trainer: Trainer) -> list[SkipBadSteps]:
+    return [callback for callback in callbacks_of(trainer) if isinstance(callback, SkipBadSteps)]
 
 
 def _attempts_of(trainer: Trainer) -> int:
     """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in callbacks_of(trainer))
+    return trainer.global_step + sum(skipper.uncounted_attempts for skipper in _skippers(trainer))
 
 
-def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
-    """The plan of a Trainer that is about to train, or why there is none."""
+def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:
+    # A checkpoint brings a schedule's horizon with it, as a number; of OneCycleLR, the step after it raises.
+    for config in trainer.lr_scheduler_configs:
+        scheduler = config.scheduler
+        for name in ("T_max", "total_steps", "total_iters"):
+            horizon = getattr(scheduler, name, None)
+            if config.interval == "step" and isinstance(horizon, int) and horizon != plan.total_steps:
+                rank_zero_warn(
+                    f"{type(scheduler).__name__} came back from the checkpoint with {name}={horizon:,}, and this run "
+                    f"ends after {plan.total_steps:,} optimizer steps: the rate will not end where it should. Let it "
+                    "follow plan_steps(..., **run_so_far(trainer)).progress, by LambdaLR"
+                )
+
+
+def _plan_of(trainer: Trainer, pl_module: LightningModule, steps_done: int) -> tuple[StepPlan | None, str]:
+    """The plan of a Trainer that is about to train, or why there is none; ``steps_done``: on other ranks."""
     if not pl_module.automatic_optimization:
         return None, "with manual optimization, the module's own code decides when to step"
     if trainer.strategy.handles_gradient_accumulation:
@@ -189,7 +261,7 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         return None, "neither max_epochs nor max_steps ends this run"
     by_epoch = accumulation_by_epoch(trainer)
     stops_and_windows: dict[str, Any] = {
-        "max_epochs": trainer.max_epochs,
+        "max_epochs": _epochs_that_step(trainer),
         "max_steps": trainer.max_steps,
         "accumulate_grad_batches": trainer.accumulate_grad_batches if by_epoch is None else by_epoch,
     }
@@ -197,9 +269,11 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
     sampler: Any = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
         plan: StepPlan = sampler.plan(
-            max_epochs=trainer.max_epochs,
+            max_epochs=_epochs_that_step(trainer),
             max_steps=trainer.max_steps,
             limit_train_batches=trainer.limit_train_batches,
+            steps_done=steps_done,
+            samples_done=_samples_done(loader, sampler.num_samples) if steps_done else 0,
         )
         return plan, ""
     plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None
@@ -216,4 +290,28 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | N
         )
         return plan, ""
     # Of any other loader only the number of batches is known: each counts as one sample.
-    return plan_steps(int(trainer.num_training_batches), 1, **stops_and_windows), ""
+    batches = int(trainer.num_training_batches)
+    if not steps_done:
+        return plan_steps(batches, 1, **stops_and_windows), ""
+    if not isinstance(sampler, EpochBatchSampler):
+        return None, "the run goes on with other ranks, and its loader does not say how long the epochs are that come"
+    done, epoch = trainer.fit_loop.epoch_loop.batch_progress.current.ready, trainer.current_epoch
+    later = copy.copy(sampler)
+    later.set_epoch(epoch + 1)
+    batches_later = min(len(later), batches) if trainer.limit_train_batches != 1.0 else len(later)
+    left = 0 if sampler.epoch > epoch else batches - done
+    samples_done = (epoch + 1) * batches_later - left
+    return plan_steps(batches_later, 1, steps_done=steps_done, samples_done=samples_done, **stops_and_windows), ""
+
+
+def _samples_done(loader: Any, num_samples: int) -> int:
+    state = loader.state_dict()
+    return int(state["epoch"] * num_samples + state["position"])
+
+
+def _epochs_that_step(trainer: Trainer) -> int | None:
+    """``max_epochs`` without the epoch that StochasticWeightAveraging adds, for BatchNorm's statistics."""
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, StochasticWeightAveraging):
+            return callback._max_epochs
+    return trainer.max_epochs

@@ -24,7 +24,6 @@ from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
 from course_lib.schedules.walk import EqualSteps, Place, epochs, refuse_empty_batches
 from course_lib.steps import EqualEpochs, StepPlan, Window
-from course_lib.steps.plan import checked_stops
 
 
 @dataclass(frozen=True)
@@ -58,7 +57,9 @@ class SchedulePlan(StepPlan):
 
         ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``.
         """
-        sizes = self.sizes or [(0, self.all_stages.stages[0])]
+        sizes = self.sizes
+        if not sizes or sizes[0][0] > 0:  # a run that goes on still compares with the first stage
+            sizes = [(0, self.all_stages.stages[0]), *sizes]
         samples = [float(self.all_stages.samples_per_step(stage)) for _, stage in sizes]
         return lr_factor(rule, [step for step, _ in sizes], samples)
 
@@ -191,43 +192,60 @@ def plan_schedule(
     all_stages: Stages,
     num_samples: int,
     world_size: int,
-    max_epochs: int | None,
-    max_steps: int,
-    limit_train_batches: int | float,
+    stops: tuple[int, int, int | float],
     tail: SamplerTail,
+    steps_done: int,
+    samples_done: int,
 ) -> SchedulePlan:
     num_samples = int_of_at_least(1, "num_samples", num_samples)
     world_size = int_of_at_least(1, "world_size", world_size)
     if tail not in ("spread", "drop", "pad"):
         raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
-    max_epochs, max_steps, limit = checked_stops(max_epochs, max_steps, limit_train_batches)
+    max_epochs, max_steps, limit = stops
+    epoch, position = divmod(samples_done, num_samples)
+    if position and limit != 1.0:
+        raise ValueError(
+            f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
+            f"limit_train_batches alone, got {limit!r}"
+        )
+    place = Place(epoch, position, steps_done, position)
     return SchedulePlan.of_spans(
-        _spans(all_stages, num_samples, world_size, max_epochs, limit, tail),
+        _spans(all_stages, num_samples, place, world_size, max_epochs, limit, tail),
         num_samples=num_samples,
         world_size=world_size,
         drop_last=tail == "drop",
         tail="step",
         max_epochs=max_epochs,
         max_steps=max_steps,
+        steps_done=steps_done,
+        samples_done=samples_done,
         all_stages=all_stages,
     )
 
 
 def _spans(
-    all_stages: Stages, num_samples: int, world_size: int, max_epochs: int, limit: int | float, tail: SamplerTail
+    all_stages: Stages,
+    num_samples: int,
+    place: Place,
+    world_size: int,
+    max_epochs: int,
+    limit: int | float,
+    tail: SamplerTail,
 ) -> Iterator[ScheduledEpochs]:
-    for group in epochs(all_stages, num_samples, tail, Place(), world_size):
-        if group.first > 0 and max_epochs != -1 and group.first >= max_epochs:
+    for group in epochs(all_stages, num_samples, tail, place, world_size):
+        if group.first > place.epoch and max_epochs != -1 and group.first >= max_epochs:
             break
         refuse_empty_batches(group.dealt)
         stop = group.stop
         if max_epochs != -1:
             stop = max_epochs if stop is None else min(stop, max_epochs)
+            stop = max(stop, group.first)
         first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
+        left = num_samples - (place.position if group.first == place.epoch else 0)
         yield ScheduledEpochs(
             first_epoch=group.first,
             stop_epoch=stop,
-            per_rank_samples=-(-num_samples // world_size),
+            per_rank_samples=-(-left // world_size),
             per_rank_batch_size=first_stage.batch_size,
             accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
             drop_last=tail == "drop",

@@ -118,9 +118,15 @@ class ScheduledBatchSampler(EpochBatchSampler):
         raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
 
     def plan(
-        self, *, max_epochs: int | None = None, max_steps: int = -1, limit_train_batches: int | float = 1.0
+        self,
+        *,
+        max_epochs: int | None = None,
+        max_steps: int = -1,
+        limit_train_batches: int | float = 1.0,
+        steps_done: int = 0,
+        samples_done: int = 0,
     ) -> SchedulePlan:
-        """Plan the optimizer steps of a run with this sampler, from its first epoch, on the ranks that there are."""
+        """Plan the optimizer steps of a run with this sampler, on the ranks that there are; see ``plan_steps``."""
         return self.schedule.plan(
             self.num_samples,
             world_size=self._world()[0],
@@ -128,6 +134,8 @@ class ScheduledBatchSampler(EpochBatchSampler):
             max_steps=max_steps,
             limit_train_batches=limit_train_batches,
             tail=self.tail,
+            steps_done=steps_done,
+            samples_done=samples_done,
         )
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:

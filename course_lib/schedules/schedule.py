@@ -25,6 +25,7 @@ from course_lib.schedules.plan import SchedulePlan, plan_schedule
 from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
+from course_lib.steps.plan import checked_stops
 
 
 class SizeSchedule:
@@ -191,13 +192,16 @@ class SizeSchedule:
         max_steps: int = -1,
         limit_train_batches: int | float = 1.0,
         tail: SamplerTail = "spread",
+        steps_done: int = 0,
+        samples_done: int = 0,
     ) -> SchedulePlan:
         """Plan the optimizer steps of a run with a :class:`ScheduledBatchSampler`; see ``course_lib.steps.plan_steps``.
 
         ``tail`` is the sampler's. A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones:
         an epoch counts in full for the schedule.
         """
-        return plan_schedule(self.all_stages, num_samples, world_size, max_epochs, max_steps, limit_train_batches, tail)
+        stops = checked_stops(max_epochs, max_steps, limit_train_batches)
+        return plan_schedule(self.all_stages, num_samples, world_size, stops, tail, steps_done, samples_done)
 
     def explain(self, world_size: int = 1) -> str:
         """Say the schedule in words, with every number's unit."""

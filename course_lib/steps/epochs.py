@@ -106,9 +106,9 @@ class EqualEpochs:
         return Window(step, self.first_epoch + epochs_before, start, stop, carried.micro_batches, samples)
 
 
-def in_a_row(spans: Iterable[EqualEpochs]) -> Iterator[EqualEpochs]:
+def in_a_row(spans: Iterable[EqualEpochs], steps_before: int = 0) -> Iterator[EqualEpochs]:
     """The same spans of epochs, each told what the earlier ones leave: their steps, and the micro-batches that wait."""
-    steps_before, carried = 0, NOTHING
+    carried = NOTHING
     for alone in spans:
         span = replace(alone, steps_before=steps_before, carried_in=carried)
         yield span
@@ -129,9 +129,9 @@ class EndOfRun(NamedTuple):
 
 def end_of_run(spans: Sequence[EqualEpochs], max_steps: int) -> EndOfRun:
     """Walk the spans to where the run stops: at a step (``max_steps``), at an epoch's end, or for want of batches."""
-    epochs = micro_batches = stepped = 0
+    epochs, micro_batches, stepped = spans[0].first_epoch, 0, 0
     for span in spans:
-        if span.steps_before == max_steps or span.batches == 0 or span.first_epoch == span.stop_epoch:
+        if 0 <= max_steps <= span.steps_before or span.batches == 0 or span.first_epoch == span.stop_epoch:
             return EndOfRun(span.steps_before, epochs, micro_batches, stepped)
         steps_left = max_steps - span.steps_before
         if span.stop_epoch is None and span.steps == 0:

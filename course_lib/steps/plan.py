@@ -27,8 +27,10 @@ def plan_steps(
     max_steps: int = -1,
     limit_train_batches: int | float = 1.0,
     tail: Tail = "step",
+    steps_done: int = 0,
+    samples_done: int = 0,
 ) -> StepPlan:
-    """Plan the optimizer steps of a run.
+    """Plan the optimizer steps of a run, or of what is left of one.
 
     Args:
         num_samples: Samples in the dataset. The ranks share them as ``DistributedSampler`` does: each gets
@@ -47,6 +49,10 @@ def plan_steps(
             step, and their gradient stays for the first window of the next epoch (the loop
             ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"drop"``: their gradient is
             thrown away.
+        steps_done, samples_done: For a run that goes on, also on another number of ranks: the optimizer steps that it
+            has made, and how far it is in the data, over all ranks (``epoch * num_samples`` and the samples of the
+            current epoch; a window ended there). ``world_size`` and the batch size are those of the rest. In a Trainer,
+            ``course_lib.callbacks.run_so_far(trainer)`` has both.
 
     An epoch without a batch ends the run, as it ends a Trainer's.
 
@@ -54,6 +60,10 @@ def plan_steps(
         ValueError: An argument is out of its range; neither ``max_epochs`` nor ``max_steps`` is given; or
             ``max_steps`` can't be reached, because no epoch fills a window.
     """
+    done = {
+        "steps_done": int_of_at_least(0, "steps_done", steps_done),
+        "samples_done": int_of_at_least(0, "samples_done", samples_done),
+    }
     if hasattr(batch_size, "plan"):
         if accumulate_grad_batches != 1 or tail != "step":
             raise ValueError(
@@ -62,7 +72,7 @@ def plan_steps(
             )
         run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
         sampler_tail = "drop" if drop_last else "spread"
-        return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run)
+        return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run, **done)
     num_samples = int_of_at_least(1, "num_samples", num_samples)
     world_size = int_of_at_least(1, "world_size", world_size)
     batch_sizes = _by_epoch("batch_size", batch_size, before_first=None)
@@ -71,23 +81,34 @@ def plan_steps(
     if tail not in ("step", "carry", "drop"):
         raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
 
-    per_rank_samples = -(-num_samples // world_size)
-    first_epochs = sorted({0} | {epoch for epoch in (*batch_sizes, *ks) if max_epochs == -1 or epoch < max_epochs})
-    stop_epochs: list[int | None] = [*first_epochs[1:], None if max_epochs == -1 else max_epochs]
+    epoch, position = divmod(done["samples_done"], num_samples)
+    if position and (tail == "carry" or limit_train_batches != 1.0):
+        raise ValueError(
+            f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
+            f'limit_train_batches and tail="carry" alone, got {limit_train_batches!r} and {tail!r}'
+        )
 
-    spans = (
-        EqualEpochs(
+    def alike(first_epoch: int, stop_epoch: int | None, samples: int) -> EqualEpochs:
+        return EqualEpochs(
             first_epoch=first_epoch,
             stop_epoch=stop_epoch,
-            per_rank_samples=per_rank_samples,
+            per_rank_samples=-(-samples // world_size),
             per_rank_batch_size=_at(batch_sizes, first_epoch),
             accumulate_grad_batches=_at(ks, first_epoch),
             drop_last=bool(drop_last),
             limit_train_batches=limit_train_batches,
             tail=tail,
         )
-        for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True)
-    )
+
+    spans = []
+    if position and epoch != max_epochs:
+        spans.append(alike(epoch, epoch + 1, num_samples - position))
+        epoch += 1
+    changes = {first for first in (*batch_sizes, *ks) if first > epoch and (max_epochs == -1 or first < max_epochs)}
+    first_epochs = [epoch, *sorted(changes)]
+    stop_epochs = [*first_epochs[1:], None if max_epochs == -1 else max(epoch, max_epochs)]
+    for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True):
+        spans.append(alike(first_epoch, stop_epoch, num_samples))
     return StepPlan.of_spans(
         spans,
         num_samples=num_samples,
@@ -96,6 +117,7 @@ def plan_steps(
         tail=tail,
         max_epochs=max_epochs,
         max_steps=max_steps,
+        **done,
     )
 
 
@@ -129,25 +151,30 @@ class StepPlan:
     """-1: no limit."""
     max_steps: int
     """-1: no limit."""
+    steps_done: int
+    """Optimizer steps before those that are planned; 0 for a run from its start."""
+    samples_done: int
+    """How far the run is in the data before that, over all ranks."""
     spans: tuple[EqualEpochs, ...]
     """Consecutive epochs that are alike, one entry for each time that something changes."""
     total_steps: int
-    """Optimizer steps of the whole run."""
+    """Optimizer steps of the whole run, those done included."""
     epochs_completed: int
     """Epochs in which every planned batch ran; a last epoch that ``max_steps`` cuts short does not count."""
     micro_batches: int
-    """Forward passes of one rank in the whole run."""
+    """Forward passes of one rank in all that is planned."""
     micro_batches_unused: int
     """Those of ``micro_batches`` whose gradient reaches no optimizer step."""
 
     @classmethod
-    def of_spans(cls, spans: Iterable[EqualEpochs], *, max_steps: int, **told: Any) -> Self:
+    def of_spans(cls, spans: Iterable[EqualEpochs], *, max_steps: int, steps_done: int, **told: Any) -> Self:
         """Put the epochs in a row, and count what a run over them does until it stops."""
-        row = tuple(in_a_row(spans))
+        row = tuple(in_a_row(spans, steps_done))
         end = end_of_run(row, max_steps)
         return cls(
             spans=row,
             max_steps=max_steps,
+            steps_done=steps_done,
             total_steps=end.steps,
             epochs_completed=end.epochs,
             micro_batches=end.micro_batches,
@@ -177,8 +204,24 @@ class StepPlan:
 
     @property
     def windows(self) -> Windows:
-        """The window behind each optimizer step: a lazy sequence of ``total_steps`` elements."""
-        return Windows(self.spans, range(self.total_steps))
+        """The window behind each optimizer step that is planned: a lazy sequence."""
+        return Windows(self.spans, range(self.steps_done, self.total_steps))
+
+    def progress(self, step: int) -> float:
+        """How much of the run is done after so many optimizer steps, from 0 to 1; for a schedule's rate.
+
+        What was done counts by its share of the samples. So a rate that follows the progress goes on where it was, and
+        ends where it should, when a run goes on with fewer or more ranks::
+
+            LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
+        """
+        planned = self.total_steps - self.steps_done
+        if planned <= 0 or step >= self.total_steps:
+            return 1.0
+        done = self.samples_done / self._samples_at_end() if self.steps_done else 0.0
+        if step < self.steps_done:
+            return done * step / self.steps_done
+        return done + (1 - done) * (step - self.steps_done) / planned
 
     def batches_in_epoch(self, epoch: int) -> int:
         """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
@@ -209,6 +252,14 @@ class StepPlan:
             "samples_repeated",
         )
         return "\n".join(f"{name:<21} {_per_epoch_text(getattr(self, name))}" for name in names)
+
+    def _samples_at_end(self) -> int:
+        """How far the run is in the data when it ends."""
+        last = self.windows[-1]
+        span = next(span for span in reversed(self.spans) if span.first_epoch <= last.epoch)
+        left = min(self.num_samples, span.per_rank_samples * self.world_size)  # of an epoch that is resumed, its rest
+        trained = min(left, span.samples_up_to(last.stop) * self.world_size)
+        return last.epoch * self.num_samples + self.num_samples - left + trained
 
     def _per_epoch(self, values: list[int]) -> PerEpoch:
         if len(set(values)) == 1:
@@ -309,6 +360,9 @@ def _end_in_words(plan: StepPlan) -> Iterator[str]:
     if plan.total_steps == 0:
         yield "Nothing will train: this run makes 0 optimizer steps."
         return
+    if plan.total_steps == plan.steps_done:
+        yield f"Nothing is left to train: {counted(plan.steps_done, 'optimizer step')} were made before."
+        return
     stopped_by_steps = plan.total_steps == plan.max_steps
     reason = f"max_steps={plan.max_steps:,}" if stopped_by_steps else f"max_epochs={plan.max_epochs:,}"
     if not stopped_by_steps and plan.epochs_completed != plan.max_epochs:
@@ -318,6 +372,8 @@ def _end_in_words(plan: StepPlan) -> Iterator[str]:
     if stopped_by_steps and last.epoch >= plan.epochs_completed:
         where += f" and {counted(last.stop, 'batch', 'batches')} of the next"
     yield f"{reason} ends the run {where}: {counted(plan.total_steps, 'optimizer step')} in all."
+    if plan.steps_done:
+        yield f"{counted(plan.steps_done, 'step')} of them were made before."
     if plan.micro_batches_unused:
         yield f"The gradients of {counted(plan.micro_batches_unused, 'micro-batch', 'micro-batches')} reach no step."
 

@@ -40,7 +40,9 @@ class KeepingModule(CountingModule):
         return super().training_step(batch[:, 0])
 
     def on_save_checkpoint(self, checkpoint):
-        checkpoint["seen"] = list(self.seen)
+        # A checkpoint within a window goes back to the window's start.
+        micro_batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]["total"]["ready"]
+        checkpoint["seen"] = self.seen[:micro_batches]
 
     def on_load_checkpoint(self, checkpoint):
         self.seen = checkpoint["seen"]
@@ -120,9 +122,7 @@ def test_random_runs_go_on_with_the_next_batch(tmp_path):
         schedule, flags = random_run(rng)
         folder = tmp_path / f"{case}"
         whole, _ = fit(schedule, callbacks=[SavesAlways(folder)], **flags)
-        # With max_steps, a Trainer resumes wrongly from a checkpoint of an epoch's end, whatever its loader.
-        paths = sorted(folder.glob("*.ckpt" if flags["max_steps"] == -1 else "*[0-9].ckpt"))
-        for path in rng.sample(paths, 2):
+        for path in rng.sample(sorted(folder.glob("*.ckpt")), 2):
             resumed, _ = fit(schedule, ckpt_path=path, **flags)
             assert resumed.seen == whole.seen, (schedule, flags, path.name)
 

@@ -1,15 +1,18 @@
 """StepAudit in real fits."""
 
 import random
+import warnings
+from itertools import pairwise
 
 import pytest
 import torch
-from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, Timer
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib.callbacks import StepAudit, StepCountError
+from course_lib.callbacks import StepAudit, StepCountError, run_so_far
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader
+from course_lib.resume import ResumableDataLoader
 from course_lib.steps import plan_steps
 from tests.trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
 
@@ -130,10 +133,130 @@ def test_audit_says_that_training_was_stopped():
             self.log("loss", 1.0)
             return super().training_step(batch)
 
-    audit = StepAudit()
+    # After the second epoch; and in the middle of one, where the last window is cut short.
+    audit = StepAudit(strict=True)
     stop = EarlyStopping("loss", patience=1, check_on_train_epoch_end=True)
-    with pytest.warns(UserWarning, match="told to stop"):
-        fit(StopEarly(), audit, stop, max_epochs=10)
+    fit(StopEarly(), audit, stop, max_epochs=10, accumulate_grad_batches=4)
+    assert (audit.plan.total_steps, audit.updates) == (30, 6)
+    assert "told to stop before the planned end, when 6 steps were due" in audit.explain()
+    audit = StepAudit(strict=True)
+    fit(StopsItself(), audit, max_epochs=10, accumulate_grad_batches=2)
+    assert (audit.plan.total_steps, audit.updates) == (50, 1)
+
+
+def test_a_run_that_is_told_to_stop_and_lacks_a_step_is_told():
+    class StopEarly(SkippingModule):
+        def training_step(self, batch, batch_idx):
+            self.trainer.should_stop = batch_idx == 8
+            return super().training_step(batch)
+
+    with pytest.raises(StepCountError, match=r"8 updates counted, in 9 attempts(.|\n)*when 9 steps were due"):
+        fit(StopEarly({3}), StepAudit(strict=True), max_epochs=10)
+
+
+def test_max_time_ends_a_run_that_agrees():
+    class StepsTakeAnHour(CountingModule):
+        def training_step(self, batch):
+            (timer,) = [callback for callback in self.trainer.callbacks if isinstance(callback, Timer)]
+            timer._offset += 3600
+            return super().training_step(batch)
+
+    audit = StepAudit(strict=True)
+    fit(StepsTakeAnHour(), audit, max_epochs=10, max_time={"hours": 5})
+    assert audit.stopped_early and audit.updates == audit.attempts < 10
+
+
+@pytest.mark.parametrize("with_batch_norm", [False, True])
+def test_the_epoch_that_weight_averaging_adds_is_not_planned(with_batch_norm):
+    class Averaged(CountingModule):
+        def __init__(self):
+            super().__init__()
+            if with_batch_norm:
+                self.norm = torch.nn.BatchNorm1d(1)
+
+        def training_step(self, batch):
+            if with_batch_norm:
+                self.norm(batch.float()[:, None])
+            return super().training_step(batch)
+
+    audit = StepAudit(strict=True)
+    fit(Averaged(), audit, StochasticWeightAveraging(0.01, swa_epoch_start=2), max_epochs=4, accumulate_grad_batches=2)
+    assert audit.plan.total_steps == audit.updates == 20
+
+
+def test_a_strict_audit_raises_after_the_last_checkpoint(tmp_path):
+    checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}")
+    trainer = quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=[StepAudit(strict=True), checkpoint])
+    with pytest.raises(StepCountError):
+        trainer.fit(SkippingModule({1}), DataLoader(range(20), 2))
+    assert [path.name for path in tmp_path.iterdir()] == ["epoch=0.ckpt"]
+
+
+def run_on(ranks, folder, ckpt_path=None, stop=None, horizon=None):
+    """Three epochs of 46 samples; (audit, the rate after each step, what was warned of) of rank 0."""
+
+    class Decaying(CountingModule):
+        def training_step(self, batch, batch_idx):
+            if self.trainer.global_step == stop:
+                self.trainer.should_stop = True
+            self.rates = [*getattr(self, "rates", []), self.optimizers().param_groups[0]["lr"]]
+            return super().training_step(batch)
+
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            plan = plan_steps(
+                46, 3, accumulate_grad_batches=2, world_size=ranks, max_epochs=3, **run_so_far(self.trainer)
+            )
+            if horizon == "T_max":
+                schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, plan.total_steps)
+            else:
+                schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1 - plan.progress(step))
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+        def on_train_end(self):
+            self.rates = [*self.rates, self.optimizers().param_groups[0]["lr"]]
+
+    def train(rank):
+        audit, model = StepAudit(strict=True), Decaying()
+        trainer = quiet_trainer(
+            max_epochs=3, accumulate_grad_batches=2, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
+            callbacks=[audit],
+        )  # fmt: skip
+        loader = ResumableDataLoader(range(46), 3, shuffle=True)
+        if ckpt_path:
+            loader.load_checkpoint(ckpt_path)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            trainer.fit(model, loader, ckpt_path=ckpt_path, weights_only=False)
+        if stop:
+            trainer.save_checkpoint(folder / "stopped.ckpt")
+        told = [str(warning.message) for warning in caught if "came back from" in str(warning.message)]
+        return audit.plan.total_steps, audit.attempts, model.rates, told
+
+    return run_ranks(train, ranks, timeout=120)[0].value
+
+
+@pytest.mark.parametrize(("before", "stop", "after"), [(2, 6, 1), (1, 11, 2), (2, 5, 3)])
+def test_a_run_that_goes_on_with_other_ranks_is_planned_from_there(before, stop, after, tmp_path):
+    # An epoch of 46 samples has 16, 8 or 6 batches on 1, 2 or 3 ranks.
+    whole, *_ = run_on(before, tmp_path, stop=stop)
+    assert whole == {1: 24, 2: 12}[before]
+    planned, attempts, rates, told = run_on(after, tmp_path, tmp_path / "stopped.ckpt")
+    assert planned == attempts != whole
+    assert told == []
+    assert rates[-1] == 0
+    steps = [a - b for a, b in pairwise(rates) if a != b]  # linear in the samples: no jump at the resume
+    assert max(steps) < 1.6 * min(steps[:-1])
+
+
+def test_a_horizon_that_a_checkpoint_brings_is_told(tmp_path):
+    run_on(2, tmp_path, stop=6, horizon="T_max")
+    planned, _, rates, told = run_on(1, tmp_path, tmp_path / "stopped.ckpt", horizon="T_max")
+    assert rates[-1] > 0.1
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"CosineAnnealingLR came back from the checkpoint with T_max=12, and this run ends after {planned}"
+    )
 
 
 @pytest.mark.parametrize("stop", [3, 5, 7, 10])
@@ -229,7 +352,7 @@ def test_a_fused_optimizer_that_the_scaler_holds_back_is_skipped():
         parameter.grad = torch.ones(1)
         optimizer.grad_scale, optimizer.found_inf = None, torch.tensor([found])
         optimizer.step()
-    assert audit.updates == 2
+    assert audit._updates_of_batch == 2
 
 
 def test_two_ranks_plan_their_padded_share():

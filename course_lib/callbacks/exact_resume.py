@@ -1,0 +1,348 @@
+"""A run that is stopped anywhere, any number of times, and resumed equals the uninterrupted run.
+
+A Trainer's checkpoint does not hold the gradients that a window has gathered so far, nor the state of the random
+generators. A checkpoint that was taken inside a window (by ``val_check_interval``, a time interval, an exception, a
+second kill just after a resume) therefore loses the window's earlier samples, and nothing says so. The rule: *a
+checkpoint holds the run as it was when the last window ended; the random numbers of a window are a function of the
+seed, the window's place in the run and the rank.*
+
+    >>> Trainer(accumulate_grad_batches=8, callbacks=[ExactResume(), ModelCheckpoint(...)]).fit(
+    ...     model, ResumableDataLoader(dataset, batch_size=16, shuffle=True)
+    ... )
+
+``ExactAccumulation``, ``SkipBadSteps``, ``StepAudit`` and ``SizeScheduleDataModule`` bring it with them.
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any, NamedTuple
+
+import torch
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
+from lightning.pytorch.trainer.states import RunningStage
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
+from torch.optim import Optimizer
+
+from course_lib._generators import seed_generators
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of
+
+BATCH_PROGRESS = "epoch_loop.batch_progress"
+
+
+class CheckpointError(RuntimeError):
+    """A checkpoint from which the run cannot be resumed as if it had not been stopped."""
+
+
+class ExactResume(Callback):
+    """Checkpoints from which a run goes on as if it had not been stopped, wherever they were taken.
+
+    A checkpoint that is taken inside a window of ``accumulate_grad_batches`` micro-batches is set back to the window's
+    start: the loops' counters, the states of the training loader and of the data module, and the module's buffers
+    (BatchNorm's running statistics). Parameters, optimizers and schedules have not changed since. The run that resumes
+    trains the whole window. So is one that is taken when a run has been told to stop within an epoch (``max_time``,
+    ``max_steps``, ``EarlyStopping``): the run that resumes trains the rest of the epoch, which Lightning leaves out.
+    Any other checkpoint between windows stays as it is.
+
+    With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
+    validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
+    number of micro-batches so far, and the rank. So dropout draws what it would have drawn, validation does not move
+    the generators of training, and each rank has draws of its own.
+
+    Where a run goes on within an epoch on another number of ranks, the batches of the next epochs are counted again.
+
+    The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
+    ``GradientAccumulationScheduler`` gets its window length back when a run is resumed within an epoch; Lightning alone
+    would go on with the Trainer's.
+
+    Args:
+        reseed: Whether to seed the global generators. ``StepAudit`` alone brings this callback with ``False``.
+        strict: Raise for a checkpoint that cannot be resumed exactly, instead of warning.
+
+    Raises:
+        CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
+            by a run without this callback, or by an exception in the middle of an update.
+    """
+
+    def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
+        self.reseed = reseed
+        self.strict = strict
+        self._brought = False
+        self._seed: int | None = None
+        self._window_end: _WindowEnd | None = None
+        self._loaded_own = self._resumed = self._stepping = False
+        self._handles: list[Any] = []
+
+    # ------------------------------------------------------------------------------------------------- hooks
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
+            raise MisconfigurationException(
+                "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that "
+                f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
+            )
+        self._forget()
+
+    def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
+        self._window_end = copy.deepcopy(_WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
+        self._resumed = True
+        self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
+
+    def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._window_end is None:
+            self._remember(trainer, pl_module)
+        else:
+            _go_on_with_next_epoch(trainer)
+            _restore_window_length(trainer)
+            self._judge_checkpoint(trainer)
+        if self._seed is None:
+            self._seed = trainer.strategy.broadcast(torch.initial_seed())
+        self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
+        self._seed_generators(trainer)
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._resumed:
+            _count_batches_again(trainer)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        # Once more: a run that is resumed before a validation passes it over, and draws while it does.
+        if self._micro_batches_begun(trainer) == 1:
+            self._seed_generators(trainer)
+
+    def on_train_batch_end(
+        self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
+    ) -> None:
+        if not trainer.fit_loop.epoch_loop._should_accumulate():
+            self._remember(trainer, pl_module)
+            self._seed_generators(trainer)
+
+    def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._handles:  # training has begun, and this is no sanity check
+            if self._micro_batches_begun(trainer) == 0:
+                self._remember(trainer, pl_module)
+            self._seed_generators(trainer)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not _stopped_within_epoch(trainer):
+            self._remember(trainer, pl_module)
+        self._seed_generators(trainer)
+
+    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        if self._window_end is None:
+            return
+        epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
+        progress: Any = epoch_loop.batch_progress.current
+        schedulers = epoch_loop.scheduler_progress.current
+        updated = progress.processed == progress.ready and not epoch_loop._should_accumulate()
+        if schedulers.ready != schedulers.completed or (begun and self._stepping and not updated):
+            checkpoint["callbacks"][self.state_key]["within_update"] = True
+        elif (begun and not updated) or _stopped_within_epoch(trainer):
+            self._window_end.put_into(checkpoint, trainer)
+        elif not begun:
+            # The loader may have delivered a batch that has not reached the loop.
+            self._window_end.put_loader_state_into(checkpoint, trainer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._remove_hooks()
+
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._remove_hooks()
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"seed": self._seed, "within_update": False}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        self._seed = state_dict["seed"]
+        if state_dict["within_update"]:
+            self._refuse(
+                "this checkpoint was saved by an exception in the middle of an update: some parameters or schedules "
+                "have moved and others have not. Resume from an older one"
+            )
+
+    # ------------------------------------------------------------------------------------------------- helpers
+
+    def _forget(self) -> None:
+        self._seed = self._window_end = None
+        self._loaded_own = self._resumed = self._stepping = False
+        self._remove_hooks()
+
+    def _remove_hooks(self) -> None:
+        for handle in self._handles:
+            handle.remove()
+        self._handles = []
+
+    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        self._stepping = True
+
+    def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._stepping = False
+        loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
+        self._window_end = _WindowEnd(
+            loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
+            datamodule=copy.deepcopy(_datamodule_state(trainer)),
+            buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
+        )
+
+    def _micro_batches_begun(self, trainer: Trainer) -> int:
+        """Since the last window ended."""
+        assert self._window_end is not None
+        return int(trainer.fit_loop.epoch_loop.batch_progress.total.ready - self._window_end.micro_batches)
+
+    def _seed_generators(self, trainer: Trainer) -> None:
+        if self.reseed:
+            micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
+            assert self._seed is not None
+            seed_generators(self._seed, micro_batches, trainer.global_rank)
+
+    def _judge_checkpoint(self, trainer: Trainer) -> None:
+        assert self._window_end is not None
+        progress = self._window_end.loops[BATCH_PROGRESS]
+        done, k = progress["current"]["processed"], trainer.accumulate_grad_batches
+        if not self._loaded_own and not progress["is_last_batch"] and done % k:
+            self._refuse(
+                f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, "
+                "by a run without ExactResume: it does not hold their gradients, so their samples would be lost. "
+                "Resume from a checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the "
+                "callbacks"
+            )
+
+    def _refuse(self, why: str) -> None:
+        if self.strict:
+            raise CheckpointError(why)
+        rank_zero_warn(why)
+
+
+class _WindowEnd(NamedTuple):
+    """What changes within a window, as it was when the last one ended."""
+
+    loops: dict[str, Any]
+    """The state of the fit loop: its counters, and the training loader's state."""
+    datamodule: dict[str, Any] | None
+    buffers: dict[str, Tensor]
+
+    @property
+    def micro_batches(self) -> int:
+        return int(self.loops[BATCH_PROGRESS]["total"]["ready"])
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> _WindowEnd:
+        names = dict(pl_module.named_buffers()).keys() & checkpoint["state_dict"].keys()
+        return cls(
+            loops=checkpoint["loops"]["fit_loop"],
+            datamodule=checkpoint.get(_datamodule_key(trainer)),
+            buffers={name: checkpoint["state_dict"][name] for name in names},
+        )
+
+    def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
+        checkpoint["loops"]["fit_loop"] = self.loops
+        self.put_loader_state_into(checkpoint, trainer)
+        for name in self.buffers.keys() & checkpoint["state_dict"].keys():
+            checkpoint["state_dict"][name] = self.buffers[name]
+
+    def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
+        checkpoint["loops"]["fit_loop"]["state_dict"] = self.loops["state_dict"]
+        if self.datamodule:
+            checkpoint[_datamodule_key(trainer)] = self.datamodule
+
+
+def _stopped_within_epoch(trainer: Trainer) -> bool:
+    # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.
+    fit_loop = trainer.fit_loop
+    progress: Any = fit_loop.epoch_progress.current
+    return progress.processed == progress.started and not fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def _datamodule_state(trainer: Any) -> dict[str, Any] | None:
+    return None if trainer.datamodule is None else trainer.datamodule.state_dict()
+
+
+def _datamodule_key(trainer: Any) -> str:
+    return type(trainer.datamodule).__qualname__
+
+
+def _go_on_with_next_epoch(trainer: Trainer) -> None:
+    # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
+    # the run for one that was stopped within the epoch, and trains the first batches of it again.
+    fit_loop = trainer.fit_loop
+    if fit_loop.restarted_on_epoch_end:
+        fit_loop.epoch_progress.increment_completed()
+        fit_loop._restarting = fit_loop.epoch_loop.restarting = False
+        fit_loop.reset_restart_stage()
+        fit_loop.epoch_loop.reset_restart_stage()
+
+
+def _count_batches_again(trainer: Any) -> None:
+    # A Trainer counts a loader's batches once: in a run that goes on with other ranks, those of the epoch that it goes
+    # on with. The next ones have another length; they would end too early, or without validation.
+    fit_loop = trainer.fit_loop
+    combined = fit_loop._combined_loader
+    lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
+    if None in lengths:
+        return
+    limits = [_parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches) for length in lengths]
+    if limits != combined.limits:
+        combined.limits = limits
+        iter(combined)  # has a length only then
+        fit_loop.max_batches = sized_len(combined)
+        if isinstance(trainer.val_check_interval, float):
+            trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
+
+
+def _restore_window_length(trainer: Trainer) -> None:
+    # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it.
+    windows = accumulation_by_epoch(trainer)
+    if windows is not None:
+        trainer.accumulate_grad_batches = windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
+
+
+def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: bool = True) -> None:
+    """Have the Trainer use an ExactResume, unless it has one: for the ``setup`` of what needs it."""
+    if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
+        return
+    for callback in callbacks_of(trainer):
+        if isinstance(callback, ExactResume):
+            callback.reseed |= reseed and callback._brought
+            return
+    callback = ExactResume(reseed=reseed)
+    callback._brought = True
+    trainer.callbacks.append(callback)  # type: ignore[attr-defined]  # the Trainer calls its setup next
+
+
+def run_so_far(trainer: Trainer) -> dict[str, int]:
+    """What a run has done that is about to go on: for ``plan_steps``, in ``configure_optimizers``.
+
+    The schedules in a checkpoint come back with the horizon that they were made with. On another number of ranks it is
+    wrong: the rate ends too high, or turns up again. A function of the plan's progress is not saved, and goes on::
+
+        plan = plan_steps(n, 32, world_size=self.trainer.world_size, max_epochs=10, **run_so_far(self.trainer))
+        schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
+
+    Returns:
+        ``steps_done``: updates, as the learning rate counts them, and ``samples_done``; both 0 in a run from its start.
+
+    Raises:
+        ValueError: The checkpoint does not say where the training loader was, or not in samples.
+    """
+    checkpoint = trainer._checkpoint_connector._loaded_checkpoint
+    if not checkpoint:
+        return {"steps_done": 0, "samples_done": 0}
+    states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+    num_samples = [state.get("num_samples", state.get("num_primary")) for state in states]
+    if len(states) != 1 or None in num_samples:
+        raise ValueError(
+            "the checkpoint does not say how far the run is in the data: it holds the states of "
+            f"{len(states)} training loaders, expected one of a ResumableDataLoader over all samples. Give plan_steps "
+            "steps_done and samples_done yourself"
+        )
+    steps = checkpoint["global_step"]
+    for callback in checkpoint.get("callbacks", {}).values():
+        if "uncounted_attempts" in callback:
+            steps = callback["updates"]
+    return {"steps_done": steps, "samples_done": states[0]["epoch"] * num_samples[0] + states[0]["position"]}
