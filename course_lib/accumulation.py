@@ -168,6 +168,10 @@ class WindowTotal(NamedTuple):
     world_size: int
 
 
+class NothingToAverage(ValueError):
+    """The count of a window is 0 over all ranks: no sample of it has a label. All ranks raise it."""
+
+
 def count_window(
     count: float,
     *,
@@ -198,7 +202,14 @@ def count_window(
     if refused is not None:
         raise refused
     _check_rows(rows)
-    return WindowTotal(sum(row[0] for row in rows), len(rows))
+    total = sum(row[0] for row in rows)
+    if not total > 0:
+        window = "the window" if number is None else f"window {number}"
+        raise NothingToAverage(
+            f"the total count of {window} must be above 0, got 0 over {counted(len(rows), 'rank')}: there is "
+            "nothing to average. Leave such micro-batches out on all ranks, or take larger windows"
+        )
+    return WindowTotal(total, len(rows))
 
 
 def _check_rows(rows: list[list[float]]) -> None:
@@ -220,12 +231,6 @@ def _check_rows(rows: list[list[float]]) -> None:
         raise ValueError(
             f"the ranks have different numbers of windows ({told}): the longer ones would wait for ever. Give all "
             "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
-        )
-    if not sum(counts) > 0:
-        window = f"window {numbers[0]:.0f}" if numbers_said else "the window"
-        raise ValueError(
-            f"the total count of {window} must be above 0, got 0 over {counted(len(rows), 'rank')}: there is "
-            "nothing to average. Leave such micro-batches out on all ranks, or take larger windows"
         )
 
 

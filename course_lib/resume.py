@@ -99,6 +99,14 @@ class ResumableDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batch_sampler, **loader_arguments)
         # Lightning and Fabric look at this attribute, and leave a loader with a DistributedSampler as it is.
         self.__dict__["sampler"] = _AlreadySharded(batch_sampler)
+        # With overfit_batches, Lightning makes the loader again, from these: around the batch sampler, made again too.
+        again: dict[str, object] = {
+            "__pl_saved_args": (),
+            "__pl_saved_kwargs": {"dataset": dataset, **loader_arguments},
+            "__pl_saved_arg_names": (),
+            "__dataset": dataset,
+        }
+        vars(self).update(again)
         self._own_generator = self.generator is None
         self._delivered = 0
         self._told_length: int | None = None
@@ -118,8 +126,8 @@ class ResumableDataLoader(DataLoader[Any]):
         epoch = sampler.epoch
         if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
             warnings.warn(
-                f"this epoch has {len(sampler)} batches; len() was {self._told_length} in an epoch that went on with other "
-                "ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
+                f"this epoch has {len(sampler)} batches; len() was {self._told_length} in an epoch that went on with "
+                "other ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
                 "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
                 stacklevel=2,
             )

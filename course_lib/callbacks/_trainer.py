@@ -9,9 +9,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.optim import Optimizer
-
-from course_lib.skipping.gradients import parameters_of
 
 
 def require_plain_optimization(
@@ -34,6 +31,11 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
+def attempts_of(trainer: Trainer) -> int:
+    """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
+    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in callbacks_of(trainer))
+
+
 def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
     for callback in callbacks_of(trainer):
@@ -42,17 +44,14 @@ def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     return None
 
 
-def averaging_epoch(trainer: Trainer, optimizer: Optimizer) -> bool:
-    """Whether this is the epoch that StochasticWeightAveraging adds for BatchNorm's statistics; it drops the gradient.
+def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
+    """In the epoch that StochasticWeightAveraging adds for BatchNorm's statistics; before each of its micro-batches.
 
     No backward runs there. Lightning 2.6 steps all the same, at the epoch's last batch, with the gradient of the last
     step that was made, and so moves the averaged weights.
     """
-    if not trainer.fit_loop._skip_backward:
-        return False
-    for parameter in parameters_of(optimizer):
-        parameter.grad = None
-    return True
+    if trainer.fit_loop._skip_backward:
+        trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
 
 
 def replace_methods(pl_module: LightningModule, **functions: Callable[..., Any]) -> Callable[[], None]:

@@ -12,9 +12,10 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
-from course_lib.accumulation import checked_count, checked_loss_sum, count_window
-from course_lib.callbacks._trainer import averaging_epoch, callbacks_of, replace_methods, require_plain_optimization
+from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
+from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization
 from course_lib.callbacks.exact_resume import bring_exact_resume
+from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -34,11 +35,12 @@ class ExactAccumulation(Callback):
     taken as well, and its other keys reach ``on_train_batch_end``; a Trainer without the callback would train on the
     sum. To log the mean: ``self.log("loss", loss_sum / count, batch_size=count)``.
 
-    Before the optimizer steps, the gradients are multiplied by ``k · W / N``: Lightning divided by ``k``, DDP by the
-    ``W`` ranks, and ``N`` is the window's count over all ranks (one collective of four numbers a window). Clipping
-    comes after it; a callback that reads gradients in ``on_before_optimizer_step`` belongs behind this one in the
-    Trainer's list. ``accumulate_grad_batches`` may change from epoch to epoch. Under ``16-mixed`` the scaler sees
-    sums, so its scale settles lower. BatchNorm's statistics and dropout's draws stay those of each micro-batch.
+    When the window's last backward has run, the gradients are multiplied by ``k · W / N``: Lightning divided by ``k``,
+    DDP by the ``W`` ranks, and ``N`` is the window's count over all ranks (one collective of four numbers a window).
+    Clipping and every ``on_before_optimizer_step`` come after it. A window whose count is 0 on all ranks raises; where
+    there is a ``SkipBadSteps``, it is skipped. ``accumulate_grad_batches`` may change from epoch to epoch. Under
+    ``16-mixed`` the scaler sees sums, so its scale settles lower. BatchNorm's statistics and dropout's draws stay those
+    of each micro-batch.
 
     Attributes:
         global_count: The count over all ranks of the last window, what its gradient was divided by.
@@ -108,10 +110,16 @@ class ExactAccumulation(Callback):
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._counts = {}
 
+    def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        # Ahead of every on_before_optimizer_step, so that the order of the callbacks does not matter.
+        if not trainer.fit_loop.epoch_loop._should_accumulate():
+            self._average(trainer, pl_module)
+
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        if averaging_epoch(trainer, optimizer):
-            return
-        if not self._counts:  # one device, and training_step returned None for the whole window
+        self._average(trainer, pl_module)  # the window's last training_step returned None: no backward came
+
+    def _average(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if not self._counts:  # done already; or one device, and training_step returned None for the whole window
             return
         k = trainer.accumulate_grad_batches
         number = self._batch_idx // k + 1
@@ -120,12 +128,20 @@ class ExactAccumulation(Callback):
             number_of_windows = math.ceil(trainer.num_training_batches / k)
         elif trainer.is_last_batch:
             number_of_windows = number
-        total = count_window(
-            sum(self._counts.values()),
-            micro_batches=len(self._counts),
-            number=number,
-            number_of_windows=number_of_windows,
-        )
+        counts, self._counts = self._counts, {}
+        skipper = next((c for c in callbacks_of(trainer) if isinstance(c, SkipBadSteps)), None)
+        try:
+            total = count_window(
+                sum(counts.values()),
+                micro_batches=len(counts),
+                number=number,
+                number_of_windows=number_of_windows,
+            )
+        except NothingToAverage:
+            if skipper is None:
+                raise
+            skipper.reject("no sample of the window has a label")
+            return
         self.global_count = total.global_count
         for parameter in pl_module.parameters():
             if parameter.grad is not None:

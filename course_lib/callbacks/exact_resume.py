@@ -29,7 +29,8 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
-from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of, make_no_step_in_averaging_epoch
+from course_lib.resume import ResumableDataLoader
 
 BATCH_PROGRESS = "epoch_loop.batch_progress"
 
@@ -55,6 +56,9 @@ class ExactResume(Callback):
 
     Where a run goes on within an epoch on another number of ranks, the batches of the next epochs are counted again.
 
+    In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
+    one there, with the gradient of the step before, and so moves the averaged weights.)
+
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
     ``GradientAccumulationScheduler`` gets its window length back when a run is resumed within an epoch; Lightning alone
     would go on with the Trainer's.
@@ -64,6 +68,8 @@ class ExactResume(Callback):
         strict: Raise for a checkpoint that cannot be resumed exactly, instead of warning.
 
     Raises:
+        MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
+            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or by an exception in the middle of an update.
     """
@@ -96,6 +102,7 @@ class ExactResume(Callback):
         self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _refuse_loaders_that_part(trainer)
         if self._window_end is None:
             self._remember(trainer, pl_module)
         else:
@@ -112,6 +119,7 @@ class ExactResume(Callback):
             _count_batches_again(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        make_no_step_in_averaging_epoch(trainer)
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
@@ -257,6 +265,19 @@ def _stopped_within_epoch(trainer: Trainer) -> bool:
     fit_loop = trainer.fit_loop
     progress: Any = fit_loop.epoch_progress.current
     return progress.processed == progress.started and not fit_loop.epoch_loop._num_ready_batches_reached()
+
+
+def _refuse_loaders_that_part(trainer: Any) -> None:
+    # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
+    combined = trainer.fit_loop._combined_loader
+    lengths = {sized_len(loader) for loader in combined.flattened}
+    resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
+    if len(lengths) > 1 and resumable and combined._mode != "min_size":
+        raise MisconfigurationException(
+            f'a CombinedLoader of the mode "{combined._mode}" reads a ResumableDataLoader beside a loader of another '
+            f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
+            'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
+        )
 
 
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:

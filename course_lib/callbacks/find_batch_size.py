@@ -6,12 +6,13 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.parsing import lightning_hasattr, lightning_setattr
+from lightning.pytorch.utilities.parsing import lightning_getattr, lightning_hasattr, lightning_setattr
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
+from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.memory.batch_size import FittedBatchSize, find_batch_size
 
 
@@ -26,6 +27,7 @@ class FindBatchSize(Callback):
     >>> print(finder.fitted)
 
     Nothing is logged meanwhile, and nothing of the run has changed when it begins: weights, optimizer, generators.
+    ``configure_optimizers`` is called again with the size that was found, so that schedules have the run's real length.
     A ``training_step`` that asks for its trainer can't be predicted, so smaller trials take its place.
 
     Args:
@@ -57,6 +59,11 @@ class FindBatchSize(Callback):
             raise MisconfigurationException(
                 f"FindBatchSize sets {self.batch_arg_name!r}, which neither module, hparams nor datamodule has"
             )
+        if isinstance(getattr(trainer, "datamodule", None), SizeScheduleDataModule):
+            raise MisconfigurationException(
+                "a schedule of sizes says its batch sizes itself, and reads no batch_size: find one with "
+                "course_lib.memory.find_batch_size before, and give the schedule a budget that it fits into"
+            )
         source = trainer.fit_loop._data_source
         if not source.is_module():
             raise MisconfigurationException(
@@ -82,7 +89,13 @@ class FindBatchSize(Callback):
             self.fitted = find_batch_size(pl_module, loader, trainer.optimizers[0], loss_fn=loss_fn, **self.options)
         finally:
             put_back()
+        changed = lightning_getattr(pl_module, self.batch_arg_name) != self.fitted.batch_size
         lightning_setattr(pl_module, self.batch_arg_name, self.fitted.batch_size)
+        if changed and trainer.fit_loop._combined_loader is not None:
+            # configure_optimizers asked for the length of the run, which made the loader, and a horizon of that length.
+            trainer.fit_loop._combined_loader = None
+        if changed:
+            trainer.strategy.setup_optimizers(trainer)
 
 
 def _say_nothing(*args: Any, **kwargs: Any) -> None:

@@ -18,11 +18,12 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
+from course_lib.schedules.rates import LrRule
 
 
 class SizeScheduleDataModule(LightningDataModule):
@@ -40,7 +41,8 @@ class SizeScheduleDataModule(LightningDataModule):
     one's length; ``ExactAccumulation`` corrects that.
 
     ``trainer.estimated_stepping_batches`` goes by the first epoch's length. For a learning rate schedule, take
-    ``trainer.datamodule.plan().total_steps``, and ``.lr_factor("linear")`` for one that follows the batch.
+    ``trainer.datamodule.plan().total_steps``, and ``trainer.datamodule.lr_factor("linear")`` for one that follows the
+    batch.
 
     A resumed run goes on where it was stopped, also within an epoch, and on other ranks. (There, where a window's
     length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter window: a Trainer
@@ -52,6 +54,7 @@ class SizeScheduleDataModule(LightningDataModule):
         render: ``render(sample, size)`` -> the sample at that size.
         shuffle, seed, tail: Of the :class:`~course_lib.schedules.ScheduledBatchSampler`.
         reload: See above.
+        val_dataloaders: What ``val_dataloader()`` returns; Lightning takes none beside a data module.
         loader_arguments: Whatever else torch's DataLoader takes: ``num_workers``, ``collate_fn`` …
 
     Raises:
@@ -71,6 +74,7 @@ class SizeScheduleDataModule(LightningDataModule):
         seed: int = 0,
         tail: SamplerTail = "spread",
         reload: bool = False,
+        val_dataloaders: Any = None,
         **loader_arguments: Any,
     ) -> None:
         super().__init__()
@@ -87,6 +91,7 @@ class SizeScheduleDataModule(LightningDataModule):
         self.schedule, self.reload = schedule, reload
         self._sampler_arguments: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "tail": tail}
         self._loader_arguments = loader_arguments
+        self.val_dataloaders = val_dataloaders
         self._last = self._new_loader()
         """The loader that the Trainer got last."""
         self._loader: ResumableDataLoader | None = self._last
@@ -124,6 +129,17 @@ class SizeScheduleDataModule(LightningDataModule):
                 f"the schedule says how many batches an update takes: {windows}. Leave accumulate_grad_batches (got "
                 f"{trainer.accumulate_grad_batches}) and GradientAccumulationScheduler out of the Trainer"
             )
+        if trainer.overfit_batches:
+            raise MisconfigurationException(
+                "overfit_batches would make the loader again with a sampler of its own, without the schedule: take "
+                "limit_train_batches, and shuffle=False"
+            )
+        if windows != 1 and not trainer.lightning_module.automatic_optimization:
+            raise MisconfigurationException(
+                f"the schedule says that an update takes {windows} batches, and with manual optimization nobody "
+                "accumulates them: step once for as many batches in your training_step, or give a schedule of windows "
+                "of 1 (no accumulate_grad_batches, no effective_batch_size)"
+            )
         if self.reload and trainer.reload_dataloaders_every_n_epochs != 1:
             raise MisconfigurationException(
                 "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
@@ -135,6 +151,11 @@ class SizeScheduleDataModule(LightningDataModule):
 
     def train_dataloader(self) -> ResumableDataLoader:
         trainer = self._trainer("train_dataloader()")
+        if self._trainers_own is None:
+            raise MisconfigurationException(
+                f"setup() of {type(self).__name__} does not call super().setup(stage): the Trainer would count the "
+                "batches of the first epoch and cut the others by it. Call it first"
+            )
         epoch = trainer.current_epoch
         loader = self._next_loader()
         self._loader = None if self.reload else loader
@@ -145,6 +166,18 @@ class SizeScheduleDataModule(LightningDataModule):
         trainer.accumulate_grad_batches = windows
         _end_the_epoch_before(trainer, len(loader))
         return loader
+
+    def val_dataloader(self) -> Any:
+        return [] if self.val_dataloaders is None else self.val_dataloaders
+
+    def lr_factor(self, rule: LrRule = "linear") -> Callable[[int], float]:
+        """The factor of the learning rate that goes with the batch, for ``LambdaLR`` stepped at each update.
+
+        ``plan().lr_factor`` goes by updates and the sizes by attempts, so after a step that ``SkipBadSteps`` has
+        skipped they part. This one goes by attempts: it is that of the batch that comes next.
+        """
+        factor = self.plan().lr_factor(rule)
+        return lambda step: factor(attempts_of(self._trainer("lr_factor()")))
 
     def teardown(self, stage: str) -> None:
         if stage == "fit" and self._trainers_own is not None:

@@ -14,11 +14,13 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from course_lib.callbacks._trainer import averaging_epoch, replace_methods, require_plain_optimization
+from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
+from course_lib.schedules.rates import LrFactor
 from course_lib.skipping import SpikeDetector, StepGuard
 from course_lib.skipping.gradients import gradients_of, parameters_of
 from course_lib.skipping.skips import SCALER
@@ -37,8 +39,8 @@ class SkipBadSteps(Callback):
     ``"epoch"`` goes on with the epochs. In a skipped step gradients are ``None`` for the module's own
     ``on_before_optimizer_step``.
 
-    Place it behind :class:`ExactAccumulation`, so that it judges the gradient that would be applied. Clipping by the
-    Trainer comes after it, and finds no gradient where a step is skipped.
+    It judges the gradient that would be applied: after :class:`ExactAccumulation`, wherever that is in the list, and
+    before the Trainer clips. A skipped step is not clipped.
 
     Args:
         max_steps_means: What ``trainer.global_step``, and with it ``max_steps``, counts. ``"updates"``: skipped
@@ -121,14 +123,19 @@ class SkipBadSteps(Callback):
             self,
             trainer,
             pl_module,
-            with_manual="use course_lib.skipping.StepGuard in your training_step: guard.mark(loss) ahead of "
-            "manual_backward, guard.step() for optimizer.step()",
+            with_manual="use course_lib.skipping.StepGuard(self, self.optimizers()) in your training_step: "
+            "guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()",
             other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
         )
         self.attempts = self.updates = self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if _goes_by_updates(trainer):
+            raise MisconfigurationException(
+                "the learning rate follows plan().lr_factor(...), which goes by updates, and sizes and batches go "
+                "by attempts: after a skip they part. Take lr_factor(...) of the SizeScheduleDataModule itself"
+            )
         if any(c.interval == "step" and c.frequency != 1 for c in trainer.lr_scheduler_configs):
             raise MisconfigurationException(
                 'SkipBadSteps lets schedules of the interval "step" follow the updates, which needs frequency=1: '
@@ -143,7 +150,11 @@ class SkipBadSteps(Callback):
         self._fetched, self._window, self._backwards, self._scaler_before = 0, [], 0, None
         self._read_counters()
         # No hook sees the loss between training_step and its backward, or can hold a schedule back.
-        replaced = {"backward": self._marking(pl_module), "lr_scheduler_step": self._unless_skipped(pl_module, trainer)}
+        replaced = {
+            "backward": self._marking(pl_module),
+            "lr_scheduler_step": self._unless_skipped(pl_module, trainer),
+            "configure_gradient_clipping": self._clipping(pl_module),
+        }
         self._replaced.callback(replace_methods(pl_module, **replaced))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -161,8 +172,6 @@ class SkipBadSteps(Callback):
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
         assert self._guard is not None
-        if averaging_epoch(trainer, optimizer):
-            return
         scaler = self._guard.scaler
         has_gradient = len(gradients_of(optimizer)) > 0
         if self._backwards < len(self._window):
@@ -239,13 +248,27 @@ class SkipBadSteps(Callback):
 
         return marking_backward
 
+    def _clipping(self, pl_module: LightningModule) -> Callable[..., Any]:
+        clip = pl_module.configure_gradient_clipping
+
+        @functools.wraps(clip)
+        def clip_unless_skipped(*args: Any, **kwargs: Any) -> Any:
+            return None if self._skipping else clip(*args, **kwargs)  # by value, torch needs a gradient
+
+        return clip_unless_skipped
+
     def _unless_skipped(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
         step = pl_module.lr_scheduler_step
 
         @functools.wraps(step)
         def step_unless_skipped(scheduler: Any, metric: Any) -> Any:
             by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
-            return None if self._skipping and by_step else step(scheduler, metric)
+            if not (self._skipping and by_step):
+                return step(scheduler, metric)
+            if isinstance(scheduler, LambdaLR):
+                scheduler.last_epoch -= 1  # not one further; but a factor that follows the batch follows it
+                scheduler.step()
+            return None
 
         return step_unless_skipped
 
@@ -279,6 +302,12 @@ def _indices_of(loader: Any, number: int) -> Iterable[int] | None:
     if type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler | DistributedSampler):
         return next(islice(sampler, number, None), None)
     return None  # to iterate another one would draw another order
+
+
+def _goes_by_updates(trainer: Trainer) -> bool:
+    """Whether a schedule follows the batch of a SizeSchedule, and counts updates."""
+    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
+    return any(isinstance(f, LrFactor) for s in schedulers if isinstance(s, LambdaLR) for f in s.lr_lambdas)
 
 
 def _take_back_one_step(trainer: Trainer) -> None:

@@ -17,7 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, averaging_epoch, callbacks_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.loader import MiniDataLoader
@@ -46,8 +46,7 @@ class StepAudit(Callback):
     A run agrees with its plan where each planned step was made or is a known skip. A run that is told to stop before
     its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop. One that
     goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now. The
-    epoch that ``StochasticWeightAveraging`` adds makes no steps (Lightning makes one there, with the gradient of the
-    step before, which moves the averaged weights: the audit takes that gradient away).
+    epoch that ``StochasticWeightAveraging`` adds makes no steps; see :class:`ExactResume`.
 
     Args:
         plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.
@@ -154,7 +153,7 @@ class StepAudit(Callback):
         self.why_no_plan = "training did not begin: no batch, or nothing left to do"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done = _attempts_of(trainer)
+        done = attempts_of(trainer)
         self.attempts_before_audit = done - self.attempts
         if self.plan is None:
             other_ranks = self._world_size not in (None, trainer.world_size)
@@ -170,14 +169,11 @@ class StepAudit(Callback):
         epoch = trainer.current_epoch
         self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
 
-    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:
-        averaging_epoch(trainer, optimizer)
-
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         # Together, so that a checkpoint has both or none.
-        self.attempts = _attempts_of(trainer) - self.attempts_before_audit
+        self.attempts = attempts_of(trainer) - self.attempts_before_audit
         self.updates += self._updates_of_batch
         self._updates_of_batch = 0
 
@@ -228,11 +224,6 @@ class StepAudit(Callback):
 
 def _skippers(trainer: Trainer) -> list[SkipBadSteps]:
     return [callback for callback in callbacks_of(trainer) if isinstance(callback, SkipBadSteps)]
-
-
-def _attempts_of(trainer: Trainer) -> int:
-    """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + sum(skipper.uncounted_attempts for skipper in _skippers(trainer))
 
 
 def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:

@@ -11,6 +11,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal
 
+from torch.utils.data import SequentialSampler
+
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
 
@@ -47,8 +49,10 @@ class EpochBatchSampler(ABC):
         tail: SamplerTail,
         num_replicas: int | None,
         rank: int | None,
+        sampler: object = None,
     ) -> None:
-        self.shuffle = bool(shuffle)
+        # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
+        self.shuffle = bool(shuffle) and not isinstance(sampler, SequentialSampler)
         self.seed = int_of_at_least(0, "seed", seed)
         if tail not in ("spread", "drop", "pad"):
             raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, Sampler
+from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
 
 from course_lib._generators import generators_put_back
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
@@ -59,9 +59,19 @@ class ShardedBatchSampler(EpochBatchSampler):
         sampler: object = None,
     ) -> None:
         super().__init__(shuffle=True, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        if isinstance(sampler, SequentialSampler):
+            raise ValueError(
+                "overfit_batches wants the same batches in every epoch, which ShardedBatchSampler cannot make of "
+                f"{type(batch_sampler).__name__}: take limit_train_batches, and a batch sampler that does not shuffle"
+            )
         if not hasattr(batch_sampler, "__iter__"):
             raise ValueError(f"batch_sampler must be iterable, got {batch_sampler!r}")
         for part in _parts(batch_sampler):
+            if isinstance(part, EpochBatchSampler) and part.num_replicas != 1:
+                raise ValueError(
+                    f"{type(part).__name__} deals its batches to the ranks itself, and would be dealt twice: use it "
+                    "alone, or make it whole, with num_replicas=1 and rank=0"
+                )
             if isinstance(part, DistributedSampler) and part.num_replicas > 1:
                 raise ValueError(
                     f"{type(batch_sampler).__name__} holds a DistributedSampler of {part.num_replicas} replicas: it "

@@ -27,7 +27,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
             sizes differ by at most one. ``"drop"``: full batches only, the last indices of the order are left out.
             ``"pad"``: full batches only, the first indices of the order are repeated at its end.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: Ignored; under default flags, Lightning hands its own over.
+        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
+            ``overfit_batches`` turns the shuffling off.
 
     Raises:
         ValueError: An argument is out of its range; or ``tail="spread"`` would leave a rank without an index in some
@@ -47,7 +48,7 @@ class ShuffledBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         self.batch_size = int_of_at_least(1, "batch_size", batch_size)
         if self.num_replicas is not None:

@@ -36,7 +36,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         tail: What becomes of a primary that does not divide, see :class:`ShuffledBatchSampler`. With ``"spread"`` a
             batch may be without a primary index, if there are too few for all ranks.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: Ignored; under default flags, Lightning hands its own over.
+        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
+            ``overfit_batches`` turns the shuffling off.
 
     Raises:
         ValueError: A set is empty or holds what is no index, or an argument is out of its range.
@@ -56,7 +57,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         self.primary_indices = _indices("primary_indices", primary_indices)
         self.secondary_indices = _indices("secondary_indices", secondary_indices)
         self.primary_batch_size = int_of_at_least(1, "primary_batch_size", primary_batch_size)

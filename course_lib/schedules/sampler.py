@@ -37,7 +37,8 @@ class ScheduledBatchSampler(EpochBatchSampler):
             batches only, the last indices of the order are left out. ``"pad"``: full batches only, the first indices of
             the order are repeated at its end.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: Ignored; under default flags, Lightning hands its own over.
+        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
+            ``overfit_batches`` turns the shuffling off.
 
     A schedule by optimizer steps counts those of whole epochs: one for each window, and one for the short window at an
     epoch's end. After a resume on other ranks it goes on from what was counted there.
@@ -61,7 +62,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         sampler: object = None,
     ) -> None:
         self._place = Place()
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         if not isinstance(schedule, SizeSchedule):
             raise ValueError(f"schedule must be a SizeSchedule, got {schedule!r}; one size: ShuffledBatchSampler")

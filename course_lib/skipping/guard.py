@@ -57,7 +57,8 @@ class StepGuard:
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
             same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
-        optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them.
+        optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
+            Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
         scheduler: Stepped after each update, never after a skip.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
             finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
