@@ -1,12 +1,25 @@
 """A run that is stopped anywhere and resumed, again and again, ends as the one that was never stopped."""
 
+import contextlib
+import os
 import random
+import signal
 
+import numpy as np
 import pytest
+import torch
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.utilities import CombinedLoader
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
+from torch.utils.data import DataLoader
 
-from course_lib.callbacks.exact_resume import CheckpointError
+from course_lib.callbacks import CheckpointError, ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
+from course_lib.launch import RankError, RankTimeout, run_ranks
+from course_lib.resume import ResumableDataLoader
 from tests import effort
 from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, same, state_of, train
+from tests.trainer_oracle import CountingModule, quiet_trainer
 
 
 def killed_twice(rng, folder, **arguments):
@@ -52,3 +65,200 @@ def test_so_does_one_whose_sizes_follow_a_schedule(tmp_path):
     for case in range(effort.cases(6, 30)):
         (module, *_), *where = killed_twice(rng, tmp_path / f"{case}", n=48, sized=True, k=2, steps=22)
         assert same(state_of(module), whole), where
+
+
+@pytest.mark.parametrize("ranks", [2])
+def test_two_ranks_that_are_killed_twice_end_as_if_they_had_not_been(ranks, tmp_path):
+    # With real processes: both ranks die at one place, or one of them alone, by SIGKILL.
+    def train_rank(rank, folder, dies=None, alone=False, seed=0):
+        how = None if alone and rank == 0 else lambda: os.kill(os.getpid(), signal.SIGKILL)
+        callback = Dies(*dies, how=how or (lambda: None)) if dies else None
+        path = newest(folder)
+        flags = dict(devices=ranks, strategy="ddp", k=2, n=48, steps=12)
+        module, _, audit = train(folder, ckpt_path=path, dies=callback, seed=seed + rank, **flags)
+        return state_of(module), audit.attempts, module.samples
+
+    (whole, steps, _), other = (r.value for r in run_ranks(train_rank, ranks, args=(tmp_path / "whole",), timeout=120))
+    assert steps == 12 and same(whole[:2], other[0][:2])
+    rng = random.Random("two ranks, killed twice")
+    for case in range(effort.cases(2, 12)):
+        folder = tmp_path / f"{case}"
+        for first, last in ((1, 23), (1, 3)):
+            dies = (rng.randint(first, last), rng.choice(["start", "forward", "end"]))
+            with pytest.raises((RankError, RankTimeout)):
+                run_ranks(train_rank, ranks, args=(folder, dies, rng.random() < 0.5, case), timeout=30)
+        again = [r.value for r in run_ranks(train_rank, ranks, args=(folder, None, False, 9), timeout=120)]
+        assert same(again[0][0], whole)
+
+
+def test_an_update_that_was_cut_off_is_refused_and_said(tmp_path):
+    with pytest.raises(Killed):
+        train(tmp_path, saves="an exception", dies=Dies(24, "after step"))
+    path = newest(tmp_path)
+    with pytest.raises(CheckpointError, match="in the middle of an update"):
+        train(tmp_path / "again", ckpt_path=path)
+    with pytest.warns(UserWarning, match="in the middle of an update"):
+        callbacks = [ExactAccumulation(), SkipBadSteps(), ExactResume(strict=False)]
+        train(tmp_path / "again", ckpt_path=path, callbacks=callbacks)
+
+
+def test_a_checkpoint_inside_a_window_of_another_run_is_refused(tmp_path):
+    # Saved by a Trainer alone, after 6 of 16 micro-batches; 4 make a window.
+    class SavesAtSix(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 5:
+                trainer.save_checkpoint(tmp_path / "six.ckpt")
+
+    module, loader = Means(), ResumableDataLoader(range(32), 2, shuffle=True)
+    quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[SavesAtSix()]).fit(module, loader)
+    resumed = quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[StepAudit()])
+    with pytest.raises(CheckpointError, match="after 2 of its 4 micro-batches, by a run without ExactResume"):
+        resumed.fit(module, loader, ckpt_path=tmp_path / "six.ckpt", weights_only=False)
+
+
+class Means(CountingModule):
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+        self.windows = []
+
+    def training_step(self, batch):
+        self.seen += batch.tolist()
+        self.windows.append(self.trainer.accumulate_grad_batches)
+        return super().training_step(batch)
+
+    def validation_step(self, batch):
+        pass
+
+
+@pytest.mark.parametrize("flags", [dict(max_epochs=3), dict(max_epochs=-1, max_steps=10)])
+def test_a_run_that_is_told_to_stop_within_an_epoch_goes_on_there(flags, tmp_path):
+    class StopsAtSix(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.should_stop = trainer.current_epoch == 1 and batch_idx == 5
+
+    def fit(*callbacks, ckpt_path=None):
+        module, loader = Means(), ResumableDataLoader(range(32), 2, shuffle=True)
+        trainer = quiet_trainer(accumulate_grad_batches=4, callbacks=[ExactResume(), *callbacks], **flags)
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
+        return module, trainer
+
+    whole, _ = fit()
+    stopped, trainer = fit(StopsAtSix())
+    trainer.save_checkpoint(tmp_path / "stopped.ckpt")
+    resumed, _ = fit(ckpt_path=tmp_path / "stopped.ckpt")
+    assert stopped.seen[: (16 + 4) * 2] + resumed.seen == whole.seen  # the window that was cut off is trained again
+    assert torch.equal(resumed.weight, whole.weight)
+
+
+def test_a_schedule_of_windows_goes_on_within_an_epoch(tmp_path):
+    def fit(*callbacks, ckpt_path=None):
+        module, loader = Means(), ResumableDataLoader(range(32), 2, shuffle=True)
+        windows = GradientAccumulationScheduler({0: 1, 1: 4})
+        trainer = quiet_trainer(max_epochs=2, callbacks=[windows, ExactResume(), *callbacks])
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
+        return module
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}-{batch_idx}.ckpt")
+
+    whole = fit(Saves())
+    for place, left in (("0-5", 26), ("0-15", 16), ("1-7", 8), ("1-9", 8)):
+        resumed = fit(ckpt_path=tmp_path / f"{place}.ckpt")
+        assert resumed.windows == whole.windows[-left:], place
+        assert torch.equal(resumed.weight, whole.weight)
+
+
+def test_sigterm_saves_what_can_be_resumed(tmp_path):
+    whole = state_of(train(tmp_path / "whole")[0])
+    dies = Dies(22, "forward", how=lambda: signal.raise_signal(signal.SIGTERM))
+    with pytest.raises(SIGTERMException):
+        train(tmp_path / "cut", saves="an exception", dies=dies)
+    assert same(state_of(resume(tmp_path / "cut", saves="an exception", seed=5)[0]), whole)
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
+def test_every_epoch_of_a_run_that_goes_on_with_other_ranks_has_every_sample_once(before, after, tmp_path):
+    class Dies(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            if trainer.current_epoch == 1 and batch_idx == 3:
+                raise RuntimeError("cut off")
+
+    def train_rank(rank, ranks, ckpt_path):
+        module, loader = Means(), ResumableDataLoader(range(46), 3, shuffle=True)
+        module.at = []
+        saves = ModelCheckpoint(tmp_path / "run", save_on_exception=True, filename="{step}")
+        callbacks = [ExactResume(), Validates(module), *([] if ckpt_path else [saves, Dies()])]
+        trainer = quiet_trainer(
+            max_epochs=4, accumulate_grad_batches=2, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
+            callbacks=callbacks, enable_checkpointing=not ckpt_path,
+        )  # fmt: skip
+        if ckpt_path:
+            loader.load_checkpoint(ckpt_path)
+        with contextlib.suppress(RuntimeError if not ckpt_path else ()):
+            trainer.fit(module, loader, DataLoader(range(4), 2), ckpt_path=ckpt_path, weights_only=False)
+        return module.at
+
+    run_ranks(train_rank, before, args=(before, None), timeout=120)
+    path = newest(tmp_path / "run")
+    done = torch.load(path, weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
+    assert done["epoch"] == 1 and done["position"] > 0
+    ranks = [result.value for result in run_ranks(train_rank, after, args=(after, path), timeout=120)]
+    for epoch, samples in ((1, 46 - done["position"]), (2, 46), (3, 46)):
+        seen = [sample for at in ranks for e, batch in at if e == epoch for sample in batch]
+        assert len(seen) == len(set(seen)) == samples, epoch
+
+
+class Validates(Callback):
+    """Keeps the samples of each epoch, and sees that each ends with a validation."""
+
+    def __init__(self, module):
+        self.module = module
+        self.validated = 0
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        self.module.at.append((trainer.current_epoch, batch.tolist()))
+
+    def on_validation_end(self, trainer, pl_module):
+        self.validated += not trainer.sanity_checking
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        assert self.validated, f"epoch {trainer.current_epoch} was not validated"
+        self.validated = 0
+
+
+def test_what_it_cannot_resume_it_refuses():
+    loaders = [ResumableDataLoader(range(20), 2), ResumableDataLoader(range(12), 2)]
+    module = CountingModule()
+    trainer = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
+    with pytest.raises(MisconfigurationException, match=r'"max_size_cycle" reads a Resumable.*\(batches: 10, 6\)'):
+        trainer.fit(module, CombinedLoader(loaders, "max_size_cycle"))
+
+
+def test_the_generators_of_training_are_a_function_of_the_place_in_the_run(tmp_path):
+    # Neither what the process has drawn before, nor a validation, moves them; each window has its own.
+    class Draws(CountingModule):
+        def __init__(self, validates):
+            super().__init__()
+            self.draws, self.validates = [], validates
+
+        def training_step(self, batch):
+            self.draws.append((torch.rand(()).item(), random.random(), float(np.random.rand())))  # noqa: NPY002
+            return super().training_step(batch)
+
+        def validation_step(self, batch):
+            if self.validates:
+                torch.rand(7)
+
+    def draws(seed, validates, *callbacks):
+        torch.manual_seed(5)
+        module = Draws(validates)
+        trainer = quiet_trainer(max_epochs=2, callbacks=[*callbacks], val_check_interval=2, num_sanity_val_steps=seed)
+        trainer.fit(module, DataLoader(range(8), 2), DataLoader(range(4), 2))
+        return module.draws
+
+    with_it = draws(0, False, ExactResume())
+    assert draws(2, True, ExactResume()) == with_it
+    assert len(set(with_it)) == len(with_it) == 8
+    assert draws(2, True) != draws(0, False)
