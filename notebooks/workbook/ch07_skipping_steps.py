@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
@@ -10,6 +11,7 @@ import ipywidgets
 import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor, nn
 
@@ -56,19 +58,20 @@ Rank = Generator[tuple[int, Tensor], Reduced, None]
 
 def answer_calls(ranks: Sequence[Rank]) -> None:
     """Answer the first all-reduce of every rank together, then the second of every rank, until one makes no more."""
-    calls = [next(rank, None) for rank in ranks]
-    while None not in calls:
+    calls = [next(rank) for rank in ranks]
+    while len(calls) == len(ranks):
         steps = {step for step, gradient in calls}
-        mean = sum(gradient for step, gradient in calls) / len(calls)
-        calls = [next_call(rank, Reduced(mean, steps)) for rank in ranks]
+        mean = torch.stack([gradient for step, gradient in calls]).mean()
+        calls = next_calls(ranks, Reduced(mean, steps))
 
 
-def next_call(rank: Rank, reduced: Reduced) -> tuple[int, Tensor] | None:
-    """Hand a rank its answer; its next call, or None where it is done."""
-    try:
-        return rank.send(reduced)
-    except StopIteration:
-        return None
+def next_calls(ranks: Sequence[Rank], answer: Reduced) -> list[tuple[int, Tensor]]:
+    """Hand every rank the answer; the next calls of those that make one more."""
+    calls = []
+    for rank in ranks:
+        with contextlib.suppress(StopIteration):  # the rank has ended
+            calls.append(rank.send(answer))
+    return calls
 
 
 def train_one_weight(policy: str, bad_step: int | None, events: list[Event]) -> Rank:
@@ -134,7 +137,7 @@ def figure_of_calls(rows: Sequence[Sequence[Event]], title: str) -> Figure:
             axes.barh(rank, width, 0.6, left=x - width / 2, color=OUTCOMES[event.outcome], edgecolor="black")
             colour = "white" if event.outcome == "waits" else "black"
             if event.call is None:
-                axes.text(x, rank, f"step {event.step} skips", rotation=90, ha="center", va="center", fontsize=6)
+                axes.text(x, rank, f"skips {event.step}", rotation=90, ha="center", va="center", fontsize=8)
             else:
                 axes.text(
                     x, rank, f"step {event.step}\n{event.outcome}", ha="center", va="center", color=colour, fontsize=9
@@ -207,7 +210,7 @@ class Trained(NamedTuple):
 
 
 def poisoned_digits(*, not_a_number: int, too_large: int) -> Poisoned:
-    """1,437 digits to train on, some with a pixel that is NaN, some a million times too large; 360 good ones to test."""
+    """1,437 digits to train on, some with a NaN pixel, some a million times too large; and 360 good ones to test."""
     images, labels = load_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train_on, test_on = order[:1437], order[1437:]
@@ -296,4 +299,8 @@ def figure_of_policies(trained: Mapping[str, Mapping[str, Sequence[Trained]]]) -
         axes.set_title(TITLES[fault], fontsize=11)
         axes.grid(axis="y", color=GREY, alpha=0.4)
     panels[0].set_ylabel("policy")
+    seeds = [Line2D([], [], color="black", linestyle="", marker=m, markerfacecolor="none") for m in "os"]
+    for seed, handle in enumerate(seeds):
+        handle.set_label(f"seed {seed}")
+    add_legend_below(figure, seeds)
     return figure
