@@ -1,79 +1,194 @@
-"""What chapter 07 shows and asks: what each policy does with a bad batch; and the exercises."""
+"""What chapter 07 shows: which rank answers which at an all-reduce, and what a skip and a clip each cure."""
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import ipywidgets
 import torch
 import torch.nn.functional as F
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
 from torch import Tensor, nn
 
 from course_lib.datasets import load_digits
 from course_lib.skipping import StepGuard
-from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend, new_figure
-from workbook.exercises import Exercise
+from workbook.ch07_exercises import EXERCISES, batches_trained, learning_rates, update_together
+from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, new_figure
 from workbook.widgets import Explorer, int_slider
 
-OUTCOMES = {
-    "update": SKY,
-    "skipped": YELLOW,
-    "weights are NaN": VERMILION,
-    "waits for ever": "#000000",
-    "one step ahead": ORANGE,
-    "error": GREY,
+__all__ = ["EXERCISES", "batches_trained", "learning_rates", "update_together"]
+
+NOTHING, CLIP, ALONE, TOGETHER = "nothing", "clip to norm 1", "each rank skips alone", "all ranks skip together"
+POLICIES = (NOTHING, CLIP, ALONE, TOGETHER)
+STEPS = 8
+"""Of the widget's small training."""
+OUTCOMES = {"update": SKY, "mixed": ORANGE, "skips": YELLOW, "NaN": VERMILION, "waits": "black"}
+MEANINGS = {
+    "update": "update",
+    "mixed": "update that mixes two steps",
+    "skips": "skip",
+    "NaN": "weights are NaN",
+    "waits": "waits for an answer",
 }
-POLICIES = ("nothing", "clip", "the rank alone skips", "None in a Trainer", "StepGuard")
 
 
-def outcomes(policy: str, ranks: int, steps: int, bad_rank: int, bad_step: int) -> list[list[str]]:
-    """What each rank (from 0) does in each step (from 1), when one rank's batch holds a NaN in one step."""
-    rows = [["update"] * steps for _ in range(ranks)]
-    for rank, row in enumerate(rows):
-        if policy in ("nothing", "clip"):
-            row[bad_step - 1 :] = ["weights are NaN"] * (steps - bad_step + 1)
-        elif policy == "StepGuard" or (policy in ("the rank alone skips", "None in a Trainer") and ranks == 1):
-            row[bad_step - 1] = "skipped"
-        elif policy == "None in a Trainer":
-            row[bad_step - 1 :] = ["error"] * (steps - bad_step + 1)
-        elif rank == bad_rank:
-            # Its next backward is taken by the others for the one that they wait for.
-            row[bad_step - 1 :] = ["skipped"] + ["one step ahead"] * (steps - bad_step)
+class Event(NamedTuple):
+    """What became of one step on one rank."""
+
+    step: int
+    call: int | None
+    """Which of the rank's all-reduces it was, from 0; None: the rank left it out without one."""
+    outcome: str
+    """A key of OUTCOMES."""
+
+
+class Reduced(NamedTuple):
+    mean: Tensor
+    steps: set[int]
+    """The steps in which the ranks made this call."""
+
+
+Rank = Generator[tuple[int, Tensor], Reduced, None]
+
+
+def answer_calls(ranks: Sequence[Rank]) -> None:
+    """Answer the first all-reduce of every rank together, then the second of every rank, until one makes no more."""
+    calls = [next(rank) for rank in ranks]
+    while len(calls) == len(ranks):
+        steps = {step for step, gradient in calls}
+        mean = torch.stack([gradient for step, gradient in calls]).mean()
+        calls = next_calls(ranks, Reduced(mean, steps))
+
+
+def next_calls(ranks: Sequence[Rank], answer: Reduced) -> list[tuple[int, Tensor]]:
+    """Hand every rank the answer; the next calls of those that make one more."""
+    calls = []
+    for rank in ranks:
+        with contextlib.suppress(StopIteration):  # the rank has ended
+            calls.append(rank.send(answer))
+    return calls
+
+
+def train_one_weight(policy: str, bad_step: int | None, events: list[Event]) -> Rank:
+    """One rank's training of one weight: it yields where DDP would all-reduce, and is sent the mean gradient."""
+    weight, call = torch.ones(()), 0
+    for step in range(STEPS):
+        gradient = weight * (math.nan if step == bad_step else 1.0)
+        if policy == ALONE and not torch.isfinite(gradient):
+            events.append(Event(step, None, "skips"))
+            continue
+        events.append(Event(step, call, "waits"))  # until the answer comes
+        mean, steps = yield step, gradient
+        if policy == CLIP:
+            mean = mean / torch.clamp(mean.abs(), min=1.0)
+        if policy == TOGETHER and not torch.isfinite(mean):
+            outcome = "skips"
         else:
-            row[-1] = "waits for ever"
+            weight = weight - 0.1 * mean
+            outcome = "update" if len(steps) == 1 else "mixed"
+            if not torch.isfinite(weight):
+                outcome = "NaN"
+        events[-1] = Event(step, call, outcome)
+        call += 1
+
+
+def simulate(policy: str, ranks: int, bad_rank: int, bad_step: int) -> list[list[Event]]:
+    """What each rank does in each step (both counted from 0) when one rank's gradient is NaN in one step."""
+    rows: list[list[Event]] = [[] for _ in range(ranks)]
+    bad_steps = [bad_step if rank == bad_rank else None for rank in range(ranks)]
+    answer_calls([train_one_weight(policy, bad, row) for bad, row in zip(bad_steps, rows, strict=True)])
     return rows
 
 
+def events_of(answered: Sequence[Sequence[int]], steps: int, skipped: Sequence[int] = ()) -> list[list[Event]]:
+    """The events of a run, from the steps whose backward pass came back on each rank, in order.
+
+    ``skipped`` are the steps that all ranks left out after their backward pass.
+    """
+    rows = []
+    for own in answered:
+        row: list[Event] = []
+        for call, step in enumerate(own):
+            missing = range(own[call - 1] + 1 if call else 0, step)
+            row += [Event(left_out, None, "skips") for left_out in missing]
+            alike = all(len(other) > call and other[call] == step for other in answered)
+            row.append(Event(step, call, "skips" if step in skipped else "update" if alike else "mixed"))
+        if own[-1] < steps - 1:
+            row.append(Event(own[-1] + 1, len(own), "waits"))
+        rows.append(row)
+    return rows
+
+
+def figure_of_calls(rows: Sequence[Sequence[Event]], title: str) -> Figure:
+    """A column for each all-reduce: in which step each rank made it, and what came of it."""
+    figure, axes = new_figure(9.5, 1.5 + 0.65 * len(rows))
+    calls = [event.call for row in rows for event in row if event.call is not None]
+    for call in range(max(calls) + 1):
+        axes.plot([call, call], [-0.1, len(rows) - 0.9], color=GREY, linewidth=2, zorder=0)
+    for rank, row in enumerate(rows):
+        calls_before = 0
+        for event in row:
+            x, width = (calls_before, 0.8) if event.call is not None else (calls_before - 0.5, 0.16)
+            axes.barh(rank, width, 0.6, left=x - width / 2, color=OUTCOMES[event.outcome], edgecolor="black")
+            colour = "white" if event.outcome == "waits" else "black"
+            if event.call is None:
+                axes.text(x, rank, f"skips {event.step}", rotation=90, ha="center", va="center", fontsize=8)
+            else:
+                axes.text(
+                    x, rank, f"step {event.step}\n{event.outcome}", ha="center", va="center", color=colour, fontsize=9
+                )
+                calls_before += 1
+    axes.set(title=title, xlabel="all-reduce of each rank (number, from 0)", ylabel="rank (number)")
+    axes.set(xlim=(-0.6, max(calls) + 0.6), ylim=(len(rows) - 0.5, -0.5))
+    axes.set_xticks(range(max(calls) + 1))
+    axes.set_yticks(range(len(rows)))
+    seen = {event.outcome for row in rows for event in row}
+    shown = [Patch(facecolor=OUTCOMES[o], edgecolor="black", label=MEANINGS[o]) for o in OUTCOMES if o in seen]
+    add_legend_below(figure, shown)
+    return figure
+
+
+def told(rows: Sequence[Sequence[Event]]) -> str:
+    """The events in words, a line for each rank."""
+    lines = []
+    for rank, row in enumerate(rows):
+        parts = [f"{event.step} {event.outcome}" for event in row]
+        lines.append(f"rank {rank}, by steps: {', '.join(parts)}")
+    return "\n".join(lines)
+
+
 def policy_explorer() -> Explorer:
-    """Which rank is bad at which step → what each rank does under a policy."""
+    """Which rank is bad at which step → who answers whom, and what becomes of the weights, under a policy."""
 
     def render(policy: str, ranks: int, bad_rank: int, bad_step: int) -> tuple[Figure, str]:
         if bad_rank >= ranks:
-            raise ValueError(f"there is no rank {bad_rank} of {ranks}: move one of the two")
-        rows = outcomes(policy, ranks, 8, bad_rank, bad_step)
-        names = list(OUTCOMES)
-        figure, axes = new_figure(8.0, 1.6 + 0.4 * ranks)
-        shown = [[names.index(outcome) for outcome in row] for row in rows]
-        axes.imshow(shown, cmap=ListedColormap(list(OUTCOMES.values())), vmin=0, vmax=len(names) - 1, aspect="auto")
-        axes.set(title=f"{policy}: {rows[0].count('update')} updates of 8 on rank 0", xlabel="optimizer steps tried")
-        axes.set_xticks(range(8), range(1, 9))
-        axes.set_yticks(range(ranks), [f"rank {rank}" for rank in range(ranks)])
-        for name in dict.fromkeys(outcome for row in rows for outcome in row):
-            axes.plot([], [], "s", color=OUTCOMES[name], label=name)
-        add_legend(axes, "beside")
-        told = [f"rank {rank}: {', '.join(row)}" for rank, row in enumerate(rows)]
-        return figure, "\n".join(told)
+            raise ValueError(f"there is no rank {bad_rank} of {ranks}: move one of the two sliders")
+        rows = simulate(policy, ranks, bad_rank, bad_step)
+        return figure_of_calls(rows, title_of(policy, rows)), told(rows)
 
     controls = {
-        "policy": ipywidgets.Dropdown(options=POLICIES, value="the rank alone skips", description="policy"),
-        "ranks": int_slider(2, 4, "ranks"),
-        "bad_rank": int_slider(1, 3, "the bad rank", lowest=0),
-        "bad_step": int_slider(3, 8, "its bad step"),
+        "policy": ipywidgets.Dropdown(options=POLICIES, value=ALONE, description="policy"),
+        "ranks": int_slider(3, 4, "ranks"),
+        "bad_rank": int_slider(1, 3, "rank with the NaN", lowest=0),
+        "bad_step": int_slider(4, STEPS - 1, "step with the NaN", lowest=0),
     }
-    return Explorer(controls, render, title="which rank is bad at which step → what each policy does")
+    return Explorer(controls, render, title="a policy, and where the NaN is → which rank answers which")
+
+
+def title_of(policy: str, rows: Sequence[Sequence[Event]]) -> str:
+    """What came of a run, in a line."""
+    outcomes = [event.outcome for row in rows for event in row]
+    waiting = outcomes.count("waits")
+    right = [event.outcome for event in rows[0]].count("update")
+    verdict = f"{right} of {STEPS} updates are right on rank 0"
+    if waiting:
+        verdict += f", and {waiting} {'rank waits' if waiting == 1 else 'ranks wait'} at the end"
+    return f"{policy}: {verdict}"
 
 
 class Poisoned(NamedTuple):
@@ -82,7 +197,7 @@ class Poisoned(NamedTuple):
     images: Tensor
     labels: Tensor
     known_bad: Tensor
-    """Whether a look at the pixels tells: NaN or exploding. A wrong label looks like any other."""
+    """Whether the pixels are NaN or far too large."""
     test_images: Tensor
     test_labels: Tensor
 
@@ -90,165 +205,102 @@ class Poisoned(NamedTuple):
 class Trained(NamedTuple):
     accuracy: float
     updates: int
-    good_samples_lost: int
-    """Good samples, over all epochs, whose gradient was not applied."""
+    large_applied: int
+    """Updates made from a batch that holds a sample that is too large, and no NaN."""
 
 
-def poisoned_digits(not_a_number: int = 8, exploding: int = 8, mislabelled: int = 120) -> Poisoned:
-    """1,437 digits to train on, some of them bad, and 360 good ones to test with."""
+def poisoned_digits(*, not_a_number: int, too_large: int) -> Poisoned:
+    """1,437 digits to train on, some with a NaN pixel, some a million times too large; and 360 good ones to test."""
     images, labels = load_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
-    train, test = order[:1437], order[1437:]
-    poisoned, wrong, known_bad = images[train].clone(), labels[train].clone(), torch.zeros(1437, dtype=torch.bool)
+    train_on, test_on = order[:1437], order[1437:]
+    poisoned, known_bad = images[train_on].clone(), torch.zeros(1437, dtype=torch.bool)
     poisoned[:not_a_number, 0, 4, 4] = math.nan
-    poisoned[not_a_number : not_a_number + exploding] *= 1e6
-    known_bad[: not_a_number + exploding] = True
-    mistaken = slice(not_a_number + exploding, not_a_number + exploding + mislabelled)
-    wrong[mistaken] = (wrong[mistaken] + 1) % 10
-    return Poisoned(poisoned, wrong, known_bad, images[test], labels[test])
+    poisoned[not_a_number : not_a_number + too_large] *= 1e6
+    known_bad[: not_a_number + too_large] = True
+    return Poisoned(poisoned, labels[train_on], known_bad, images[test_on], labels[test_on])
 
 
 def train(
-    data: Poisoned, policy: str, *, epochs: int = 8, batch_size: int = 32, device: torch.device | str = "cpu"
+    data: Poisoned,
+    *,
+    skip: bool = False,
+    max_norm: float | None = None,
+    spike_factor: float | None = None,
+    filtered: bool = False,
+    seed: int = 0,
+    device: torch.device | str = "cpu",
 ) -> Trained:
-    """Train a small network on poisoned digits under one policy.
-
-    "nothing"; "clip" (gradient norm 1); "robust loss" (generalized cross-entropy, q = 0.7); "filter" (known bad
-    samples are taken out before); "sampler" (batches with a known bad sample are left out); "skip" (a StepGuard that
-    judges spikes, and clips what it accepts to norm 1).
-    """
-    torch.manual_seed(0)
+    """Train a small network for four epochs; ``filtered`` leaves out the samples that are known to be bad."""
+    torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    guard = StepGuard(model, optimizer, spike_factor=50.0, min_history=8, max_norm=1.0) if policy == "skip" else None
-    loss_of = _generalized_cross_entropy if policy == "robust loss" else F.cross_entropy
-    updates = lost = 0
-    for epoch in range(epochs):
-        order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(epoch))
-        if policy == "filter":
-            order = order[~data.known_bad[order]]
-        for indices in order.split(batch_size):
-            good = int((~data.known_bad[indices]).sum())
-            if policy == "sampler" and good < len(indices):
-                lost += good
-                continue
-            optimizer.zero_grad()
-            loss = loss_of(model(data.images[indices].to(device)), data.labels[indices].to(device))
-            if guard is not None:
-                guard.backward(loss)
-                if not guard.step(epoch=epoch):
-                    lost += good
-                    continue
-            else:
-                loss.backward()
-                if policy == "clip":
-                    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-                optimizer.step()
-            updates += 1
+    guard = StepGuard(model, optimizer, max_norm=max_norm, spike_factor=spike_factor, max_consecutive_skips=None)
+    updates = large_applied = 0
+    for indices in batches_of(data, filtered, seed):
+        images = data.images[indices]
+        optimizer.zero_grad()
+        loss = F.cross_entropy(model(images.to(device)), data.labels[indices].to(device))
+        if skip:
+            guard.backward(loss)
+            updated = bool(guard.step())
+        else:
+            loss.backward()
+            if max_norm is not None:
+                nn.utils.clip_grad_norm_(model.parameters(), max_norm)
+            optimizer.step()
+            updated = True
+        updates += updated
+        large_applied += updated and images.max().item() > 1e3  # a maximum with a NaN is NaN, and not larger
     found = model(data.test_images.to(device)).argmax(1).cpu()
-    return Trained((found == data.test_labels).float().mean().item(), updates, lost)
+    return Trained((found == data.test_labels).float().mean().item(), updates, large_applied)
 
 
-def _generalized_cross_entropy(logits: Tensor, labels: Tensor, q: float = 0.7) -> Tensor:
-    """Between cross-entropy and the mean absolute error: a wrong label pulls less (Zhang and Sabuncu, 2018)."""
-    likelihood = logits.softmax(1).gather(1, labels[:, None])
-    return ((1 - likelihood**q) / q).mean()
+def batches_of(data: Poisoned, filtered: bool, seed: int, epochs: int = 4) -> Iterator[Tensor]:
+    """The indices of batches of 32, shuffled in every epoch."""
+    for epoch in range(epochs):
+        order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(100 * seed + epoch))
+        if filtered:
+            order = order[~data.known_bad[order]]
+        yield from order.split(32)
 
 
-def figure_of_policies(trained: dict[str, Trained]) -> Figure:
-    """Accuracy of each policy, with its updates and the good samples that it lost."""
-    figure, axes = new_figure(9.0, 3.4)
-    ranked = sorted(trained.items(), key=lambda item: item[1].accuracy)
-    for row, (_, run) in enumerate(ranked):
-        axes.barh(row, run.accuracy, color=BLUE if run.accuracy > 0.5 else VERMILION)
-        lost = f"{run.updates} updates, {run.good_samples_lost} good samples lost"
-        axes.annotate(lost, (run.accuracy, row), (5, 0), textcoords="offset points", va="center", fontsize=9)
-    axes.set_title("One NaN that is applied costs everything; a skip costs its batch")
-    axes.set(xlabel="accuracy on the test digits after 8 epochs", ylabel="policy", xlim=(0, 1.45))
-    axes.set_xticks([0, 0.2, 0.4, 0.6, 0.8, 1.0])
-    axes.set_yticks(range(len(ranked)), [name for name, _ in ranked])
+def outcome_of(runs: Sequence[Trained]) -> str:
+    """In words that are the same on every machine: whether runs of several seeds learned, and their updates."""
+    accuracies = [run.accuracy for run in runs]
+    updates = " and ".join(str(run.updates) for run in runs)
+    if min(accuracies) > 0.85:
+        verdict = "learns"
+    elif max(accuracies) < 0.25:
+        verdict = "guesses"
+    else:
+        verdict = "depends on the seed"
+    return f"{verdict} ({updates} updates)"
+
+
+TITLES = {
+    "NaN pixels": "NaN pixels:\na skip helps, a clip does not",
+    "too large": "Too large by a million:\na clip helps, a skip does not",
+    "both": "Both:\nit takes both",
+}
+
+
+def figure_of_policies(trained: Mapping[str, Mapping[str, Sequence[Trained]]]) -> Figure:
+    """Accuracies by fault (a panel each) and policy (a row each), a marker for each seed."""
+    figure, panels = new_figure(10.0, 3.4, columns=len(trained))
+    for axes, (fault, by_policy) in zip(panels, trained.items(), strict=True):
+        for row, runs in enumerate(by_policy.values()):
+            for run, marker in zip(runs, "os", strict=False):
+                colour = BLUE if run.accuracy > 0.85 else VERMILION
+                axes.plot(run.accuracy, row, marker, color=colour, markersize=8, markerfacecolor="none")
+        names = list(by_policy) if axes is panels[0] else [""] * len(by_policy)
+        axes.set_yticks(range(len(by_policy)), names)
+        axes.set(xlim=(0, 1.05), ylim=(len(by_policy) - 0.5, -0.5), xlabel="accuracy (share of 360 digits)")
+        axes.set_title(TITLES[fault], fontsize=11)
+        axes.grid(axis="y", color=GREY, alpha=0.4)
+    panels[0].set_ylabel("policy")
+    seeds = [Line2D([], [], color="black", linestyle="", marker=m, markerfacecolor="none") for m in "os"]
+    for seed, handle in enumerate(seeds):
+        handle.set_label(f"seed {seed}")
+    add_legend_below(figure, seeds)
     return figure
-
-
-def _finite(values: list[float]) -> bool:
-    return all(math.isfinite(value) for value in values)
-
-
-def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, bool]:
-    own, reduced = math.isfinite(own_loss), _finite(reduced_gradient)
-    no_nan = not any(math.isnan(value) for value in reduced_gradient)
-    one_is_finite = any(math.isfinite(value) for value in reduced_gradient)
-    return {
-        "{got} lets this rank's own loss speak for the gradient. Here another rank's NaN is in it.": own,
-        "{got} lets this rank skip for what the others cannot see: they update. (To make them see, the loss has to "
-        "be marked before its backward pass.)": own and reduced,
-        "{got} looks for NaN alone: an infinite gradient makes the weights infinite.": no_nan,
-        "{got} looks at the first element alone: one bad element is enough.": math.isfinite(reduced_gradient[0]),
-        "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
-        "{got} is content with one finite element: the others would be applied too.": one_is_finite,
-        "{got} updates whatever comes: the weights become NaN.": True,
-    }
-
-
-update_together = Exercise(
-    "update",
-    solution=lambda own_loss, reduced_gradient: _finite(reduced_gradient),
-    cases=[
-        dict(own_loss=0.5, reduced_gradient=[0.1, -0.2]),
-        dict(own_loss=math.nan, reduced_gradient=[math.nan, math.nan]),
-        dict(own_loss=math.nan, reduced_gradient=[math.nan, 0.2]),
-        dict(own_loss=0.5, reduced_gradient=[math.nan, 0.2]),
-        dict(own_loss=0.5, reduced_gradient=[0.2, math.nan]),
-        dict(own_loss=0.5, reduced_gradient=[0.1, -math.inf]),
-        dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
-    ],
-    misconceptions=_wrong_updates,
-)
-
-
-def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[float]]:
-    updates, attempts = range(sum(finite)), range(len(finite))
-    of_attempts = [1 - attempt / horizon for attempt in attempts]
-    of_attempts_that_updated = [rate for rate, updated in zip(of_attempts, finite, strict=True) if updated]
-    one_ahead = [1 - (update + 1) / horizon for update in updates]
-    at_attempts = [1 - sum(finite[:attempt]) / horizon for attempt in attempts]
-    own_horizon = [1 - update / len(updates) for update in updates]
-    return {
-        "{got} moves the schedule with every attempt: after a skip it is too low.": of_attempts_that_updated,
-        "{got} steps the schedule before the update: the first update has the full rate.": one_ahead,
-        "{got} holds the schedule still, where it should follow the updates.": [1.0 for _ in updates],
-        "{got} ends with the first update: is `return` inside the loop?": [1.0] if any(finite) else [],
-        "{got} has an entry for each attempt: only updates use a rate.": at_attempts,
-        "{got} has a rate for skipped attempts as well: there, no update uses one.": of_attempts,
-        "{got} takes the number of updates for the horizon, which is given.": own_horizon,
-    }
-
-
-learning_rates = Exercise(
-    "learning_rates",
-    solution=lambda finite, horizon: [1 - update / horizon for update in range(sum(finite))],
-    cases=[
-        dict(finite=[True, True], horizon=4),
-        dict(finite=[True, True, True], horizon=8),
-        dict(finite=[True, False, True], horizon=4),
-        dict(finite=[False, True, False, False, True, True], horizon=8),
-    ],
-    misconceptions=_wrong_rates,
-)
-
-batches_trained = Exercise(
-    "batches trained",
-    solution=3 * 2,
-    misconceptions={
-        "{got} takes -1 for 'skip this batch': it ends the epoch.": 27,
-        "{got} lets the epochs after the first run through: their third batch is bad as well.": 22,
-        "{got} counts the bad batch of each epoch as trained: the hook runs before training_step.": 9,
-        "{got} loses one epoch's worth: every epoch ends at its third batch.": 20,
-        "{got} is one batch an epoch: how many come before the bad one?": 3,
-        "{got} skips one batch in all: the bad one comes again in every epoch.": 29,
-        "{got} is one epoch. The next one starts, and ends at its third batch.": 2,
-        "{got} is all of them: nothing would have been skipped.": 30,
-    },
-)
-
-EXERCISES = (update_together, learning_rates, batches_trained)

@@ -1,112 +1,304 @@
-"""The numbers behind chapter 07's figures and widget."""
+"""The numbers behind chapter 07's figures and widget, and what its exercises tell those who answer them wrongly."""
 
 import math
+import re
 
 import pytest
 import torch
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.utils.data import DataLoader
+from workbook import ch07_exercises
 from workbook.ch07_skipping_steps import (
+    ALONE,
+    CLIP,
+    NOTHING,
+    OUTCOMES,
     POLICIES,
+    STEPS,
+    TOGETHER,
+    Event,
     Trained,
+    batches_trained,
+    events_of,
+    figure_of_calls,
     figure_of_policies,
-    outcomes,
+    learning_rates,
+    outcome_of,
     poisoned_digits,
     policy_explorer,
+    simulate,
+    title_of,
+    told,
     train,
+    update_together,
 )
 from workbook.display import png_bytes
+from workbook.exercises import NotSolved
+from workbook.trainers import quiet_trainer
 
 from course_lib.launch import RankTimeout, run_ranks
 from course_lib.skipping import StepGuard
 
 
-def real_ranks(rank, policy, bad_rank, bad_step):
-    """Whether each of eight steps changed finite weights, on two real ranks."""
+def real_ranks(rank, policy, bad_rank, bad_step, folder):
+    """What became of each step on a real rank, and a file with the steps whose backward pass came back."""
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Linear(2, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     guard = StepGuard(model, optimizer)
     seen = []
-    for step in range(1, 9):
+    for step in range(STEPS):
         bad = (rank, step) == (bad_rank, bad_step)
         loss = model(torch.full((4, 2), math.nan if bad else 1.0)).mean()
         optimizer.zero_grad()
-        if policy == "the rank alone skips" and bad:
-            seen.append("skipped")
+        if policy == ALONE and bad:
             continue
         updated = True
-        if policy == "StepGuard":
+        if policy == TOGETHER:
             guard.backward(loss)
             updated = guard.step()
         else:
             loss.backward()
-            if policy == "clip":
+            if policy == CLIP:
                 nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
+        with (folder / f"rank{rank}").open("a") as file:
+            file.write(f"{step} ")
         finite = all(parameter.isfinite().all() for parameter in model.parameters())
-        seen.append("skipped" if not updated else "update" if finite else "weights are NaN")
+        seen.append("skips" if not updated else "update" if finite else "NaN")
+    torch.distributed.barrier()
     return seen
 
 
-@pytest.mark.parametrize("policy", ["nothing", "clip", "StepGuard"])
-def test_the_widgets_outcomes_are_those_of_real_ranks(policy):
-    for bad_rank, bad_step in ((0, 1), (1, 5), (0, 8)):
-        results = run_ranks(real_ranks, args=(policy, bad_rank, bad_step), backend="gloo")
-        assert [result.value for result in results] == outcomes(policy, 2, 8, bad_rank, bad_step)
+@pytest.mark.parametrize("policy", [NOTHING, CLIP, TOGETHER])
+def test_the_widget_computes_what_real_ranks_do(policy, tmp_path):
+    for bad_rank, bad_step in ((0, 0), (1, 4), (0, STEPS - 1)):
+        results = run_ranks(real_ranks, args=(policy, bad_rank, bad_step, tmp_path), backend="gloo")
+        computed = simulate(policy, 2, bad_rank, bad_step)
+        assert [[event.outcome for event in row] for row in computed] == [result.value for result in results]
+        assert all(event.step == event.call for row in computed for event in row)
 
 
-def test_a_rank_that_skips_alone_leaves_the_other_waiting_at_the_end():
-    with pytest.raises(RankTimeout, match="rank 0 was running"):
-        run_ranks(real_ranks, args=("the rank alone skips", 1, 5), timeout=2, backend="gloo")
-    waiting, ahead = outcomes("the rank alone skips", 2, 8, 1, 5)
-    assert waiting == ["update"] * 7 + ["waits for ever"]
-    assert ahead == ["update"] * 4 + ["skipped"] + ["one step ahead"] * 3
+@pytest.mark.parametrize(("ranks", "bad_rank", "bad_step"), [(2, 1, 4), (3, 0, 0), (2, 0, STEPS - 1)])
+def test_a_rank_that_skips_alone_is_answered_as_on_real_ranks(ranks, bad_rank, bad_step, tmp_path):
+    with pytest.raises(RankTimeout):
+        run_ranks(real_ranks, ranks, args=(ALONE, bad_rank, bad_step, tmp_path), timeout=2, backend="gloo")
+    rows = simulate(ALONE, ranks, bad_rank, bad_step)
+    came_back = []
+    for rank, row in enumerate(rows):
+        came_back.append([int(step) for step in (tmp_path / f"rank{rank}").read_text().split()])
+        assert [event.step for event in row if event.outcome in ("update", "mixed")] == came_back[rank]
+        assert row[-1].outcome == ("waits" if rank != bad_rank else "mixed" if bad_step < STEPS - 1 else "skips")
+    if bad_step < STEPS - 1:
+        # What the symptom's figure makes of such files is what the widget computes.
+        assert events_of(came_back, STEPS) == rows
 
 
-def test_none_in_a_trainer_is_a_skip_on_one_rank_and_an_error_on_several():
-    assert outcomes("None in a Trainer", 1, 3, 0, 2) == [["update", "skipped", "update"]]
-    assert outcomes("None in a Trainer", 2, 3, 0, 2) == [["update", "error", "error"]] * 2
+def test_one_rank_that_skips_alone_skips():
+    assert [event.outcome for event in simulate(ALONE, 1, 0, 3)[0]].count("update") == STEPS - 1
+
+
+def test_the_events_of_the_symptom_and_of_the_fix():
+    waiting, ahead = events_of([[0, 1, 2], [0, 1, 3]], 4)
+    assert [(event.call, event.outcome) for event in waiting[2:]] == [(2, "mixed"), (3, "waits")]
+    assert ahead[2:] == [Event(2, None, "skips"), Event(3, 2, "mixed")]
+    for row in events_of([[0, 1, 2, 3]] * 2, 4, skipped=[2]):
+        assert [event.outcome for event in row] == ["update", "update", "skips", "update"]
+
+
+def test_the_figure_writes_each_step_into_its_column():
+    rows = simulate(ALONE, 3, 1, 4)
+    figure = figure_of_calls(rows, "title")
+    (axes,) = figure.axes
+    texts = {(round(text.get_position()[0], 1), text.get_position()[1]): text.get_text() for text in axes.texts}
+    assert texts[4, 0] == "step 4\nmixed" and texts[4, 1] == "step 5\nmixed"
+    assert texts[3.5, 1] == "skips 4" and texts[7, 2] == "step 7\nwaits"
+    assert len(texts) == 3 * STEPS == len(axes.patches)
+    assert png_bytes(figure).startswith(b"\x89PNG")
 
 
 def test_the_widget_follows_its_controls():
     explorer = policy_explorer()
+    assert explorer.text == told(simulate(ALONE, 3, 1, 4))
     for policy in POLICIES:
-        text = explorer.set(policy=policy, ranks=3, bad_rank=2, bad_step=2)
-        assert text.splitlines() == [
-            f"rank {rank}: {', '.join(row)}" for rank, row in enumerate(outcomes(policy, 3, 8, 2, 2))
-        ]
-    assert "there is no rank 2 of 2: move one of the two" in explorer.set(ranks=2)
+        assert explorer.set(policy=policy, ranks=4, bad_rank=2, bad_step=2) == told(simulate(policy, 4, 2, 2))
+    assert explorer.text.splitlines()[2].startswith("rank 2, by steps: 0 update, 1 update, 2 skips, 3 update")
+    assert "there is no rank 2 of 2: move one of the two sliders" in explorer.set(ranks=2)
+    assert {e.outcome for p in POLICIES for row in simulate(p, 2, 1, 4) for e in row} == set(OUTCOMES)
+
+
+def test_the_title_counts():
+    title = title_of(ALONE, simulate(ALONE, 3, 1, 4))
+    assert title.endswith("4 of 8 updates are right on rank 0, and 2 ranks wait at the end")
+    assert title_of(ALONE, simulate(ALONE, 2, 1, 4)).endswith("and 1 rank waits at the end")
+    assert title_of(TOGETHER, simulate(TOGETHER, 3, 1, 4)).endswith("7 of 8 updates are right on rank 0")
 
 
 def test_the_digits_are_poisoned_where_they_are_said_to_be():
-    data = poisoned_digits(not_a_number=3, exploding=2, mislabelled=5)
+    data = poisoned_digits(not_a_number=3, too_large=2)
     assert torch.isnan(data.images).flatten(1).any(1).nonzero().flatten().tolist() == [0, 1, 2]
     assert (data.images.nan_to_num().flatten(1).amax(1) > 1).nonzero().flatten().tolist() == [3, 4]
     assert data.known_bad.nonzero().flatten().tolist() == [0, 1, 2, 3, 4]
-    clean = poisoned_digits(0, 0, 0)
-    assert (data.labels != clean.labels).nonzero().flatten().tolist() == [5, 6, 7, 8, 9]
     assert torch.isfinite(data.test_images).all()
 
 
-def test_each_policy_counts_its_updates_and_what_it_lost():
-    data = poisoned_digits()
-    runs = {policy: train(data, policy, epochs=2) for policy in ("nothing", "filter", "sampler", "skip")}
-    batches = math.ceil(1437 / 32)
-    assert runs["nothing"].updates == 2 * batches and runs["nothing"].good_samples_lost == 0
-    assert runs["filter"].updates == 2 * math.ceil((1437 - 16) / 32) and runs["filter"].good_samples_lost == 0
-    for policy in ("sampler", "skip"):
-        skipped = 2 * batches - runs[policy].updates
-        assert 0 < runs[policy].good_samples_lost < 32 * skipped
-    assert runs["nothing"].accuracy < 0.2 < 0.8 < min(runs[p].accuracy for p in ("filter", "sampler", "skip"))
+def test_a_skip_cures_nan_and_a_clip_cures_what_is_too_large():
+    batches = 4 * math.ceil(1437 / 32)
+    nan_pixels, too_large = poisoned_digits(not_a_number=8, too_large=0), poisoned_digits(not_a_number=0, too_large=8)
+    assert train(nan_pixels, max_norm=1.0).accuracy < 0.25 < 0.85 < train(nan_pixels, skip=True).accuracy
+    assert train(too_large, skip=True).accuracy < 0.25 < 0.85 < train(too_large, max_norm=1.0).accuracy
+    skipping, filtering = train(nan_pixels, skip=True), train(nan_pixels, filtered=True)
+    assert skipping.updates < filtering.updates == 4 * math.ceil(1429 / 32) == batches
+    assert train(too_large).large_applied > 0 == train(too_large, filtered=True).large_applied
 
 
-def test_the_figure_has_a_bar_for_each_policy():
-    runs = {"a": Trained(0.9, 10, 3), "b": Trained(0.1, 12, 0)}
-    figure = figure_of_policies(runs)
-    assert [bar.get_width() for bar in figure.axes[0].patches] == [0.1, 0.9]
-    assert {text.get_text() for text in figure.axes[0].texts} == {
-        "10 updates, 3 good samples lost",
-        "12 updates, 0 good samples lost",
-    }
+def test_the_words_and_the_markers_are_those_of_the_runs():
+    good, bad, middle = Trained(0.95, 10, 0), Trained(0.1, 12, 0), Trained(0.5, 12, 0)
+    assert outcome_of([good, good]) == "learns (10 and 10 updates)"
+    assert outcome_of([bad, bad]) == "guesses (12 and 12 updates)"
+    assert outcome_of([good, bad]).startswith("depends on the seed")
+    assert outcome_of([bad, middle]).startswith("depends on the seed")
+    trained = {"NaN pixels": {"a": [good, bad], "b": [bad, bad]}, "both": {"a": [bad, bad], "b": [good, good]}}
+    figure = figure_of_policies(trained)
+    points = [[line.get_xydata()[0].tolist() for line in axes.lines] for axes in figure.axes]
+    assert points[0] == [[0.95, 0], [0.1, 0], [0.1, 1], [0.1, 1]] and points[1][-1] == [0.95, 1]
     assert png_bytes(figure).startswith(b"\x89PNG")
+
+
+# --------------------------------------------------------------------------------------------------------- exercises
+
+
+def rates(entry_of_skip=None, *, horizon_of=lambda finite, horizon: horizon, restart=False):
+    """An answer to exercise 2 with a fault or two."""
+
+    def answer(finite, horizon):
+        found, done = [], 0
+        for ok in finite:
+            if ok:
+                found.append(1 - done / horizon_of(finite, horizon))
+                done += 1
+            else:
+                found += [] if entry_of_skip is None else entry_of_skip
+                done = 0 if restart else done
+        return found
+
+    return answer
+
+
+WRONG = {
+    "own loss": (update_together, lambda own_loss, reduced_gradient: math.isfinite(own_loss), "own loss. Here another"),
+    "own loss or gradient": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(own_loss) or all(map(math.isfinite, reduced_gradient)),
+        "comes from this rank's own loss",
+    ),
+    "both": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(own_loss) and all(map(math.isfinite, reduced_gradient)),
+        "a reason that the other ranks cannot see",
+    ),
+    "a small norm": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.sqrt(sum(g**2 for g in reduced_gradient)) < 1,
+        "judges how large the gradient is",
+    ),
+    "a norm below 1000": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.sqrt(sum(g**2 for g in reduced_gradient)) < 1000,
+        "judges how large the gradient is",
+    ),
+    "max": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(max(reduced_gradient)),
+        "comes from max(), which passes over a NaN",
+    ),
+    "max of absolute values": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(max(abs(g) for g in reduced_gradient)),
+        "comes from max(), which passes over a NaN",
+    ),
+    "min": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(min(reduced_gradient)),
+        "comes from the smallest element",
+    ),
+    "first": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]),
+        "comes from the first element alone",
+    ),
+    "NaN alone": (
+        update_together,
+        lambda own_loss, reduced_gradient: not any(math.isnan(g) for g in reduced_gradient),
+        "looking for NaN alone",
+    ),
+    "any": (
+        update_together,
+        lambda own_loss, reduced_gradient: any(math.isfinite(g) for g in reduced_gradient),
+        "satisfied with one finite element",
+    ),
+    "rates: None": (learning_rates, rates([None]), "has None for each skipped attempt"),
+    "rates: 0.0": (learning_rates, rates([0.0]), "has 0.0 for each skipped attempt"),
+    "rates: stretched": (
+        learning_rates,
+        rates(horizon_of=lambda finite, horizon: horizon + finite.count(False)),
+        "stretches the horizon",
+    ),
+    "rates: shortened": (
+        learning_rates,
+        rates(horizon_of=lambda finite, horizon: horizon - finite.count(False)),
+        "shortens the horizon",
+    ),
+    "rates: restarted": (learning_rates, rates(restart=True), "starts the schedule from the beginning"),
+    "batches: all but the bad": (batches_trained, 32, "it ends the epoch"),
+    "batches: one less in each epoch": (batches_trained, 33, "one bad batch less per epoch"),
+    "batches: the bad one is trained": (batches_trained, 14, "the hook runs before training_step"),
+    "batches: the first epoch alone": (batches_trained, 5 + 11 + 11, "in the others: there -1 means the same"),
+    "batches: the last epoch is full": (batches_trained, 5 + 6 + 12, "its very first batch is bad"),
+    "batches: the last epoch loses one": (batches_trained, 5 + 6 + 11, "-1 ends that epoch too"),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer", "message"), WRONG.values(), ids=WRONG)
+def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
+    with pytest.raises(NotSolved, match=re.escape(message)):
+        exercise.check(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda own_loss, reduced_gradient: math.isfinite(sum(g**2 for g in reduced_gradient)),
+        lambda own_loss, reduced_gradient: math.isfinite(sum(reduced_gradient)),
+        lambda own_loss, reduced_gradient: torch.isfinite(torch.tensor(reduced_gradient)).all(),
+        lambda own_loss, reduced_gradient: bool(torch.isfinite(torch.tensor(reduced_gradient).norm())),
+    ],
+)
+def test_other_right_answers_pass(answer):
+    update_together.check(answer)
+
+
+class EndsEpochs(LightningModule):
+    """Exercise 3's module."""
+
+    def __init__(self):
+        super().__init__()
+        self.weight, self.trained = nn.Parameter(torch.zeros(())), 0
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx in ch07_exercises.BAD_BATCHES[self.current_epoch] else None
+
+    def training_step(self, batch, batch_idx):
+        self.trained += 1
+        return self.weight
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_the_third_exercises_answer_is_what_a_trainer_does():
+    module = EndsEpochs()
+    quiet_trainer(devices=1, accelerator="cpu", max_epochs=3).fit(module, DataLoader(range(ch07_exercises.BATCHES)))
+    assert module.trained == batches_trained.solution
