@@ -178,7 +178,7 @@ class WhoLoads(Dataset[tuple[int, int]]):
 
 def one_digit(number: float) -> int:
     """The number rounded to its first digit: 1,469 → 1,000."""
-    return round(number, -math.floor(math.log10(number)))
+    return int(round(number, -math.floor(math.log10(number))))
 
 
 def numbers_of(batches: Sequence[Tensor]) -> list[list[int]]:
