@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
+import ipywidgets
 import torch
+import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -46,6 +48,51 @@ def sample_gradients(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor]
 
     by_name = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x.double(), y)
     return torch.cat([gradients.flatten(1) for gradients in by_name.values()], dim=1)
+
+
+def seconds_of_update(net: nn.Module, x: Tensor, y: Tensor) -> float:
+    """The fastest of 15 updates: CPU seconds of this thread; on a GPU, the seconds until it is done."""
+    optimizer = torch.optim.SGD(net.parameters(), lr=0.01)
+    on_gpu = x.device.type == "cuda"
+    now = time.perf_counter if on_gpu else clock
+    times = []
+    for _ in range(15):
+        start = now()
+        optimizer.zero_grad()
+        F.cross_entropy(net(x), y).backward()
+        optimizer.step()
+        if on_gpu:
+            torch.cuda.synchronize()
+        times.append(now() - start)
+    return min(times)
+
+
+def figure_of_throughput(measured: dict[str, dict[int, float]]) -> Figure:
+    """Samples per second over batch size, from the seconds of one update, by the names of who measured them."""
+    figure, axes = new_figure(8.6, 3.4)
+    curves = {}
+    for name, seconds in measured.items():
+        curves[name] = (list(seconds), [size / taken for size, taken in seconds.items()])
+    first = next(iter(measured.values()))
+    curves["if each update took as long"] = (list(first), [size / first[1] for size in first])
+    title = "Throughput rises with the batch size, up to a plateau"
+    draw_curves(axes, curves, title=title, x="batch size (samples)", y="samples per second", legend="beside")
+    axes.set(xscale="log", yscale="log")
+    return figure
+
+
+def throughput_explorer(measured: dict[str, dict[int, float]]) -> Explorer:
+    """What the reader's machine measured, beside what was recorded."""
+
+    def render(shown: str) -> tuple[Figure, str]:
+        seconds, lines = measured[shown], []
+        for size in (1, 64, 4096):
+            each = seconds[size]
+            lines.append(f"B = {size:,}: {each * 1e6:,.0f} µs for an update, {size / each:,.0f} samples per second")
+        return figure_of_throughput({shown: seconds, "recorded": RECORDED_SECONDS}), "\n".join(lines)
+
+    controls = {"shown": ipywidgets.Dropdown(options=list(measured), description="measured on")}
+    return Explorer(controls, render, title="the times of your own machine, beside the recorded ones")
 
 
 def figure_of_sizes(accuracies: dict[str, dict[int, float]], chance: float, title: str) -> Figure:

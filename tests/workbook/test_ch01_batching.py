@@ -18,6 +18,7 @@ from workbook.ch01_batching import (
     best_size,
     by_hand,
     figure_of_sizes,
+    figure_of_throughput,
     figure_of_trade,
     figure_of_winners,
     mean_accuracy,
@@ -25,6 +26,8 @@ from workbook.ch01_batching import (
     one_digit,
     padded,
     sample_gradients,
+    seconds_of_update,
+    throughput_explorer,
     trade,
     trade_explorer,
 )
@@ -62,6 +65,25 @@ def test_the_recorded_seconds_rise_and_their_throughput_bends():
     seconds = list(RECORDED_SECONDS.values())
     assert seconds == sorted(seconds) and list(RECORDED_SECONDS) == sorted(RECORDED_SECONDS)
     assert 64 * seconds[0] / RECORDED_SECONDS[64] > 16 > 64 * RECORDED_SECONDS[64] / RECORDED_SECONDS[4096]
+
+
+def test_an_update_is_timed_and_made():
+    net = nn.Linear(3, 2)
+    before = net.weight.detach().clone()
+    assert seconds_of_update(net, torch.ones(4, 3), torch.zeros(4, dtype=torch.long)) >= 0
+    assert not torch.equal(net.weight, before)
+
+
+def test_throughput_is_samples_over_seconds_beside_the_first_size_scaled():
+    lines = figure_of_throughput({"here": {1: 0.5, 4: 1.0}}).axes[0].lines
+    assert [line.get_xydata().tolist() for line in lines] == [[[1, 2.0], [4, 4.0]], [[1, 2.0], [4, 8.0]]]
+
+
+def test_the_widget_shows_what_was_measured_on_each_device():
+    own = {"this CPU": {1: 1e-4, 64: 64e-5, 4096: 4096e-6}, "this GPU": {1: 2e-4, 64: 2e-4, 4096: 2e-4}}
+    explorer = throughput_explorer(own)
+    assert explorer.text.startswith("B = 1: 100 µs for an update, 10,000 samples per second\nB = 64: 640 µs")
+    assert "B = 64: 200 µs for an update, 320,000 samples per second" in explorer.set(shown="this GPU")
 
 
 def test_a_trade_is_the_samples_needed_times_the_time_for_each():
