@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
 import ipywidgets
@@ -13,7 +13,6 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.func import functional_call, grad, vmap
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from workbook.ch01_exercises import EXERCISES as EXERCISES
@@ -37,17 +36,6 @@ RECORDED_SECONDS = {
 
 Curve = list[tuple[int, float]]
 """A training run: pairs of the samples seen and the loss then."""
-
-
-def sample_gradients(net: nn.Module, loss_of: Callable[[Tensor, Tensor], Tensor], x: Tensor, y: Tensor) -> Tensor:
-    """The gradient of each sample's loss at the net's weights, one row for each sample, in double precision."""
-    weights = {name: parameter.detach().double() for name, parameter in net.named_parameters()}
-
-    def loss(weights: dict[str, Tensor], one_x: Tensor, one_y: Tensor) -> Tensor:
-        return loss_of(functional_call(net, weights, (one_x[None],)), one_y[None])
-
-    by_name = vmap(grad(loss), in_dims=(None, 0, 0))(weights, x.double(), y)
-    return torch.cat([gradients.flatten(1) for gradients in by_name.values()], dim=1)
 
 
 def seconds_of_update(net: nn.Module, x: Tensor, y: Tensor) -> float:

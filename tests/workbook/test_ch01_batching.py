@@ -6,7 +6,6 @@ import re
 import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
 from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
@@ -25,7 +24,6 @@ from workbook.ch01_batching import (
     numbers_of,
     one_digit,
     padded,
-    sample_gradients,
     seconds_of_update,
     throughput_explorer,
     trade,
@@ -33,19 +31,6 @@ from workbook.ch01_batching import (
 )
 from workbook.display import png_bytes
 from workbook.exercises import NotSolved
-
-
-def test_the_gradients_of_the_samples_are_those_of_batches_of_one():
-    torch.manual_seed(0)
-    net, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3), torch.arange(5) % 2
-    rows = sample_gradients(net, F.cross_entropy, x, y)
-    assert rows.dtype == torch.double and rows.shape == (5, 3 * 4 + 4 + 4 * 2 + 2)
-    net.double()
-    for row, one_x, one_y in zip(rows, x.double(), y, strict=True):
-        net.zero_grad()
-        F.cross_entropy(net(one_x[None]), one_y[None]).backward()
-        expected = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
-        assert torch.allclose(row, expected, rtol=1e-12, atol=1e-15)
 
 
 def test_the_accuracies_are_drawn_as_they_are():
