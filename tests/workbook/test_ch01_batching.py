@@ -1,105 +1,49 @@
-"""The numbers behind chapter 01's figures and widgets."""
+"""The numbers behind chapter 01's figures and widget, and what its exercises tell of wrong answers."""
 
-import itertools
+import math
+import re
 
+import numpy as np
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
+from workbook import ch01_exercises
 from workbook.ch01_batching import (
     RECORDED_SECONDS,
-    Noise,
-    Run,
     UnshardedStream,
     WhoLoads,
-    batch_explorer,
-    figure_of_noise,
+    best_size,
+    by_hand,
     figure_of_sizes,
     figure_of_throughput,
-    figure_of_training,
+    figure_of_trade,
     figure_of_winners,
-    noise,
-    sample_gradients,
+    mean_accuracy,
+    numbers_of,
+    one_digit,
+    padded,
+    seconds_of_update,
     throughput_explorer,
     trade,
+    trade_explorer,
 )
-from workbook.ch04_gradient_accumulation import peak_saved_bytes
 from workbook.display import png_bytes
-
-
-def test_the_gradients_of_the_samples_are_those_of_batches_of_one():
-    torch.manual_seed(0)
-    net, x, y = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 2)), torch.randn(5, 3), torch.arange(5) % 2
-    rows = sample_gradients(net, F.cross_entropy, x, y)
-    assert rows.dtype == torch.double and rows.shape == (5, 3 * 4 + 4 + 4 * 2 + 2)
-    net.double()
-    for row, one_x, one_y in zip(rows, x.double(), y, strict=True):
-        net.zero_grad()
-        F.cross_entropy(net(one_x[None]), one_y[None]).backward()
-        expected = torch.cat([parameter.grad.flatten() for parameter in net.parameters()])
-        assert torch.allclose(row, expected, rtol=1e-12, atol=1e-15)
-
-
-@pytest.mark.parametrize("size", range(1, 6))
-def test_the_noise_is_the_mean_over_every_possible_batch(size: int):
-    gradients = torch.randn(5, 3, generator=torch.Generator().manual_seed(1), dtype=torch.double)
-    deviations, spread = gradients - gradients.mean(0), Noise(gradients).spread
-    assert spread == pytest.approx(deviations.square().sum(1).mean().item())
-    for replacement, batches in (
-        (True, itertools.product(range(5), repeat=size)),
-        (False, itertools.combinations(range(5), size)),
-    ):
-        squares = [deviations[list(batch)].mean(0).square().sum().item() for batch in batches]
-        expected = noise(size, spread, 5, replacement=replacement)
-        assert sum(squares) / len(squares) == pytest.approx(expected, rel=1e-12, abs=1e-15)
-
-
-@pytest.mark.parametrize("replacement", [True, False])
-def test_the_measured_noise_is_the_expected(replacement: bool):
-    measure = Noise(torch.randn(50, 8, generator=torch.Generator().manual_seed(1), dtype=torch.double))
-    for size in (1, 7, 40):
-        found = measure.measure(size, replacement=replacement, draws=2000)
-        assert found == pytest.approx(noise(size, measure.spread, 50, replacement=replacement), rel=0.1)
-    assert measure.measure(50, replacement=False) == pytest.approx(0, abs=1e-12)
-
-
-def test_noise_is_signal_at_the_size_where_they_are_equal():
-    gradients = torch.tensor([[3.0, 0.0], [-1.0, 0.0]])  # mean 1, one sample's noise 4
-    measured = Noise(gradients)
-    assert (measured.spread, measured.size_where_noise_is_signal) == (4, 4)
-    assert noise(1, 4.0, 1, replacement=False) == 4  # of one sample, no factor is to be divided by 0
-
-
-def test_the_noise_figure_has_points_beside_lines():
-    measured = {True: {1: 8.0, 2: 4.0}, False: {1: 8.0, 4: 0.0}}
-    points = [line.get_xydata().tolist() for line in figure_of_noise(measured, 8.0, samples=4).axes[0].lines]
-    assert points[1] == [[1, 1.0], [2, 0.5]] and points[3] == [[1, 1.0]]  # a noise of 0 has no logarithm
-    assert points[0] == [[size, 1 / size] for size in (1, 2, 3, 4)]
-    assert points[2] == [[size, (4 - size) / 3 / size] for size in (1, 2, 3)]
+from workbook.exercises import NotSolved
 
 
 def test_the_accuracies_are_drawn_as_they_are():
-    accuracies = {1: 0.1, 32: 0.9, 100: 0.4}
-    assert figure_of_sizes(accuracies, 0.1).axes[0].lines[0].get_xydata().tolist() == [[1, 0.1], [32, 0.9], [100, 0.4]]
+    accuracies = {"0.5": {1: 0.1, 32: 0.9, 100: 0.4}, "0.03": {1: 0.9, 32: 0.5, 100: 0.1}}
+    lines = figure_of_sizes(accuracies, 0.1, "title").axes[0].lines
+    assert lines[0].get_xydata().tolist() == [[1, 0.1], [32, 0.9], [100, 0.4]]
+    assert lines[1].get_xydata().tolist() == [[1, 0.9], [32, 0.5], [100, 0.1]]
 
 
-def test_a_run_is_drawn_by_samples_and_by_the_seconds_of_its_updates():
-    run = Run(samples=[64, 128], seconds=[9.0, 9.5], losses=[2.0, 0.2])
-    figure = figure_of_winners({32: run}, {32: 0.5}, target=0.3)
+def test_a_run_is_drawn_by_samples_and_by_the_time_of_its_updates():
+    figure = figure_of_winners({32: [(64, 2.0), (128, 0.2)]}, {32: 0.5}, target=0.3)
     drawn = [axes.lines[0].get_xydata().tolist() for axes in figure.axes]
-    assert drawn == [[[64, 2.0], [128, 0.2]], [[1.0, 2.0], [2.0, 0.2]]]
-    assert run.until(0.3) == (128, 9.5) and run.until(0.1) is None
-
-
-def test_losses_and_accuracies_are_drawn_against_epochs():
-    drawn = [axes.lines[0].get_xydata().tolist() for axes in figure_of_training([2.0, 1.0], [0.5, 0.75]).axes]
-    assert drawn == [[[1, 2.0], [2, 1.0]], [[1, 0.5], [2, 0.75]]]
-
-
-def test_throughput_is_samples_over_seconds_beside_the_first_size_scaled():
-    lines = figure_of_throughput({"here": {1: 0.5, 4: 1.0}}).axes[0].lines
-    assert [line.get_xydata().tolist() for line in lines] == [[[1, 2.0], [4, 4.0]], [[1, 2.0], [4, 8.0]]]
+    assert drawn == [[[64, 2.0], [128, 0.2]], [[1000.0, 2.0], [2000.0, 0.2]]]
 
 
 def test_the_recorded_seconds_rise_and_their_throughput_bends():
@@ -108,61 +52,216 @@ def test_the_recorded_seconds_rise_and_their_throughput_bends():
     assert 64 * seconds[0] / RECORDED_SECONDS[64] > 16 > 64 * RECORDED_SECONDS[64] / RECORDED_SECONDS[4096]
 
 
+def test_an_update_is_timed_and_made():
+    net = nn.Linear(3, 2)
+    before = net.weight.detach().clone()
+    assert seconds_of_update(net, torch.ones(4, 3), torch.zeros(4, dtype=torch.long)) >= 0
+    assert not torch.equal(net.weight, before)
+
+
+def test_throughput_is_samples_over_seconds_beside_the_first_size_scaled():
+    lines = figure_of_throughput({"here": {1: 0.5, 4: 1.0}}).axes[0].lines
+    assert [line.get_xydata().tolist() for line in lines] == [[[1, 2.0], [4, 4.0]], [[1, 2.0], [4, 8.0]]]
+
+
 def test_the_widget_shows_what_was_measured_on_each_device():
     own = {"this CPU": {1: 1e-4, 64: 64e-5, 4096: 4096e-6}, "this GPU": {1: 2e-4, 64: 2e-4, 4096: 2e-4}}
     explorer = throughput_explorer(own)
-    assert explorer.text.splitlines()[:2] == ["B = 1: 100.00 µs a sample", "B = 64: 10.00 µs a sample"]
-    assert "B = 64: 3.12 µs a sample" in explorer.set(shown="this GPU")
+    assert explorer.text.startswith("B = 1: 100 µs for an update, 10,000 samples per second\nB = 64: 640 µs")
+    assert "B = 64: 200 µs for an update, 320,000 samples per second" in explorer.set(shown="this GPU")
 
 
-@pytest.mark.parametrize("samples", [1, 7, 96, 1437])
-def test_the_updates_of_an_epoch_are_the_batches_of_a_loader(samples: int):
-    for size in {1, 2, 32, samples} & set(range(1, samples + 1)):
-        lengths = [len(batch) for batch in DataLoader(range(samples), size)]
-        epoch = trade(size, samples, 250)
-        assert (epoch.updates, epoch.last_batch) == (len(lengths), lengths[-1])
+def test_a_trade_is_the_samples_needed_times_the_time_for_each():
+    assert trade(30, 30, 250).samples == 2  # what the noise size means
+    assert trade(250, 30, 250).time_per_sample == 2  # what the fixed cost means
+    assert trade(10, 30, 250).time == pytest.approx((1 + 10 / 30) * (1 + 250 / 10))
 
 
-def test_an_epoch_takes_its_updates_and_its_samples():
-    assert trade(1, 100, 250).time == 1
-    assert trade(30, 100, 250).time == (4 * 250 + 100) / (100 * 250 + 100)
-    assert trade(100, 100, 250).noise == 0
+@pytest.mark.parametrize(("noise_size", "fixed_cost"), [(30, 250), (535, 1000), (1, 1), (600, 1)])
+def test_no_size_is_over_before_the_best(noise_size: int, fixed_cost: int):
+    least = trade(best_size(noise_size, fixed_cost), noise_size, fixed_cost).time
+    assert all(least <= trade(size, noise_size, fixed_cost).time for size in range(1, 5000))
 
 
-@pytest.mark.parametrize("size", [0, 101])
-def test_a_batch_is_not_larger_than_the_samples(size: int):
-    with pytest.raises(ValueError, match=f"from 1 to the 100 samples, got {size}"):
-        trade(size, 100, 250)
-
-
-def test_the_saved_bytes_are_those_of_the_chapters_net():
-    net = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10))
-    x, y = torch.rand(40, 1, 8, 8), torch.arange(40) % 10
-    for size in (1, 7, 40):
-        counted = peak_saved_bytes(lambda size=size: F.cross_entropy(net(x[:size]), y[:size]), net)
-        assert counted == trade(size, 40, 250).saved_bytes
+def test_the_trade_is_drawn_over_all_sizes():
+    lines = figure_of_trade(30, 250, largest=1437).axes[0].lines
+    for line in lines[:3]:
+        assert line.get_xdata()[0] == 1 and line.get_xdata()[-1] == pytest.approx(1437)
+    for x, samples, each, in_all in zip(lines[0].get_xdata(), *(line.get_ydata() for line in lines[:3]), strict=True):
+        assert (samples, each, in_all) == pytest.approx(tuple(trade(x, 30, 250)))
+    assert lines[3].get_xdata()[0] == pytest.approx(math.sqrt(30 * 250))
 
 
 def test_the_widget_follows_its_controls():
-    explorer = batch_explorer(samples=100)
-    assert "4 updates an epoch, the last of 4" in explorer.set(batch_size=32)
-    assert explorer.set(batch_size=50).startswith("2 updates an epoch\nnoise 0.0101 of one sample's\n28,004 bytes")
-    assert "51.0% of the time" in explorer.set(update_cost=1)
-    assert explorer.set(batch_size=100).startswith("1 update an epoch\nnoise 0.0000")
+    explorer = trade_explorer(largest=100)
+    assert explorer.text.startswith("best size: 87, the square root of 30 × 250\nbatches of 1 take 17.2 times as long")
+    assert explorer.set(noise_size=4, fixed_cost=9).startswith("best size: 6, the square root of 4 × 9")
+    assert explorer.text.endswith("batches of 100 take 4.5 times as long")
+    assert figure_of_trade(600, 1000, 100).axes[0].get_title().endswith("all at once is over first")
 
 
 def test_the_figures_are_pictures():
-    measured = {way: {1: 1.0, 8: 0.1} for way in (True, False)}
-    for figure in (figure_of_noise(measured, 1.0, 16), figure_of_throughput({"recorded": RECORDED_SECONDS})):
+    for figure in (figure_of_trade(30, 250, 1437), figure_of_sizes({"0.5": {1: 0.1}}, 0.1, "title")):
         assert png_bytes(figure).startswith(b"\x89PNG")
 
 
+def test_a_number_is_rounded_to_its_first_digit():
+    assert [one_digit(n) for n in (1, 9.6, 1001, 1499, 4154, 50_295)] == [1, 10, 1000, 1000, 4000, 50_000]
+
+
 def test_each_worker_reads_the_whole_of_a_stream_that_is_not_shared_out():
-    batches = DataLoader(UnshardedStream(4), 2, num_workers=2)
-    assert [batch.tolist() for batch in batches] == [[0, 1], [0, 1], [2, 3], [2, 3]]
+    batches = list(DataLoader(UnshardedStream(4), 2, num_workers=2))
+    assert numbers_of(batches) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_a_sample_knows_its_reader():
     assert list(map(WhoLoads(2).__getitem__, range(2))) == [(0, -1), (1, -1)]
     batches = DataLoader(WhoLoads(4), 2, num_workers=2)
     assert [(i.tolist(), workers.tolist()) for i, workers in batches] == [([0, 1], [0, 0]), ([2, 3], [1, 1])]
+
+
+# ------------------------------------------------------------------------------------------------------ the exercises
+
+
+def told(exercise, answer) -> str:
+    with pytest.raises(NotSolved) as caught:
+        exercise.check(answer)
+    return str(caught.value)
+
+
+def letters_of(words, shift=96):
+    return [torch.tensor([ord(letter) - shift for letter in word]) for word in words]
+
+
+def fixed_width(words, width=20):
+    letters = torch.zeros(len(words), width, dtype=torch.long)
+    for row, numbers in enumerate(letters_of(words)):
+        letters[row, : len(numbers)] = numbers
+    return letters, letters > 0
+
+
+def with_mask(words, make_mask):
+    letters = pad_sequence(letters_of(words), batch_first=True)
+    return letters, make_mask(letters)
+
+
+def float_letters(words):
+    letters = pad_sequence(letters_of(words), batch_first=True).float()
+    return letters, letters > 0
+
+
+def without_batch_first(words):
+    letters = pad_sequence(letters_of(words))
+    return letters, letters > 0
+
+
+def padded_with(words, value):
+    letters = pad_sequence(letters_of(words), batch_first=True, padding_value=value)
+    return letters, letters != value
+
+
+def shifted(words, shift):
+    letters = pad_sequence(letters_of(words, shift), batch_first=True)
+    return letters, letters > 0
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (float_letters, ch01_exercises.WHOLE),
+        (lambda words: with_mask(words, lambda letters: (letters > 0).long()), ch01_exercises.NOT_BOOL),
+        (lambda words: with_mask(words, lambda letters: (letters > 0).float()), ch01_exercises.NOT_BOOL),
+        (without_batch_first, ch01_exercises.TRANSPOSED),
+        (lambda words: padded_with(words, -1), ch01_exercises.PAD_VALUE),
+        (lambda words: with_mask(words, lambda _: torch.tensor([len(w) for w in words])), ch01_exercises.LENGTHS),
+        (lambda words: with_mask(words, lambda _: [len(w) for w in words]), ch01_exercises.TENSORS),
+        (lambda words: shifted(words, 0), ch01_exercises.UNSHIFTED),
+        (lambda words: shifted(words, 97), ch01_exercises.FROM_ZERO),
+        (fixed_width, ch01_exercises.TOO_WIDE),
+        (lambda words: fixed_width(words, 64), ch01_exercises.TOO_WIDE),
+        (lambda words: with_mask(words, lambda letters: letters == 0), ch01_exercises.FLIPPED),
+        (lambda words: None, "for ['c'] it returned nothing. Does it end with `return`?"),
+        (lambda words: torch.stack(letters_of(words)), ch01_exercises.PAIR),
+    ],
+)
+def test_what_is_told_of_a_wrong_padding(answer, message):
+    assert told(padded, answer).endswith(message)
+
+
+def test_each_wrong_padding_gets_its_own_message_alone():
+    messages = list(padded.wrong_answers())
+    for message, wrong in padded.wrong_answers().items():
+        fault = told(padded, wrong)
+        assert [each for each in messages if each in fault] == [message]
+
+
+@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
+def test_right_paddings_pass_however_they_are_made(kind, capsys):
+    padded.check(lambda words: padded_with(words, 0))
+    padded.check(lambda words: [part.to(kind) if part.dtype != torch.bool else part for part in padded_with(words, 0)])
+    embed = nn.Embedding(27, 4)
+    letters, mask = padded_with(["alice", "i"], 0)
+    assert embed(letters.to(kind))[mask].shape == (6, 4)  # what both types of letters and the mask are for
+    assert capsys.readouterr().out.count("solved") == 2
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda correct, sizes: torch.tensor(correct).sum() / torch.tensor(sizes).sum(),
+        lambda correct, sizes: np.sum(correct) / np.sum(sizes),
+        lambda correct, sizes: torch.tensor(correct, dtype=torch.double).sum() / sum(sizes),
+        lambda correct, sizes: torch.tensor([sum(correct) / sum(sizes)]),
+    ],
+)
+def test_an_accuracy_may_be_a_tensor(answer, capsys):
+    mean_accuracy.check(answer)
+    assert "solved" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda correct, sizes: torch.tensor(correct).div(torch.tensor(sizes)).mean(), "averages the batches"),
+        (lambda correct, sizes: sum(correct) // sum(sizes), "rounds down to a whole number"),
+        (lambda correct, sizes: sum(correct) / (128 * len(sizes)), "should be 0.5, got 0.015625"),
+        (lambda correct, sizes: sum(correct), "is the number of right answers"),
+    ],
+)
+def test_what_is_told_of_a_wrong_accuracy(answer, message):
+    assert message in told(mean_accuracy, answer)
+
+
+def by_hand_with_yield(samples, batch_size, order, drop_last):
+    for start in range(0, len(order), batch_size):
+        yield [samples[i] for i in order[start : start + batch_size]]
+
+
+def by_hand_always_dropping(samples, batch_size, order, drop_last):
+    number = len(order) // batch_size
+    return [[samples[i] for i in order[b * batch_size : (b + 1) * batch_size]] for b in range(number)]
+
+
+def by_hand_one_batch_more(samples, batch_size, order, drop_last):
+    number = len(order) // batch_size + 1
+    return [[samples[i] for i in order[b * batch_size : (b + 1) * batch_size]] for b in range(number)]
+
+
+def by_hand_dropping_the_last(samples, batch_size, order, drop_last):
+    batches = list(by_hand_with_yield(samples, batch_size, order, drop_last))
+    return batches[:-1] if drop_last else batches
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (by_hand_with_yield, "return the batches as a list, not with `yield`"),
+        (by_hand_always_dropping, "loses the short last batch"),
+        (by_hand_one_batch_more, "ends with an empty batch"),
+        (by_hand_dropping_the_last, "lacks a batch that was full"),
+        (lambda samples, order, **_: [samples[i] for i in order], "each batch is a list of its own"),
+        (lambda samples, batch_size, order, drop_last: [order[:2], order[2:]], "are positions"),
+    ],
+)
+def test_what_is_told_of_batches_that_are_wrong(answer, message):
+    assert re.search(re.escape(message), told(by_hand, answer))
