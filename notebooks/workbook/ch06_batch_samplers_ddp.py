@@ -44,21 +44,22 @@ def stream_of(index: int) -> str:
     return "secondary" if index >= 100 else "neither"
 
 
-def figure_of_batches(panels: Mapping[str, Sequence[Sequence[int]]], most: int = 8) -> Figure:
+def figure_of_batches(panels: Mapping[str, Sequence[Sequence[int]]], *, title: str, most: int = 8) -> Figure:
     """The first batches of each rank, a row for each batch and a square for each index, coloured by its stream."""
     shown = {title: list(batches)[:most] for title, batches in panels.items()}
-    height = 1.5 + 0.3 * max(len(batches) for batches in shown.values())
+    height = 1.8 + 0.3 * max(len(batches) for batches in shown.values())
     figure, axes = new_figure(3.1 * len(shown), height, columns=len(shown))
-    for ax, (title, batches) in zip(np.atleast_1d(axes), shown.items(), strict=True):
+    for ax, (whose, batches) in zip(np.atleast_1d(axes), shown.items(), strict=True):
         for row, batch in enumerate(batches):
             for place, index in enumerate(batch):
                 colour = STREAMS[stream_of(index)]
                 ax.add_patch(Rectangle((place - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
                 ax.text(place, row, str(index), ha="center", va="center", fontsize=9)
-        ax.set(xlim=(-0.5, 3.5), ylim=(len(batches) - 0.5, -0.5), title=title, xlabel="place in the batch (samples)")
+        ax.set(xlim=(-0.5, 3.5), ylim=(len(batches) - 0.5, -0.5), title=whose, xlabel="place in the batch (samples)")
         ax.set_xticks(range(4))
         ax.set_yticks(range(len(batches)))
     np.atleast_1d(axes)[0].set_ylabel("batch (micro-batches)")
+    figure.suptitle(title)
     labels = {"primary": "primary, 0–19", "secondary": "secondary, 100–107", "neither": "of neither, 20–99"}
     used = {stream_of(index) for batches in shown.values() for batch in batches for index in batch}
     handles = [Patch(color=colour, label=labels[name]) for name, colour in STREAMS.items() if name in used]

@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch.utils.data import BatchSampler, RandomSampler
 
+from course_lib._generators import generators_put_back
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
 from workbook.ch06_two_ranks import fit
@@ -261,13 +262,17 @@ def _parts_of(shard: Shard, num_samples: int, num_replicas: int) -> list[Any]:
 
 def _fault_of_shard(shard: Any) -> str | None:
     """What is wrong unless the ranks see every index, in one order for each epoch, and in as many batches each."""
+    with generators_put_back():
+        return _first_fault_of_shard(shard)
+
+
+def _first_fault_of_shard(shard: Shard) -> str | None:
     for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
-        others = _global_states()[1:]
         ranks = _parts_of(shard, num_samples, num_replicas)
         lost, again = _lost_and_again(ranks, num_samples)
         if lost or again:
             told = f"of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come again.\n"
-            return told + _why_lost(shard, others != _global_states()[1:])
+            return told + _why_lost(shard)
     torch.manual_seed(3)
     before = torch.get_rng_state()
     shard(BatchSampler(RandomSampler(range(30)), 2, drop_last=False), 2, 0, epoch=0)
@@ -299,10 +304,15 @@ def _lost_and_again(ranks: list[Any], num_samples: int) -> tuple[int, int]:
     return num_samples - len(seen), sum(seen.values()) - len(seen)
 
 
-def _why_lost(shard: Shard, others_seeded: bool) -> str:
-    if others_seeded:
-        return "This seeds Python's or NumPy's generator, but RandomSampler draws from torch's."
+def _why_lost(shard: Shard) -> str:
+    random.seed(99)
+    np.random.seed(99)  # noqa: NPY002
+    others = _global_states()[1:]
     first, second = (_part_of(shard, 8, 2, 0, 0, launched) for launched in (1, 2))
+    if others != _global_states()[1:]:
+        return "This seeds Python's or NumPy's generator, but RandomSampler draws from torch's."
+    if first == second and _part_of(shard, 8, 2, 1, 0, launched=1) == first:
+        return "All ranks take the same batches: each needs its own share of them."
     if first == second:
         return "The order is seeded, but the ranks do not cut the same one: seed from the epoch, and not from the rank."
     return "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
@@ -324,6 +334,12 @@ def _by_the_global_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch:
 def _by_pythons_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     random.seed(epoch)
     return _in_turn(batch_sampler, num_replicas, rank, epoch)
+
+
+def _the_first_share(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(_seed_of(epoch))
+        return list(batch_sampler)[::num_replicas]
 
 
 def _by_the_ranks_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
@@ -359,6 +375,7 @@ one_order_for_all_ranks = PropertyExercise(
         "Each rank shuffles with its own generator": _in_turn,
         "RandomSampler draws from torch's": _by_pythons_seed,
         "seed from the epoch, and not from the rank": _by_the_ranks_seed,
+        "All ranks take the same batches": _the_first_share,
         "torch's global generator is not as you found it": _by_the_global_seed,
         "all epochs have one order": _by_a_fixed_seed,
         "the batches that do not divide are dropped": _in_chunks,
