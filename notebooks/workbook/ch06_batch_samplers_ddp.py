@@ -15,6 +15,7 @@ from workbook.ch06_exercises import EXERCISES as EXERCISES
 from workbook.ch06_exercises import one_order_for_all_ranks as one_order_for_all_ranks
 from workbook.ch06_exercises import repair_a_sampler as repair_a_sampler
 from workbook.ch06_exercises import shard_by_hand as shard_by_hand
+from workbook.ch06_two_ranks import stream_of
 from workbook.display import GREEN, ORANGE, PURPLE, SKY, VERMILION, add_legend_below, new_figure
 from workbook.widgets import Explorer, int_slider
 
@@ -35,13 +36,6 @@ The first one's error. In each version the second raises `TypeError: WithAttribu
 `TypeError: Trying to inject a modified sampler …`, and the fourth runs: no batch of 28 is as asked, 80 indices are of
 neither stream.
 """
-
-
-def stream_of(index: int) -> str:
-    """To which stream of the chapter's job an index belongs."""
-    if index < 20:
-        return "primary"
-    return "secondary" if index >= 100 else "neither"
 
 
 def figure_of_batches(panels: Mapping[str, Sequence[Sequence[int]]], *, title: str, most: int = 8) -> Figure:

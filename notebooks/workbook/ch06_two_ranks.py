@@ -100,6 +100,19 @@ def fit_both_ways(rank: int, make_batch_sampler: Callable[[], Any], num_samples:
     return told
 
 
+def stream_of(index: int) -> str:
+    """To which stream of the chapter's job an index belongs."""
+    if index < 20:
+        return "primary"
+    return "secondary" if index >= 100 else "neither"
+
+
+def as_asked(batches: Batches) -> int:
+    """How many batches hold two samples of each stream: two from 0 to 19, and two from 100 on."""
+    wanted = ["primary", "primary", "secondary", "secondary"]
+    return sum(sorted(map(stream_of, batch)) == wanted for batch in batches)
+
+
 def missing_and_twice(ranks: Sequence[Batches], expected: Collection[int]) -> tuple[int, int]:
     """How many of the expected indices no rank has seen, and how many have been seen more than once."""
     uses = Counter(index for batches in ranks for batch in batches for index in batch)

@@ -9,15 +9,16 @@ import torch
 from torch.utils.data import BatchSampler
 from workbook import ch06_batch_samplers_ddp as chapter
 from workbook import ch06_exercises as exercises
-from workbook.ch06_two_ranks import fit, missing_and_twice, summary
+from workbook.ch06_two_ranks import as_asked, fit, missing_and_twice, stream_of, summary
 from workbook.display import png_bytes
 from workbook.exercises import NotSolved
 
 
 def test_streams_are_told_by_their_indices():
-    assert [chapter.stream_of(i) for i in (0, 19, 20, 99, 100)] == [
+    assert [stream_of(i) for i in (0, 19, 20, 99, 100)] == [
         "primary", "primary", "neither", "neither", "secondary",
     ]  # fmt: skip
+    assert as_asked([[100, 0, 19, 107], [0, 1, 2, 100], [0, 1, 50, 100], [0, 1, 100]]) == 1
 
 
 def test_the_figure_of_batches_shows_the_first_ones_and_names_the_streams_that_are_there():
