@@ -36,7 +36,7 @@ shard_by_hand = Exercise(
             [[1, 3, 5], [7, 9, 11]]
         ),
         "These are full batches in turn, and 12 is left: either nobody trains on it, or rank 0 has a third batch and "
-        "waits for ever in its step. Cut 13 into as many parts as three steps of two ranks need.": (
+        "never gets to the end of its step. Cut 13 into as many parts as three steps of two ranks need.": (
             [[3, 4, 5], [9, 10, 11]]
         ),
         "Some indices come again at the end of the epoch: this pads. Here every index is dealt once.": (
@@ -295,7 +295,7 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
         counts = [len(batches) for batches in ranks]
         if len(set(counts)) > 1:
             told = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
-            return f"{where}, the ranks have unequal numbers of batches ({told}): the longest waits for ever."
+            return f"{where}, the ranks have unequal numbers of batches ({told}): the run hangs."
     return None
 
 
