@@ -1,233 +1,161 @@
-"""What chapter 06 shows and asks: who sees which index, as a heatmap and a widget; and the exercises."""
+"""What chapter 06 shows: which index is in which batch, how one order is dealt to the ranks, and a widget."""
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
 
-import ipywidgets
 import numpy as np
-import torch
 from matplotlib.axes import Axes
-from matplotlib.colors import BoundaryNorm, ListedColormap
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch, Rectangle
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, RandomSampler
 
-from course_lib.conformance import check_batch_sampler
-from course_lib.samplers import ShuffledBatchSampler, TwoStreamBatchSampler
-from workbook.display import ORANGE, SKY, VERMILION, new_figure
-from workbook.exercises import Exercise, PropertyExercise
+from workbook.ch06_exercises import EXERCISES as EXERCISES
+from workbook.ch06_exercises import one_order_for_all_ranks as one_order_for_all_ranks
+from workbook.ch06_exercises import repair_a_sampler as repair_a_sampler
+from workbook.ch06_exercises import shard_by_hand as shard_by_hand
+from workbook.ch06_two_ranks import stream_of
+from workbook.display import GREEN, ORANGE, PURPLE, SKY, VERMILION, add_legend_below, new_figure
 from workbook.widgets import Explorer, int_slider
 
-Batches = Sequence[Sequence[int]]
+COLOURS = (SKY, ORANGE, GREEN, PURPLE)
+"""Of the ranks."""
+STREAMS = {"primary": SKY, "secondary": ORANGE, "neither": VERMILION}
+
+OTHER_VERSIONS = {
+    "1.9.5": "AttributeError: 'TwoStreams' object has no attribute 'batch_size'",
+    "2.0.9": "AttributeError: 'TwoStreams' object has no attribute 'batch_size'",
+    "2.2.5": "TypeError: Lightning can't inject a (distributed) sampler …",
+    "2.4.0": "TypeError: Lightning can't inject a (distributed) sampler …",
+    "2.5.5": "TypeError: Lightning can't inject a (distributed) sampler …",
+}
+"""What the four variants do under other versions of Lightning, recorded with torch 2.13 on a CPU, in November 2026.
+
+The first one's error. In each version the second raises `TypeError: WithAttributes() takes no arguments`, the third
+`TypeError: Trying to inject a modified sampler …`, and the fourth runs: no batch of 28 is as asked, 80 indices are of
+neither stream.
+"""
 
 
-def use_counts(ranks: Sequence[Batches], indices: Sequence[int]) -> NDArray[np.int64]:
-    """The numbers behind :func:`figure_of_uses`: one row a rank, and one for all; how often each index was used."""
-    rows = [[Counter(i for batch in batches for i in batch)[index] for index in indices] for batches in ranks]
-    return np.array([*rows, np.sum(rows, axis=0)])
-
-
-def figure_of_uses(panels: dict[str, tuple[Sequence[Batches], Sequence[int]]]) -> Figure:
-    """Who used which index, one heatmap a panel: a row a rank, and one for all ranks together.
-
-    Blue is once, orange more often, red never; the number is how often.
-    """
-    most_ranks = max(len(ranks) for ranks, _ in panels.values())
-    figure, axes = new_figure(6.2 * len(panels), 1.4 + 0.42 * (most_ranks + 1), columns=len(panels))
-    for ax, (title, (ranks, indices)) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        _draw_uses(ax, ranks, indices, title=title)
+def figure_of_batches(panels: Mapping[str, Sequence[Sequence[int]]], *, title: str, most: int = 8) -> Figure:
+    """The first batches of each rank, a row for each batch and a square for each index, coloured by its stream."""
+    shown = {title: list(batches)[:most] for title, batches in panels.items()}
+    height = 1.8 + 0.3 * max(len(batches) for batches in shown.values())
+    figure, axes = new_figure(3.1 * len(shown), height, columns=len(shown))
+    for ax, (whose, batches) in zip(np.atleast_1d(axes), shown.items(), strict=True):
+        for row, batch in enumerate(batches):
+            for place, index in enumerate(batch):
+                colour = STREAMS[stream_of(index)]
+                ax.add_patch(Rectangle((place - 0.5, row - 0.5), 1, 1, facecolor=colour, edgecolor="white"))
+                ax.text(place, row, str(index), ha="center", va="center", fontsize=9)
+        ax.set(xlim=(-0.5, 3.5), ylim=(len(batches) - 0.5, -0.5), title=whose, xlabel="place in the batch (samples)")
+        ax.set_xticks(range(4))
+        ax.set_yticks(range(len(batches)))
+    np.atleast_1d(axes)[0].set_ylabel("batch (micro-batches)")
+    figure.suptitle(title)
+    labels = {"primary": "primary, 0–19", "secondary": "secondary, 100–107", "neither": "of neither, 20–99"}
+    used = {stream_of(index) for batches in shown.values() for batch in batches for index in batch}
+    handles = [Patch(color=colour, label=labels[name]) for name, colour in STREAMS.items() if name in used]
+    add_legend_below(figure, handles)
     return figure
 
 
-def _draw_uses(axes: Axes, ranks: Sequence[Batches], indices: Sequence[int], *, title: str) -> None:
-    counts = use_counts(ranks, indices)
-    shown = counts.copy()
-    shown[:-1][shown[:-1] == 0] = -1  # that one rank does not see an index is no fault; that none does, is
-    colours = ListedColormap(["white", VERMILION, SKY, ORANGE])
-    axes.imshow(shown, cmap=colours, norm=BoundaryNorm([-1.5, -0.5, 0.5, 1.5, 99], 4), aspect="auto")
-    for (row, column), count in np.ndenumerate(counts):
-        if count != 1 and (count or row == len(ranks)):
-            axes.text(column, row, str(count), ha="center", va="center", fontsize=8)
-    ticks = range(0, len(indices), max(1, len(indices) // 14))
-    axes.spines[:].set_visible(True)  # the frame of white cells
-    axes.set(title=title, xlabel="index in the dataset")
-    axes.set_xticks(ticks, [str(indices[tick]) for tick in ticks], fontsize=8)
-    axes.set_yticks(range(len(ranks) + 1), [*(f"rank {rank}" for rank in range(len(ranks))), "all"])
+class Part(NamedTuple):
+    """What one rank gets in one step: some neighbours in the order."""
+
+    begin: int
+    end: int
+    rank: int
+    step: int
 
 
-def two_stream_explorer() -> Explorer:
-    """Primary, secondary, sizes, ranks, tail → which rank sees what."""
+def dealt(begin: int, end: int, batch_size: int, ranks: int) -> list[Part]:
+    """How the positions from begin to end are dealt, as the sampler of the chapter's ladder does."""
+    left = end - begin
+    steps = -(-left // (batch_size * ranks))
+    if steps * ranks > left:
+        raise ValueError(f"{left} samples would leave one of {ranks} ranks with an empty batch")
+    parts = []
+    for number, positions in enumerate(np.array_split(np.arange(begin, end), steps * ranks)):
+        step, rank = divmod(number, ranks)
+        parts.append(Part(int(positions[0]), int(positions[-1]) + 1, rank, step))
+    return parts
 
-    def render(primary: int, secondary: int, ranks: int, tail: Any, **sizes: int) -> tuple[Figure, str]:
-        streams = range(primary), range(100, 100 + secondary)
-        batches, lines = [], []
-        for rank in range(ranks):
-            sampler = TwoStreamBatchSampler(*streams, *sizes.values(), tail=tail, num_replicas=ranks, rank=rank)
-            batches.append(list(sampler))
-            lines.append(f"rank {rank}: " + " ".join(str(batch) for batch in batches[rank]))
-        counts = use_counts(batches, streams[0])[-1]
-        lines.append(f"primary: never {int((counts == 0).sum())}, more than once {int((counts > 1).sum())}")
-        figure = figure_of_uses({f"{ranks} ranks, tail={tail!r}": (batches, [*streams[0], *streams[1]])})
-        return figure, "\n".join(lines)
+
+def dealt_and_resumed(samples: int, batch_size: int, ranks: int, stop: int, ranks_after: int) -> list[list[Part]]:
+    """The whole epoch on some ranks; and the same epoch, stopped after some steps and gone on with on others."""
+    whole = dealt(0, samples, batch_size, ranks)
+    before = [part for part in whole if part.step < stop]
+    position = before[-1].end if before else 0
+    if position == samples:
+        return [whole, whole]
+    after = [part._replace(step=part.step + stop) for part in dealt(position, samples, batch_size, ranks_after)]
+    return [whole, [*before, *after]]
+
+
+def figure_of_dealing(
+    samples: int = 10, batch_size: int = 2, ranks: int = 2, epoch: int = 0, stop: int = 1, ranks_after: int = 3
+) -> Figure:
+    """One order in two rows: dealt to some ranks, and stopped after some steps and dealt to others from there."""
+    rows = dealt_and_resumed(samples, batch_size, ranks, stop, ranks_after)
+    order = order_of(samples, epoch)
+    figure, axes = new_figure(9.0, 3.1)
+    for row, parts in enumerate(rows):
+        _draw_parts(axes, row, parts, order)
+    position = next((part.end for part in reversed(rows[0]) if part.step < stop), 0)
+    axes.plot([position - 0.5] * 2, [0.55, 1.45], color="black", linewidth=3)
+    axes.text(position - 0.5, 1.5, f"state: epoch {epoch}, position {position}", ha="center", va="top", fontsize=9)
+    axes.set(
+        xlim=(-0.6, samples - 0.4), ylim=(1.8, -0.6), xlabel="position in the epoch's order (samples)",
+        ylabel="run", title="One order: each rank takes its slice of every step, and the position is the state",
+    )  # fmt: skip
+    axes.set_xticks(range(samples))
+    axes.set_yticks([0, 1], [f"{ranks} ranks", f"stopped after step {stop},\nthen {ranks_after} ranks"])
+    shown = sorted({part.rank for parts in rows for part in parts})
+    add_legend_below(figure, [Patch(color=COLOURS[rank], label=f"rank {rank}") for rank in shown])
+    return figure
+
+
+def order_of(samples: int, epoch: int) -> NDArray[np.int64]:
+    return np.random.default_rng([0, epoch]).permutation(samples)
+
+
+def _draw_parts(axes: Axes, row: int, parts: Sequence[Part], order: NDArray[np.int64]) -> None:
+    for part in parts:
+        for position in range(part.begin, part.end):
+            corner = (position - 0.5, row - 0.35)
+            axes.add_patch(Rectangle(corner, 1, 0.7, facecolor=COLOURS[part.rank], edgecolor="white"))
+            axes.text(position, row - 0.08, str(order[position]), ha="center", va="center", fontsize=10)
+            axes.text(position, row + 0.2, f"r{part.rank}", ha="center", va="center", fontsize=7)
+        if part.rank == 0:
+            axes.text(part.begin - 0.45, row - 0.38, f"step {part.step + 1}", ha="left", va="bottom", fontsize=8)
+            axes.plot([part.begin - 0.5] * 2, [row - 0.5, row + 0.35], color="black", linewidth=1)
+
+
+def dealing_explorer() -> Explorer:
+    """Samples, batch size, ranks, and where to stop → who gets which index."""
+
+    def render(
+        samples: int, batch_size: int, ranks: int, epoch: int, stop: int, ranks_after: int
+    ) -> tuple[Figure, str]:
+        order = order_of(samples, epoch)
+        _, parts = dealt_and_resumed(samples, batch_size, ranks, stop, ranks_after)
+        lines = []
+        for rank in range(max(ranks, ranks_after)):
+            batches = [order[part.begin : part.end].tolist() for part in parts if part.rank == rank]
+            lines.append(f"rank {rank}: " + " ".join(str(batch) for batch in batches))
+        sizes = sorted({part.end - part.begin for part in parts})
+        steps = max(part.step for part in parts) + 1
+        lines.append(f"{steps} steps, batches of {' or '.join(str(size) for size in sizes)}")
+        return figure_of_dealing(samples, batch_size, ranks, epoch, stop, ranks_after), "\n".join(lines)
 
     controls = {
-        "primary": int_slider(13, 30, "primary"),
-        "secondary": int_slider(5, 20, "secondary"),
-        "sizes": int_slider(2, 6, "primary per batch"),
-        "secondary_size": int_slider(1, 6, "secondary per batch"),
+        "samples": int_slider(10, 24, "samples", lowest=4),
+        "batch_size": int_slider(2, 5, "largest batch"),
         "ranks": int_slider(2, 4, "ranks"),
-        "tail": ipywidgets.Dropdown(options=["spread", "drop", "pad"], value="spread", description="tail"),
+        "epoch": int_slider(0, 5, "epoch", lowest=0),
+        "stop": int_slider(1, 5, "stop after step", lowest=0),
+        "ranks_after": int_slider(3, 4, "ranks afterwards"),
     }
-    return Explorer(controls, render, title="primary, secondary, sizes, ranks, tail → who sees what")
-
-
-shard_by_hand = Exercise(
-    "shard by hand",
-    solution=list(ShuffledBatchSampler(10, 2, shuffle=False, num_replicas=2, rank=1)),
-    misconceptions={
-        "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.": (
-            [[5, 6], [7, 8], [9]]
-        ),
-        "This is DistributedSampler's dealing, every second index to rank 1: here each rank takes neighbours.": (
-            [[1, 3], [5, 7], [9]]
-        ),
-        "8 and 9 are left out: that is tail='drop'. Under 'spread' the ten are shared out over three steps.": (
-            [[2, 3], [6, 7]]
-        ),
-        "The steps here have 4, 4 and 2 indices. 'spread' makes them differ by at most one: 4, 3 and 3.": (
-            [[2, 3], [6, 7], [9]]
-        ),
-        "0 and 1 come again at the end: that is tail='pad'. Under 'spread' nothing is repeated.": (
-            [[2, 3], [6, 7], [0, 1]]
-        ),
-    },
-)
-
-
-class _Dealt:
-    """A right sampler of few lines, and what the faults below are made of."""
-
-    def __init__(self, num_samples: int, batch_size: int, num_replicas: int, rank: int, seed: int = 0) -> None:
-        self.num_samples, self.batch_size = num_samples, batch_size
-        self.num_replicas, self.rank, self.seed, self.epoch = num_replicas, rank, seed, 0
-
-    @property
-    def sampler(self) -> _Dealt:
-        return self
-
-    def set_epoch(self, epoch: int) -> None:
-        self.epoch = epoch
-
-    def order(self) -> NDArray[np.int64]:
-        return np.random.default_rng(np.random.SeedSequence([self.seed, self.epoch])).permutation(self.num_samples)
-
-    def __len__(self) -> int:
-        return -(-self.num_samples // (self.batch_size * self.num_replicas))
-
-    def __iter__(self) -> Iterator[list[int]]:
-        parts = np.array_split(self.order(), len(self) * self.num_replicas)
-        return iter([part.tolist() for part in parts[self.rank :: self.num_replicas]])
-
-
-class _DrawsGlobally(_Dealt):
-    def order(self) -> NDArray[np.int64]:
-        return torch.randperm(self.num_samples).numpy()
-
-
-class _AddsEpochToSeed(_Dealt):
-    def order(self) -> NDArray[np.int64]:
-        return np.random.default_rng(self.seed + self.epoch).permutation(self.num_samples)
-
-
-class _LosesTail(_Dealt):
-    def __len__(self) -> int:
-        return self.num_samples // (self.batch_size * self.num_replicas)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        full = self.order()[: len(self) * self.num_replicas * self.batch_size].reshape(-1, self.batch_size)
-        return iter(full[self.rank :: self.num_replicas].tolist())
-
-
-class _IgnoresEpoch(_Dealt):
-    def set_epoch(self, epoch: int) -> None:
-        pass
-
-
-def _fault_of_sampler(make: Any) -> str | None:
-    """The first rule that the kit finds broken; ``make`` is the reader's class."""
-
-    def factory(num_replicas: int, rank: int, n: int, seed: int = 0) -> Any:
-        return make(n, 3, num_replicas, rank, seed=seed)
-
-    shapes = [{"n": n} for n in (6, 12, 14, 25)]
-    report = check_batch_sampler(factory, lambda shape: range(shape["n"]), shapes=shapes, world_sizes=(1, 2, 3))
-    if not report.ok:
-        rules = ", ".join(str(violation.rule) for violation in report.violations)
-        return f"broken: {rules}. First:\n{report.violations[0]}"
-    print(f"{sum(report.checks.values()):,} checks of the kit passed.")
-    return None
-
-
-repair_a_sampler = PropertyExercise(
-    "repair a sampler",
-    _fault_of_sampler,
-    {
-        "broken: 1. First:": _LosesTail,
-        "broken: 4": _DrawsGlobally,
-        "broken: 5. First:": _AddsEpochToSeed,
-        "broken: 6. First:": _IgnoresEpoch,
-    },
-)
-
-
-def _lost_and_repeated(shard: Callable[..., Any], num_samples: int, num_replicas: int) -> tuple[int, int]:
-    """How many indices no rank sees, and how many are seen again, in an epoch that each rank shards for itself."""
-    seen: Counter[int] = Counter()
-    for rank in range(num_replicas):
-        torch.manual_seed(1000 + rank)  # what a launcher that seeds each rank by its number does
-        batch_sampler = BatchSampler(RandomSampler(range(num_samples)), 2, drop_last=False)
-        for batch in shard(batch_sampler, num_replicas, rank, epoch=0):
-            seen.update(int(index) for index in batch)
-    return num_samples - len(seen), sum(seen.values()) - len(seen)
-
-
-def _shard_in_turn(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    return list(batch_sampler)[rank::num_replicas]
-
-
-def _shard_by_a_fixed_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    torch.manual_seed(0)
-    return _shard_in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _fault_of_shard(shard: Any) -> str | None:
-    """What is wrong unless the ranks together see every index once, and another epoch has another order."""
-    for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
-        lost, again = _lost_and_repeated(shard, num_samples, num_replicas)
-        if lost or again:
-            return (
-                f"of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come again.\n"
-                "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
-            )
-    orders = []
-    for epoch in range(3):
-        batch_sampler = BatchSampler(RandomSampler(range(30)), 2, drop_last=False)
-        orders.append([int(index) for batch in shard(batch_sampler, 1, 0, epoch=epoch) for index in batch])
-    if orders[0] == orders[1] == orders[2]:
-        return "nothing lost, and one order for ever: the epoch belongs into the seed."
-    return None
-
-
-one_order_for_all_ranks = PropertyExercise(
-    "shard",
-    _fault_of_shard,
-    {
-        "Each rank shuffles with its own generator": _shard_in_turn,
-        "one order for ever: the epoch belongs into the seed": _shard_by_a_fixed_seed,
-    },
-)
-
-EXERCISES = (shard_by_hand, repair_a_sampler, one_order_for_all_ranks)
+    return Explorer(controls, render, title="samples, largest batch, ranks, where to stop → who gets which index")
