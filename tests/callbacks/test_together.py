@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from pathlib import Path
 
 import pytest
 import torch
@@ -38,8 +39,8 @@ FLAGS = {
     "limit_train_batches": dict(limit_train_batches=7),
     "overfit_batches": dict(overfit_batches=5),
     "val_check_interval": dict(val_check_interval=2),
-    "EMA": {},
-    "SWA": {},
+    "WeightAveraging": {},
+    "StochasticWeightAveraging": {},
     "EarlyStopping": {},
     "manual optimization": {},
 }
@@ -139,7 +140,7 @@ def by_hand(kept, *, exact, skips, flag, k):
             if flag != "manual optimization":  # there it is the module's own code that would step it
                 schedule.step()
             averages.update_parameters(net)
-    return averages.module if flag == "EMA" else net
+    return averages.module if flag == "WeightAveraging" else net
 
 
 class RecordsEpochs(Callback):
@@ -164,8 +165,8 @@ def run(callbacks, data, flag):
     module = Module("ExactAccumulation" in callbacks, loaders.get(data), manual)
     records, average = RecordsEpochs(), WeightAveraging()
     beside = {
-        "EMA": [average],
-        "SWA": [records, StochasticWeightAveraging(0.02, swa_epoch_start=2)],
+        "WeightAveraging": [average],
+        "StochasticWeightAveraging": [records, StochasticWeightAveraging(0.02, swa_epoch_start=2)],
         "EarlyStopping": [EarlyStopping("constant", patience=1, check_on_train_epoch_end=True)],
     }
     audit = StepAudit(strict=True)
@@ -186,7 +187,7 @@ def run(callbacks, data, flag):
         **dict(limit_val_batches=0) | FLAGS[flag] | (dict(limit_val_batches=1) if "val" in flag else {}),
     )
     trainer.fit(module, **given)
-    weights = average._average_model.module.net if flag == "EMA" else module.net
+    weights = average._average_model.module.net if flag == "WeightAveraging" else module.net
     return module, audit, weights, records.at_start
 
 
@@ -230,7 +231,7 @@ def test_two_together_are_right_or_refused(one, other):
         assert epochs[2] == [] and audit.stopped_early
 
     # The weights are those of plain torch.
-    if flag == "SWA":
+    if flag == "StochasticWeightAveraging":
         expected = [torch.stack(values).mean(0) for values in zip(*at_start[1:EPOCHS], strict=True)]
     else:
         hand = by_hand(
@@ -243,3 +244,23 @@ def test_two_together_are_right_or_refused(one, other):
         expected = [parameter.detach() for parameter in hand.parameters()]
     for parameter, wanted in zip(weights.parameters(), expected, strict=True):
         torch.testing.assert_close(parameter.detach(), wanted, rtol=2e-4, atol=2e-6)
+
+
+def what_goes_with_what() -> str:
+    """What the cases above say, for the README."""
+    pieces = [name for name in (*CALLBACKS, *DATA) if name != "DataLoader"]
+    lines = ["| | " + " | ".join(f"`{piece}`" for piece in pieces) + " |", "|---|" + "---|" * len(pieces)]
+    for flag in FLAGS:
+        outcomes = ["refused" if (piece, flag) in REFUSED else "right" for piece in pieces]
+        name = f"`{flag}`" if flag.isidentifier() else flag
+        lines.append(f"| {name} | " + " | ".join(outcomes) + " |")
+    refused = [f"`{one}` with `{other}`" for one, other in REFUSED if other not in FLAGS]
+    return (
+        "\n".join(lines)
+        + f"\n\nTwo of them together are right as well, but for one pair that is refused: {', '.join(refused)}."
+    )
+
+
+def test_the_readme_says_what_goes_with_what():
+    readme = Path(__file__).parents[2] / "README.md"
+    assert what_goes_with_what() in readme.read_text(encoding="utf-8")
