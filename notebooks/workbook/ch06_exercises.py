@@ -230,7 +230,7 @@ repair_a_sampler = PropertyExercise(
         "iterating seeds the global generators": _SeedsGlobally,
         "as the sum seed + epoch makes it": _AddsEpochToSeed,
         "set_epoch has no effect": _IgnoresEpoch,
-        "the only one that trainers look for, does not exist": _NotReached,
+        "the only one that Lightning calls (and accelerate on several ranks), does not exist": _NotReached,
         "because it doesn't subclass PyTorch's `BatchSampler`": _Plain,
         "does not have an argument called `sampler": _NoArgument,
         "which already deals to the ranks: ignore it": _UsesTheirSampler,
