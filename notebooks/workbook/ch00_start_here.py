@@ -37,7 +37,8 @@ def figure_of_units(batch_size: int, k: int, windows: int) -> Figure:
                 axes.plot(end, row, marker="^", markersize=11, color=VERMILION, clip_on=False)
                 continue
             window = begin // (batch_size * k)
-            axes.barh(row, width, 0.7, left=begin, color=(SKY, YELLOW)[window % 2], edgecolor="black", linewidth=0.8)
+            colour = (SKY, YELLOW)[window % 2]
+            axes.barh(row, width, 0.7, left=begin, color=colour, edgecolor="black", linewidth=0.8, clip_on=False)
             if samples <= 40 or unit != "sample":
                 axes.text(middle, row, str(number), ha="center", va="center", fontsize=8)
     axes.set_xticks(range(0, samples + 1, batch_size * k))
