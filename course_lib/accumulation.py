@@ -23,7 +23,7 @@ import functools
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence, Sized
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -88,7 +88,11 @@ def accumulate(
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. A function of one argument is
             called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
-        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over; 0 is allowed.
+        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over; 0 is allowed: where
+            a mean over nothing is NaN, the sum and its gradient are 0. Count what the *loss* sees: a causal language
+            model doesn't predict the first token of a row, so `(batch["labels"] != -100).sum()` counts too many. In
+            transformers the pair is `loss_sum_fn=lambda model, batch: model(**batch, num_items_in_batch=1).loss` and
+            `count_fn=lambda batch: (batch["labels"][:, 1:] != -100).sum()`.
         group: The ranks to count over; default: DDP's, else the default group, else this process alone.
         backward: What runs a backward pass: `fabric.backward`, or `lambda loss: scaler.scale(loss).backward()`.
 
@@ -126,7 +130,11 @@ def accumulate(
                     stack.enter_context(replica.no_sync())
             with _forward_through(replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
-            backward(loss * scale)
+            empty = count == 0 and bool(loss.isnan())  # a mean over nothing
+            if empty:
+                loss = loss.nan_to_num()
+            if not empty or (last and replicas):  # DDP reduces the gradients in the last backward
+                backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
     if summed_here:
         _sum_gradients(model, group)
@@ -247,6 +255,11 @@ def _place(number: float, total: float) -> str:
 
 def _counts(count_fn: Callable[[Any], Any], micro_batches: list[Any]) -> tuple[list[float], Exception | None]:
     try:
+        if count_fn is len and any(isinstance(batch, Mapping) for batch in micro_batches):
+            raise ValueError(
+                "count_fn must count samples or tokens, got len, which counts the keys of a micro-batch that is a "
+                'dict: write, for example, lambda batch: len(batch["labels"])'
+            )
         return [checked_count(count_fn(batch)) for batch in micro_batches], None
     except Exception as error:
         return [math.nan], error

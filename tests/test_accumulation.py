@@ -382,6 +382,53 @@ def test_counts_of_every_kind(count_fn):
     assert_near(gradient(model), big_gradient(window))
 
 
+def test_the_length_of_a_dict_is_no_count():
+    window = [dict(zip("xy", batch, strict=True)) for batch in batches_of(3, 7)]
+
+    def loss_of_dict(model, batch):
+        return loss_sum(model, (batch["x"], batch["y"]))
+
+    with pytest.raises(ValueError, match=r"got len, which counts the keys of a micro-batch that is a dict: write"):
+        accumulate(make_net(), window, loss_of_dict, len)
+    model = make_net()
+    accumulate(model, window, loss_of_dict, lambda batch: len(batch["y"]))
+    assert_near(gradient(model), big_gradient(batches_of(3, 7)))
+
+
+def mean_times_count(model, batch):
+    return F.cross_entropy(model(batch[0]), batch[1], ignore_index=-100) * count(batch)
+
+
+def divided_sum_times_count(model, batch):
+    # Unlike cross_entropy's, the gradient of such a mean over nothing is NaN as well.
+    return loss_sum(model, batch) / count(batch) * count(batch)
+
+
+@pytest.mark.parametrize("loss_fn", [mean_times_count, divided_sum_times_count])
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_a_mean_over_nothing_is_a_sum_of_nothing(loss_fn, place):
+    window, (masked,) = batches_of(3, 7), batches_of(4, masked=4, seed=1)
+    expected = accumulate(make_net(), window, loss_sum, count).loss_sum
+    window.insert(place, masked)
+    model = make_net()
+    found = accumulate(model, window, loss_fn, count)
+    torch.testing.assert_close(found.loss_sum, expected, rtol=1e-12, atol=0)
+    assert found.count == 10
+    assert_near(gradient(model), big_gradient(window))
+
+
+def test_a_mean_over_nothing_at_the_end_still_reduces_the_gradients_of_all_ranks():
+    ranks = [batches_of(3, 7), batches_of(2, seed=1) + batches_of(4, masked=4, seed=2)]
+
+    def gradient_of(rank):
+        model = DistributedDataParallel(make_net())
+        accumulate(model, ranks[rank], mean_times_count, count)
+        return gradient(model)
+
+    for result in run_ranks(gradient_of):
+        assert_near(result.value, big_gradient(ranks[0] + ranks[1]))
+
+
 class OfOneArgument:
     def __init__(self, model):
         self.model = model

@@ -644,7 +644,8 @@ MESSAGES = {
     SeedPlusEpoch: "1 rank, epoch 1: (seed 0, epoch 1) has the order of (seed 1, epoch 0), as the sum seed + epoch",
     SetEpochIgnored: "1 rank, epoch 1: set_epoch has no effect: epochs 0 to 19 have one order.\n"
     "  In a training run: every epoch repeats the order of the first, and nothing says so.",
-    SetEpochOutOfReach: "batch_sampler.sampler.set_epoch, the only one that trainers look for, does not exist",
+    SetEpochOutOfReach: "batch_sampler.sampler.set_epoch, the only one that Lightning calls (and accelerate on "
+    "several ranks), does not exist",
     StateOneBehind: "stopped after 1 batch, rank 0, step 0: the rest of the epoch is another one: batch 0 is [",
     SetEpochLosesThePosition: "stopped after 1 batch, rank 0, step 0: set_epoch(0) after load_state_dict loses the",
     CountsWhatWasFetched: "stopped after 0 batches, rank 0, step 0: state_dict(batches=0) after 1 were fetched: the",
@@ -701,6 +702,79 @@ def test_torchs_distributed_sampler_pads_and_adds_seed_and_epoch():
     report = check_batch_sampler(lambda num_replicas, rank: make(num_replicas, rank), range(20), world_sizes=(1, 2))
     assert report.ok, report
     assert any(text.startswith("no keyword seed of the factory") for text in report.not_offered)
+
+
+@pytest.mark.parametrize("drop_last", [False, True])
+def test_a_distributed_sampler_that_does_not_shuffle_may_pad_and_drop(drop_last):
+    def make(num_replicas, rank, n):
+        sampler = DistributedSampler(range(n), num_replicas, rank, shuffle=False, drop_last=drop_last)
+        return BatchSampler(sampler, 4, drop_last=False)
+
+    shapes = [dict(n=n) for n in (8, 9, 20, 41)]
+    assert rules(check_batch_sampler(make, all_of, shapes=shapes)) == [1]
+    allowed = dict(drops=True) if drop_last else dict(repeats=True)
+    report = check_batch_sampler(make, all_of, shapes=shapes, **allowed)
+    assert report.ok, report
+    assert f"{next(iter(allowed))} by design: " in str(report)
+
+
+class GroupedByLength(Contiguous):
+    """Draws groups of 20, and sorts within each by something like a length, as is done to pad less."""
+
+    def order(self):
+        order = super().order()
+        groups = [sorted(order[start : start + 20]) for start in range(0, self.n, 20)]
+        return [self.n - 1 - index for group in groups for index in group]
+
+
+def test_a_sampler_that_groups_by_length_may_have_one_order_where_all_is_one_group():
+    small, large = dict(n=11), dict(n=50)
+    assert_batch_sampler(GroupedByLength, all_of, shapes=[small, large], world_sizes=(1, 2, 8))
+    assert 6 in rules(check_batch_sampler(GroupedByLength, all_of, shapes=[small], world_sizes=(1, 2)))
+    assert_batch_sampler(GroupedByLength, all_of, shapes=[small], world_sizes=[8])  # a batch a rank
+
+
+class OnlySmallOnes(Contiguous):
+    def set_epoch(self, epoch):
+        super().set_epoch(epoch if self.n < 20 else 0)
+
+
+def test_a_large_shape_without_effect_is_found_beside_a_small_one_with_it():
+    report = check_batch_sampler(OnlySmallOnes, all_of, shapes=[dict(n=10), dict(n=30)], world_sizes=(1, 2))
+    assert rules(report) == [6] and report.violations[0].counterexample.shape == dict(n=30)
+
+
+class Weighted(Contiguous):
+    """Draws with replacement, but by the seed and the epoch alone."""
+
+    def order(self):
+        return np.random.default_rng([self.seed, self.epoch]).integers(self.n, size=self.n).tolist()
+
+
+@pytest.mark.parametrize(
+    ("sampler", "allowed", "others"),
+    [
+        (Weighted, dict(repeats=True, drops=True), [dict(), dict(repeats=True), dict(drops=True)]),
+        (Pads, dict(repeats=True), [dict(), dict(drops=True)]),
+        (LosesTail, dict(drops=True), [dict(), dict(repeats=True)]),
+    ],
+)
+def test_repeating_and_dropping_can_be_by_design(sampler, allowed, others):
+    kit = partial(check_batch_sampler, sampler, all_of, shapes=[dict(n=n) for n in (8, 10, 25)], world_sizes=(1, 2))
+    report = kit(**allowed)
+    assert report.ok, report
+    assert report.checks[7] and report.checks[9]  # the other rules are still judged
+    for other in others:
+        assert 1 in rules(kit(**other))
+
+
+def test_what_is_not_by_design_is_still_a_violation():
+    with pytest.raises(AssertionError, match=r"should come at least once"):
+        assert_batch_sampler(LosesTail, range(40), repeats=True)
+    with pytest.raises(AssertionError, match=r"should come at most once"):
+        assert_batch_sampler(Pads, range(40), drops=True)
+    for fault in (UnevenCounts, LengthOfOneRank, SeedIgnored, SetEpochIgnored, StateOneBehind, OnceOnly):
+        assert FAULTS[fault] in rules(check_batch_sampler(fault, range(40), repeats=True, drops=True))
 
 
 def test_torchs_random_sampler_draws_from_the_global_generator():

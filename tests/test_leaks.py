@@ -19,6 +19,7 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from course_lib.leaks import watch_growth
 from course_lib.leaks.trend import growth, slowest_third
+from course_lib.loader import MiniDataLoader
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -269,6 +270,81 @@ def tensor_that_gets_longer():
     return step
 
 
+def longer_by(tensor, width):
+    return torch.cat([tensor, torch.randn(1, 2, 1, width)], dim=2)
+
+
+@leak("tensors", "tensor `cache[…]` (closure of `step`)")
+def keys_and_values_of_each_layer():
+    # Six tensors of one shape: none of them has half of the bytes.
+    cache = [[torch.zeros(1, 2, 0, 8), torch.zeros(1, 2, 0, 8)] for _ in range(3)]
+
+    def step():
+        for layer, (keys, values) in enumerate(cache):
+            cache[layer] = [longer_by(keys, 8), longer_by(values, 8)]
+
+    return step
+
+
+class LayerOfACache:
+    def __init__(self):
+        self.keys, self.values = torch.zeros(1, 2, 0, 4), torch.zeros(1, 2, 0, 16)
+
+
+@leak("tensors", "tensor `values` (attribute of LayerOfACache)")
+def keys_and_values_of_other_widths():
+    layers = [LayerOfACache() for _ in range(12)]
+
+    def step():
+        for layer in layers:
+            layer.keys, layer.values = longer_by(layer.keys, 4), longer_by(layer.values, 16)
+
+    return step
+
+
+@leak("tensors", "tensor `past[…]` (closure of `step`)")
+def keys_and_values_that_are_made_anew():
+    model, past = nn.Linear(1000, 100), ((torch.zeros(1, 2, 0, 8),) * 2,) * 4
+
+    def step():
+        nonlocal past
+        model(torch.randn(4, 1000)).sum().backward()
+        past = tuple((longer_by(keys, 8), longer_by(values, 8)) for keys, values in past)
+
+    return step
+
+
+@leak("tensors", "list `predictions` (closure of `step`)")
+def arrays_that_are_views_of_tensors():
+    model, predictions = small_model(), []
+
+    def step():
+        predictions.append(model(torch.randn(4, 8)).detach().cpu().numpy())
+
+    return step
+
+
+@leak("tensors", "list `predictions` (closure of `step`)")
+def slices_of_arrays_in_tuples():
+    predictions = []
+
+    def step():
+        predictions.append((torch.randn(64, 64).numpy()[:2], "a name"))
+
+    return step
+
+
+@leak("tensors", "ndarray `predictions[…]` (closure of `step`)")
+def arrays_in_a_list_that_is_made_anew():
+    predictions = []
+
+    def step():
+        nonlocal predictions
+        predictions = [*predictions, torch.randn(4, 8).numpy()[1:]]
+
+    return step
+
+
 @leak("tensors", "tensor `chain[…]` (closure of `step`)")
 def tuples_in_tuples():
     chain = ()
@@ -340,15 +416,16 @@ class Records(Dataset):
         return self.records[i][1]
 
 
-def batches_of(dataset, batch_size):
-    loader = DataLoader(dataset, batch_size, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
+def batches_of(dataset, batch_size, kind=DataLoader):
+    loader = kind(dataset, batch_size, num_workers=1, persistent_workers=True, multiprocessing_context="fork")
     while True:
         yield from loader
 
 
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are not forked on Windows")
-def test_workers_that_copy_what_they_read():
-    report = watch_growth(functools.partial(next, batches_of(Records(200_000), 6_000)))
+@pytest.mark.parametrize("kind", [DataLoader, MiniDataLoader])
+def test_workers_that_copy_what_they_read(kind):
+    report = watch_growth(functools.partial(next, batches_of(Records(200_000), 6_000, kind)))
     (culprit,) = report.culprits
     assert culprit.kind == "workers"
     assert culprit.holder == "list `records` (attribute of Records), read by 1 DataLoader worker"
@@ -441,6 +518,28 @@ def cache_that_fills_up():
         key = next(number) % 8
         if key not in cache:
             cache[key] = model(torch.randn(4, 8)).detach()
+
+    return step
+
+
+@clean
+def keys_and_values_of_one_sequence_after_the_other():
+    number, cache = itertools.count(), []
+
+    def step():
+        if next(number) % 4 == 0:
+            cache[:] = [torch.zeros(1, 2, 0, 8)] * 6
+        cache[:] = [longer_by(tensor, 8) for tensor in cache]
+
+    return step
+
+
+@clean
+def arrays_that_are_replaced():
+    held = {}
+
+    def step():
+        held["last"] = [torch.randn(64, 64).numpy() for _ in range(3)]
 
     return step
 

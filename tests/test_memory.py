@@ -582,6 +582,41 @@ def test_a_model_larger_than_this_machine_is_predicted():
     assert not predicted.fits(80 * 2**30)
 
 
+class ReadingItsValues(nn.Module):
+    """Its constructor asks for values, as those of many vision transformers do."""
+
+    def __init__(self, width=32, give_up_on=()):
+        super().__init__()
+        self.layer = nn.Linear(width, width)
+        nn.init.trunc_normal_(self.layer.weight, std=0.02)
+        if self.layer.weight.device.type in give_up_on:
+            raise NotImplementedError("no such device")
+        self.rates = [rate.item() for rate in torch.linspace(0, 0.1, 4, device="cpu")]
+        self.scale = torch.full((width,), self.layer.weight.device.type != "meta")
+
+    def forward(self, x):
+        return self.layer(x) * self.scale
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_constructor_may_read_values(device):
+    def predicted(model_fn):
+        return predict_peak(model_fn, rows, adamw, batch_size=16, device=device)
+
+    ready = ReadingItsValues()
+    assert predicted(ReadingItsValues) == predicted(lambda: ready) == predicted(lambda: ReadingItsValues().to(device))
+    assert predicted(lambda: ReadingItsValues(give_up_on=["meta"])) == predicted(lambda: ready)
+    assert predicted(lambda: nn.Linear(32, 4, device="meta")) == predicted(lambda: nn.Linear(32, 4))
+    with pytest.raises(NotImplementedError, match="no such device"):
+        predicted(lambda: ReadingItsValues(give_up_on=["meta", "cpu"]))
+
+
+def test_such_a_model_takes_no_memory_where_the_meta_device_suffices():
+    # 64 GiB of weights; with trunc_normal_ alone, torch's own way on the meta device is enough.
+    predicted = predict_peak(lambda: ReadingItsValues(2**17), lambda: torch.empty(1, 2**17), sgd)
+    assert predicted.by_category["parameters"] >= 2**36
+
+
 def test_nothing_is_disturbed():
     def model_fn():
         torch.manual_seed(1)
@@ -643,6 +678,26 @@ def test_what_can_be_noticed_is_doubted():
     assert not predict_peak(Deep, rows, sgd, batch_size=4, device="cpu").doubts
 
 
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_mask_that_transformers_might_drop_is_doubted(monkeypatch, device):
+    class Attention(nn.Module):
+        def __init__(self, mask):
+            super().__init__()
+            self.layer, self.mask = nn.Linear(32, 32), mask
+
+        def forward(self, x):
+            x = self.layer(x).view(1, 1, -1, 32)
+            return F.scaled_dot_product_attention(x, x, x, attn_mask=self.mask)
+
+    def doubted(mask):
+        return "masks nothing" in str(predict_peak(lambda: Attention(mask), rows, sgd, batch_size=4, device=device))
+
+    assert not doubted(torch.ones(4, 4, dtype=torch.bool))
+    monkeypatch.setattr(Attention, "__module__", "transformers.models.llama")
+    assert doubted(torch.ones(4, 4, dtype=torch.bool))
+    assert not doubted(None) and not doubted(torch.zeros(4, 4))  # the latter is a bias
+
+
 class Returning(nn.Module):
     def __init__(self):
         super().__init__()
@@ -683,6 +738,55 @@ def test_what_cannot_be_predicted_is_refused(options, message):
     arguments = {"model_fn": Deep, "batch_fn": rows, "optimizer_fn": sgd, "batch_size": 256} | options
     with pytest.raises(ValueError, match=message):
         predict_peak(arguments.pop("model_fn"), arguments.pop("batch_fn"), arguments.pop("optimizer_fn"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"model_fn": Deep()}, "model_fn must be a function that makes the module, got Deep: .* lambda: model"),
+        ({"model_fn": 3}, "model_fn must be a function that makes the module, got 3"),
+        ({"batch_fn": torch.ones(4, 32)}, "batch_fn must be a function that makes a batch, got Tensor: write lambda"),
+        ({"optimizer_fn": sgd(Deep().parameters())}, "optimizer_fn must be a function of .* parameters, got SGD"),
+        ({"loss_fn": nn.MSELoss()}, "loss_fn must be a function of the model and the batch, got MSELoss: write lambda"),
+    ],
+)
+def test_a_thing_in_place_of_its_maker_is_refused(options, message):
+    arguments = {"model_fn": Deep, "batch_fn": rows, "optimizer_fn": sgd, "batch_size": 256} | options
+    with pytest.raises(TypeError, match=message):
+        predict_peak(**arguments)
+
+
+def test_an_optimizer_of_another_model_is_refused():
+    model = Deep()
+    with pytest.raises(ValueError, match="must use the list of parameters that it is called with"):
+        predict_peak(lambda: model, rows, lambda _: sgd(model.parameters()), batch_size=4)
+
+
+class DoublesInNumpy(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        return torch.from_numpy(2 * x.numpy())
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return 2 * gradient
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_a_step_that_leaves_torch_or_its_device_says_so(device):
+    weights = torch.ones(32, device="meta")
+    for loss_fn, message in (
+        (lambda model, x: DoublesInNumpy.apply(model(x)).mean(), r"\.numpy\(\).* a prediction has no data"),
+        (lambda model, x: (model(x) * weights).mean(), r"a tensor that is on another device .*cpu.* meta.* weights of"),
+    ):
+        with pytest.raises(RuntimeError, match=message):
+            predict_peak(Deep, rows, sgd, batch_size=4, loss_fn=loss_fn, device=device)
+    with pytest.raises(RuntimeError, match="mine"):
+        predict_peak(Deep, rows, sgd, batch_size=4, loss_fn=raising, device=device)
+
+
+def raising(model, x):
+    raise RuntimeError("mine")
 
 
 def test_a_step_that_needs_values_says_so():

@@ -21,6 +21,8 @@ def check_batch_sampler(
     world_sizes: Iterable[int] = (1, 2, 3, 5, 8),
     epochs: int = 3,
     shapes: Iterable[Shape] | None = None,
+    repeats: bool = False,
+    drops: bool = False,
 ) -> ConformanceReport:
     """Judge a batch sampler by playing all ranks in this process.
 
@@ -33,7 +35,11 @@ def check_batch_sampler(
             order.
         world_sizes: Numbers of ranks.
         epochs: How many to read, at least 2.
-        shapes: Keywords of the factory. A few small ones, some of them uneven, find what large ones would find.
+        shapes: Keywords of the factory. A few small ones, some of them uneven, find what large ones would find. A
+            sampler that groups by length needs one that is larger than a group.
+        repeats: The sampler repeats indices by design (weighted sampling, repeated augmentation, padding), so rules 1,
+            9 and 10 allow it.
+        drops: It leaves indices out by design (weighted sampling, ``drop_last``), so rules 1 and 9 allow it.
 
     A sampler or factory that raises a ``ValueError`` before the first batch, on all ranks, refuses that shape or world
     size: this is a note, not a violation. Any other exception, a batch that is empty or holds no integers, and an
@@ -50,6 +56,7 @@ def check_batch_sampler(
         ValueError: An argument is out of its range, or every shape was refused on every world size.
     """
     game = _game_of(factory, exactly_once, world_sizes, epochs, shapes)
+    game.repeats, game.drops = repeats, drops
     with generators_put_back(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
         checks = {number: _judge(game, number, rule) for number, rule in enumerate(IN_ORDER, start=1)}
@@ -65,10 +72,14 @@ def assert_batch_sampler(
     world_sizes: Iterable[int] = (1, 2, 3, 5, 8),
     epochs: int = 3,
     shapes: Iterable[Shape] | None = None,
+    repeats: bool = False,
+    drops: bool = False,
 ) -> None:
     """Raise an ``AssertionError`` with the report if a rule is broken; see :func:`check_batch_sampler`."""
     __tracebackhide__ = True  # pytest shows the caller's line
-    report = check_batch_sampler(factory, exactly_once, world_sizes=world_sizes, epochs=epochs, shapes=shapes)
+    report = check_batch_sampler(
+        factory, exactly_once, world_sizes=world_sizes, epochs=epochs, shapes=shapes, repeats=repeats, drops=drops
+    )
     if not report.ok:
         raise AssertionError(str(report))
 
@@ -137,6 +148,10 @@ def _report(game: Game, checks: dict[int, int]) -> ConformanceReport:
         broken = sorted(game.broken.keys() & needed)
         if broken and any(trial.offers.state for trial in judged):
             game.note(f"the resumes of rule {number} were not judged", f"they rest on {named_rules(broken)}")
+    if game.repeats:
+        game.note("repeats by design", "rules 1, 9 and 10 allowed it")
+    if game.drops:
+        game.note("drops by design", "rules 1 and 9 allowed it")
     notes = []
     for kind, details in game.notes.items():
         more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""

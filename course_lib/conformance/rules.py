@@ -15,10 +15,9 @@ from typing import Any
 from course_lib._words import counted, plural
 from course_lib.conformance.calls import Fault, Refusal, Unpicklable, call, pickled
 from course_lib.conformance.report import RULES, Counterexample, listed, shortened
-from course_lib.conformance.trial import Batches, Trial, all_equal
+from course_lib.conformance.trial import MANY_EPOCHS, Batches, Trial, all_equal
 
-MANY_EPOCHS = 20
-"""A sampler of few indices repeats an order if so many epochs are equal."""
+INNER = "batch_sampler.sampler.set_epoch, the only one that Lightning calls (and accelerate on several ranks),"
 
 
 @dataclass(frozen=True)
@@ -39,7 +38,7 @@ After a finding the rule is not asked again.
 
 
 def covers_exactly_once(trial: Trial) -> Checks:
-    """Rule 1: in an epoch, each primary index comes exactly once over all ranks."""
+    """Rule 1: in an epoch, each primary index comes exactly once over all ranks, but for what is by design."""
     for epoch in trial.game.epochs:
         record = trial.record(epoch)
         at = trial.at(epoch=epoch)
@@ -175,19 +174,14 @@ def set_epoch_arrives(trial: Trial) -> Checks:
             at = trial.at(epoch=epoch, rank=rank)
             sampler = trial.make(rank)
             if not trial.offers.inner_set_epoch:
-                text = "batch_sampler.sampler.set_epoch, the only one that trainers look for, does not exist"
-                yield Finding(text, trial.at())
+                yield Finding(f"{INNER} does not exist", trial.at())
                 return
             call("batch_sampler.sampler.set_epoch", sampler.sampler.set_epoch, epoch)
-            text = "batch_sampler.sampler.set_epoch, the only one that trainers look for, is not the sampler's own"
-            yield _difference(at, trial.read(sampler, epoch), batches, text)
-    recorded = [ranks for _, ranks in trial.recorded()]
+            yield _difference(at, trial.read(sampler, epoch), batches, f"{INNER} is not the sampler's own")
     if not trial.has_orders:
         return
-    # A small sampler may repeat an order by chance, but not so often.
-    equal = all_equal(recorded) and all_equal(trial.record(epoch).ranks for epoch in range(MANY_EPOCHS))
     text = f"set_epoch has no effect: epochs 0 to {MANY_EPOCHS - 1} have one order"
-    yield Finding(text, trial.at(epoch=1)) if equal else None
+    yield Finding(text, trial.at(epoch=1)) if trial.repeats_one_order else None
 
 
 def resumes(trial: Trial) -> Checks:
@@ -319,7 +313,8 @@ def even_use(trial: Trial) -> Checks:
             for rank, batch in enumerate(batches):
                 at = trial.at(epoch=epoch, rank=rank, step=step)
                 second_stream = [index for index in batch if index not in trial.once]
-                yield _repeated_in_batch(trial.primary([batch]), len(trial.once), at)
+                if not trial.game.repeats:
+                    yield _repeated_in_batch(trial.primary([batch]), len(trial.once), at)
                 yield _repeated_in_batch(second_stream, len(trial.secondary), at)
                 uses.update(second_stream)
             most, least = max(uses.values(), default=0), min(uses.values(), default=0)
@@ -395,6 +390,8 @@ def _uneven_counts(ranks: list[Batches], at: Counterexample) -> Finding | None:
 
 def _not_exactly_once(trial: Trial, ranks: list[Batches], at: Counterexample) -> Finding | None:
     missing, repeated = trial.missing_and_repeated(ranks)
+    missing = [] if trial.game.drops else missing
+    repeated = [] if trial.game.repeats else repeated
     said, means = [], []
     if missing:
         said.append(f"{listed(missing)} {plural(len(missing), 'is', 'are')} missing")
@@ -414,7 +411,8 @@ def _not_exactly_once(trial: Trial, ranks: list[Batches], at: Counterexample) ->
         means.append("what is repeated weighs more than the rest")
     if not said:
         return None
-    text = f"{' and '.join(said)}; each of {counted(len(trial.once), 'index', 'indices')} should come once"
+    times = "at least once" if trial.game.repeats else "at most once" if trial.game.drops else "once"
+    text = f"{' and '.join(said)}; each of {counted(len(trial.once), 'index', 'indices')} should come {times}"
     if missing and repeated and at.stop is None and len(ranks) > 1:
         text += ". Both at once: the ranks seem not to draw one order"
     return Finding(text, replace(at, indices=(*missing, *repeated)), f"{' and '.join(means)}, and no error says so")

@@ -31,6 +31,8 @@ Batches = list[list[int]]
 """What one rank yields."""
 MANY_ORDERS = 10
 """So many indices (or batches, where whole batches are shuffled) have 3,628,800 orders: equal ones are no chance."""
+MANY_EPOCHS = 20
+"""A sampler of few indices repeats an order if so many epochs are equal."""
 MANY_STOPS = 8
 """A longer epoch is stopped at this many places, the first and the last ones among them."""
 
@@ -45,6 +47,10 @@ class Game:
     seeds: bool
     """Whether the factory takes a keyword ``seed``."""
     epochs: range
+    repeats: bool = False
+    """Whether indices may come more than once, as the caller says."""
+    drops: bool = False
+    """Whether indices may be left out, as the caller says."""
     trials: list[Trial] = field(default_factory=list)
     """The smallest first."""
     broken: dict[int, Violation] = field(default_factory=dict)
@@ -88,6 +94,11 @@ class Trial:
     def on_all_world_sizes(self) -> list[Trial]:
         """The trials of this shape, this one included."""
         return [trial for trial in self.game.trials if trial.shape is self.shape]
+
+    def on_larger_shapes(self) -> list[Trial]:
+        """The trials of this world size with more indices."""
+        same = (trial for trial in self.game.trials if trial.num_replicas == self.num_replicas)
+        return [trial for trial in same if len(trial.once) > len(self.once)]
 
     # Samplers
 
@@ -234,22 +245,38 @@ class Trial:
 
     @cached_property
     def unshuffled(self) -> bool:
-        """Whether the shape says so, or all epochs are equal and every rank goes through the given order."""
+        """Whether the shape says so, or all epochs are equal and every rank goes through the given order.
+
+        What comes more than once is left out: padding begins the order again.
+        """
         if self.shape.get("shuffle") is False:
             return True
         recorded = [ranks for _, ranks in self.recorded()]
         if not recorded or not all_equal(recorded):
             return False
-        places = [[self.once[index] for index in self.primary(batches)] for batches in recorded[0]]
+        repeated = set(self.missing_and_repeated(recorded[0])[1])
+        places = [[self.once[i] for i in self.primary(batches) if i not in repeated] for batches in recorded[0]]
         return any(places) and all(each == sorted(each) for each in places)
+
+    @cached_property
+    def repeats_one_order(self) -> bool:
+        """Whether many epochs are equal: a small sampler may repeat an order by chance, but not so often."""
+        recorded = [ranks for _, ranks in self.recorded()]
+        return all_equal(recorded) and all_equal(self.record(epoch).ranks for epoch in range(MANY_EPOCHS))
+
+    @cached_property
+    def is_one_group(self) -> bool:
+        """Whether only larger shapes have several orders, as with samplers that sort large groups by length."""
+        larger = (trial for trial in self.on_larger_shapes() if trial.has_orders)
+        return self.repeats_one_order and not all(trial.repeats_one_order for trial in larger)
 
     @property
     def has_orders(self) -> bool:
         """Whether there is something to shuffle, and the sampler does shuffle."""
         recorded = [ranks for _, ranks in self.recorded()]
-        if not recorded or len(self.once) == 1:
+        if not recorded or len(self.once) == 1 or self.unshuffled or self.is_one_group:
             return False
-        return all(sum(map(len, ranks)) > 1 for ranks in recorded) and not self.unshuffled
+        return all(max(map(len, ranks)) > 1 for ranks in recorded)
 
     def has_many_orders(self, epochs: list[list[Batches]]) -> bool:
         """Whether so much is shuffled that two epochs with the same order are no chance."""

@@ -11,23 +11,25 @@ import re
 import sys
 import types
 from collections import Counter, deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from statistics import median
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from course_lib._tensors import bytes_by_storage
 from course_lib._words import counted, readable_bytes
 from course_lib.leaks.census import Census, Count, LruCache
 from course_lib.leaks.graphs import graph_roots, saved_storages
-from course_lib.leaks.holders import held_by_python, holder_of, is_ours, kind_of
+from course_lib.leaks.holders import arrays_over, attributes_of, held_by_python, holder_of, is_ours, kind_of
 from course_lib.leaks.trend import growth, slowest_third
 
 SMALL = 1024
 """Bytes a step below which a log of numbers or strings may grow: a float in a list takes 32."""
+SMALL_IN_TENSORS = 128
+"""The same for tensors that get longer: a log of a few numbers may."""
 SMALL_IN_WORKERS = 64 * 1024
 """The same for each worker process: prefetching makes noise, and a page that this process copies becomes theirs."""
 SMALL_IN_PROCESS = 1024 * 1024
@@ -70,7 +72,7 @@ def find_culprits(census: Census, counts: list[Count], series: dict[str, list[in
     longer = growth(series["tensor_bytes"]) - sum(one.bytes_per_step for one in behind)
     if tensors >= 0.5:
         found += _nested(rest, tensors, alive, len(series["tensors"]), alone=not found)
-    elif longer >= SMALL and not any(culprit.kind == "graph" for culprit in found):
+    elif longer >= SMALL_IN_TENSORS and not any(culprit.kind == "graph" for culprit in found):
         found += _longer(rest, longer, alive, len(series["tensor_bytes"]))
     found += _workers(growth(series["worker_bytes"], slowest=0), slowest_third(series["worker_bytes"]))
     return found or _processes(series)
@@ -211,6 +213,8 @@ def _walk(entry: tuple[Any, ...], new: set[int]) -> dict[int, Any]:
             continue  # an exception's frames lead back to here
         reached[id(o)] = o
         ahead += gc.get_referents(o)
+        if issubclass(type(o), np.ndarray) and o.base is not None:  # gc doesn't know what an array is a view of
+            ahead.append(o.base)
     return reached
 
 
@@ -260,13 +264,12 @@ def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: b
     """Tensors in tuples in tuples, in lists that each step makes again, or in a graph that holds itself."""
     new = [tensor for tensor in rest if id(tensor) in alive.new]
     alike = _most_alike(held_by_python(new, besides=(rest, alive.tensors)))
-    names: Counter[str] = Counter()
+    holder = None
     if len(alike) >= rate * steps / 4:
         # The last step's own tensors are among them, so the holder of most of them is the one to name.
-        holders = [_holder(tensor, alive.tensors) for tensor in alike[:: max(1, len(alike) // 3)]]
-        names = Counter(re.sub(r"(\[\d+\])+", "[…]", name) for name in holders if name)
-    holder = max(names, key=lambda name: names[name], default=None)
+        holder = _usual_name(_holder(tensor, alive.tensors) for tensor in alike[:: max(1, len(alike) // 3)])
     alike = alike if holder else _most_alike(new)
+    holder = holder or _usual_name(holder_of(array) for array in arrays_over(alike))
     if holder is None and not (alone and alike):
         return []  # a graph that has been named holds them
     size = rate * sum(bytes_by_storage(alike).values()) / len(alike)
@@ -274,27 +277,45 @@ def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: b
     if holder is not None:
         return [Culprit("tensors", holder, rate, size, what, _ADVICE["tensors"])]
     holder = "a tensor that no Python object holds"
-    return [Culprit("graph", holder, rate, size, what, _ADVICE["cycle"])]
+    if any(tensor.requires_grad for tensor in alike):
+        return [Culprit("graph", holder, rate, size, what, _ADVICE["cycle"])]
+    return [Culprit("tensors", holder, rate, size, what, _ADVICE["process"])]
 
 
 def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
+    """One tensor that gets longer, or several that do so side by side, as the keys and values of each layer."""
     changed = [tensor for tensor in rest if not alive.storage_sizes.issuperset(bytes_by_storage([tensor]).values())]
-    tensor = max(changed, key=_bytes_of, default=None)
-    if tensor is None or _bytes_of(tensor) < rate * steps / 2:
+    if _bytes_of(changed) < rate * steps / 2:
         return []
-    holder = _holder(tensor, rest) or "a tensor without a name"
-    what = f"gets longer: it is now of {_description(tensor)}"
-    return [Culprit("tensors", holder, 0, rate, what, _ADVICE["tensors"])]
+    alike = max(_kinds(changed), key=_bytes_of)
+    if len(alike) == 1:
+        name = _holder(alike[0], rest)
+        what = f"gets longer: it is now of {_description(alike[0])}"
+    else:
+        name = _usual_name(_holder(tensor, rest) for tensor in alike[:_MOST_NAMED])
+        what = f"is one of {len(changed)} tensors that get longer: {len(alike)} are now of {_description(alike[0])}"
+    return [Culprit("tensors", name or "a tensor without a name", 0, rate, what, _ADVICE["tensors"])]
+
+
+_MOST_NAMED = 8  # to ask for a name takes tenths of a second
+
+
+def _usual_name(names: Iterable[str | None]) -> str | None:
+    """The name that comes most often, where tensors that lie in one container count as one."""
+    counts = Counter(re.sub(r"(\[\d+\])+", "[…]", name) for name in names if name)
+    return max(counts, key=lambda name: counts[name], default=None)
 
 
 def _workers(rate: float, slowest: float) -> list[Culprit]:
-    loaders = [o for o in gc.get_objects() if type(o) is _MultiProcessingDataLoaderIter]
-    number = sum(len(loader._workers) for loader in loaders)
+    # What torch's DataLoader and MiniDataLoader iterate with.
+    iterators = [attributes_of(o) for o in gc.get_objects() if issubclass(type(o), Iterator)]
+    loaders = [own for own in iterators if {"_workers", "_dataset"} <= own.keys()]
+    number = sum(len(loader["_workers"]) for loader in loaders)
     # This process may copy pages that it shares with them, in bursts; what they copy themselves comes with each batch.
     if min(rate, 2 * slowest) < SMALL_IN_WORKERS * max(1, number):
         return []
     processes = counted(number, "DataLoader worker") if loaders else "child processes"
-    records = max((found for loader in loaders for found in _records(loader._dataset)), default=None)
+    records = max((found for loader in loaders for found in _records(loader["_dataset"])), default=None)
     holder = f"{records[1]}, read by {processes}" if records else processes
     return [Culprit("workers", holder, 0, rate, "is copied into the workers' own memory", _ADVICE["workers"])]
 
@@ -324,8 +345,8 @@ def _processes(series: dict[str, list[int]]) -> list[Culprit]:
     return [Culprit("process", holder, 0, size, what, _ADVICE["process"])]
 
 
-def _bytes_of(tensor: Tensor) -> int:
-    return sum(bytes_by_storage([tensor]).values())
+def _bytes_of(tensors: list[Tensor]) -> int:
+    return sum(bytes_by_storage(tensors).values())
 
 
 def _holder(tensor: Tensor, tensors: list[Tensor]) -> str | None:
@@ -364,11 +385,15 @@ def _description(tensor: Tensor) -> str:
     return f"shape {tuple(tensor.shape)}, {str(tensor.dtype).removeprefix('torch.')}, {tensor.device}"
 
 
-def _most_alike(tensors: list[Tensor]) -> list[Tensor]:
+def _kinds(tensors: list[Tensor]) -> list[list[Tensor]]:
     groups: dict[str, list[Tensor]] = {}
     for tensor in tensors:
         groups.setdefault(_description(tensor), []).append(tensor)
-    return max(groups.values(), key=len, default=[])
+    return list(groups.values())
+
+
+def _most_alike(tensors: list[Tensor]) -> list[Tensor]:
+    return max(_kinds(tensors), key=len, default=[])
 
 
 def _number(n: float) -> str:

@@ -20,6 +20,7 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
+import numpy as np
 from torch import Tensor
 
 from course_lib.leaks.census import LruCache
@@ -77,6 +78,23 @@ def held_by_python(tensors: list[Tensor], besides: tuple[Any, ...]) -> list[Tens
     holders = [holder for holder in _referrers(searched) if id(holder) not in mine]
     held = {id(o) for o in gc.get_referents(*holders)}
     return [tensor for tensor in searched if id(tensor) in held]
+
+
+def arrays_over(tensors: Iterable[Tensor]) -> list[np.ndarray]:
+    """The arrays that are views of these tensors, as ``.numpy()`` makes them: gc knows neither them nor their bases."""
+    wanted = {id(tensor) for tensor in tensors}
+    # Modules are left out for the reason that Census has.
+    holders = [o for o in gc.get_objects() if not issubclass(type(o), types.ModuleType)]
+    arrays = {id(o): o for o in gc.get_referents(*holders) if issubclass(type(o), np.ndarray)}
+    return [array for array in arrays.values() if id(_owner(array)) in wanted]
+
+
+def _owner(array: np.ndarray) -> Any:
+    """Whose memory an array shows: that of a slice is not the array it was cut from."""
+    base: Any = array.base
+    while issubclass(type(base), np.ndarray):
+        base = base.base
+    return base
 
 
 def _referrers(objects: Iterable[Any]) -> list[Any]:
@@ -173,14 +191,14 @@ def _root_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
 def _root_in_instance(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
     child = chain[-1]
     owner = f"class {holder.__name__}" if isinstance(holder, type) else type(holder).__name__
-    attributes = _attributes(holder)
+    attributes = attributes_of(holder)
     if len(chain) > 1 and _is_dict(child) and (child is attributes or isinstance(holder, type)):
         child, chain = chain[-2], chain[:-1]
     name = next((name for name, value in attributes.items() if value is child), None)
     return _Root(0, f"`{name}{_way(chain)}` (attribute of {owner})") if name else None
 
 
-def _attributes(holder: Any) -> dict[str, Any]:
+def attributes_of(holder: Any) -> dict[str, Any]:
     """Attributes, looked up without running properties."""
     try:
         own = object.__getattribute__(holder, "__dict__") if not isinstance(holder, type) else dict(vars(holder))

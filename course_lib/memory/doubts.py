@@ -17,7 +17,7 @@ _PRODUCTS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
 
 
 def doubts_about(
-    ledger: FakeLedger, model: nn.Module, cuda: AsOnCuda | None, custom: set[str], ddp: bool
+    ledger: FakeLedger, model: nn.Module, cuda: AsOnCuda | None, custom: set[str], ddp: bool, masks: bool
 ) -> Iterator[str]:
     used = ledger.operators
     if not any(module.training for module in model.modules()):
@@ -45,6 +45,11 @@ def doubts_about(
             yield "what oneDNN takes inside of convolutions and LSTMs is not in it, here as in measure_peak"
         if ledger.workspace_bytes:
             yield f"what oneDNN keeps of LSTMs is computed by oneDNN 3's layout: {ledger.workspace_bytes:,} B, over all"
+    if masks and any(type(module).__module__.startswith("transformers.") for module in model.modules()):
+        yield (
+            "attention is taken to need its mask, as a batch with padding does: transformers reads the mask, and drops "
+            "one that masks nothing, so a batch without padding may need less"
+        )
     if custom:
         yield f"custom autograd functions ({', '.join(sorted(custom))}): what they keep outside of tensors is not seen"
     foreign = sorted({name.split(".")[0] for name in used} - {"aten", "prims", "profiler"})

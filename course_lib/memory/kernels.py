@@ -235,6 +235,23 @@ class FakeCopies(TorchFunctionMode):
         return memo[id(tensor)]
 
 
+class AttentionMasks(TorchFunctionMode):
+    """Notices whether attention is told which places not to look at.
+
+    Attributes:
+        seen: Whether there was a mask of booleans. A bias, which is floating, hides nothing.
+    """
+
+    seen = False
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if getattr(func, "__name__", "") == "scaled_dot_product_attention":
+            mask = kwargs.get("attn_mask", args[3] if len(args) > 3 else None)
+            self.seen |= mask is not None and mask.dtype == torch.bool
+        return func(*args, **kwargs)
+
+
 def without_data(tensor: Tensor) -> Tensor:
     """Under a fake mode: a fake tensor of this one's kind."""
     fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +18,7 @@ from torch._subclasses.fake_tensor import (
     FakeTensor,
     FakeTensorMode,
     UnsupportedOperatorException,
+    unset_fake_temporarily,
 )
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
@@ -27,7 +28,7 @@ from course_lib._generators import generators_put_back
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
 from course_lib.memory.doubts import custom_functions, doubts_about
-from course_lib.memory.kernels import AsOnCuda, FakeCopies, FakeLedger, without_data
+from course_lib.memory.kernels import AsOnCuda, AttentionMasks, FakeCopies, FakeLedger, without_data
 from course_lib.memory.ledger import Entry, Moment, Storage, in_categories, peak_by_phase, tensors_in
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
@@ -95,8 +96,11 @@ def predict_peak(
     returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is not.
 
     Args:
-        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. A module that exists
-            already is copied without its data. ``.to("cuda")`` in it is fine.
+        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. ``.to("cuda")`` in
+            it is fine. A constructor that reads values, as ``trunc_normal_`` and ``.item()`` do, has none to read: it
+            is called again on the meta device, which takes no memory either, and where that fails, for real. For that
+            moment it takes the memory of its parameters and buffers on the CPU. A module that exists already is copied
+            without its data: ``model_fn=lambda: model``.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
             where a ``batch_size`` is given.
         optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
@@ -121,10 +125,13 @@ def predict_peak(
     Afterwards the random generators, the default dtype and the grad mode are as before.
 
     Raises:
+        TypeError: A module, an optimizer or a batch is given where a function that makes one is asked for.
         ValueError: An argument out of range, functions that return something else than asked for, a loss that isn't
             0-dim or has no graph.
-        RuntimeError: The step needs values that no kernel has computed, or an operator that has no fake kernel.
+        RuntimeError: The step needs values that no kernel has computed, an operator that has no fake kernel, or tensors
+            that are on another device.
     """
+    _check_functions(model_fn, batch_fn, optimizer_fn, loss_fn)
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
@@ -141,11 +148,11 @@ def predict_peak(
         fake.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
         stack.enter_context(fake)
         stack.enter_context(cuda or nullcontext())
+        masks = stack.enter_context(AttentionMasks())
+        stack.enter_context(_explained(device))
+        model = _model(model_fn, precision)
         stack.enter_context(ledger)
-        stack.enter_context(_explained())
         ledger.begin("setup")
-        with FakeCopies():
-            model = _model(model_fn, precision)
         ledger.name_model(model)
         optimizer = _optimizer(optimizer_fn, model, device)
         ledger.name_optimizer(optimizer)
@@ -187,7 +194,7 @@ def predict_peak(
         device=device,
         precision=precision,
         batch_size=batch_size,
-        doubts=list(doubts_about(ledger, model, cuda, custom, ddp)),
+        doubts=list(doubts_about(ledger, model, cuda, custom, ddp, masks.seen)),
     )
 
 
@@ -202,8 +209,12 @@ def _undisturbed() -> Iterator[None]:
         torch.set_default_dtype(dtype)
 
 
+_NEEDS_VALUES = ("numpy() is not supported", "Cannot access data pointer")
+_TWO_DEVICES = ("found at least two devices", "found two different devices")
+
+
 @contextmanager
-def _explained() -> Iterator[None]:
+def _explained(device: str) -> Iterator[None]:
     """Explain what fake tensors refuse to somebody who doesn't know of them."""
     try:
         yield
@@ -218,19 +229,55 @@ def _explained() -> Iterator[None]:
             f"no fake kernel is registered for {error.func}, so its outputs are unknown: register one with "
             "torch.library.register_fake, or use measure_peak"
         ) from error
+    except RuntimeError as error:
+        # Torch has classes of their own for neither, or not in all releases.
+        if any(text in str(error) for text in _NEEDS_VALUES):
+            raise RuntimeError(
+                "the step hands a tensor's data to NumPy or to an extension (.numpy(), .data_ptr()), and a prediction "
+                "has no data: use torch's operators there, in custom autograd functions too, or use measure_peak"
+            ) from error
+        if any(text in str(error) for text in _TWO_DEVICES):
+            raise RuntimeError(
+                f"the step uses a tensor that is on another device than the rest ({error}): model_fn, batch_fn and "
+                f'loss_fn must take all of theirs, weights of classes too, from the device of device="{device}"'
+            ) from error
+        raise
 
 
 # --------------------------------------------------------------------------------------------- what the caller gives
 
 
+def _check_functions(model_fn: Any, batch_fn: Any, optimizer_fn: Any, loss_fn: Any) -> None:
+    """A ready object in a function's place is told how to be given; a module would even be callable."""
+    if isinstance(model_fn, nn.Module) or not callable(model_fn):
+        raise TypeError(
+            f"model_fn must be a function that makes the module, got {_kind(model_fn)}: a module that exists already "
+            "is given as lambda: model, and copied without its data"
+        )
+    if not callable(batch_fn):
+        raise TypeError(f"batch_fn must be a function that makes a batch, got {_kind(batch_fn)}: write lambda: batch")
+    if not callable(optimizer_fn):
+        raise TypeError(
+            f"optimizer_fn must be a function of the list of parameters, got {_kind(optimizer_fn)}: write "
+            "lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
+        )
+    if isinstance(loss_fn, nn.Module) or not (loss_fn is None or callable(loss_fn)):
+        raise TypeError(
+            f"loss_fn must be a function of the model and the batch, got {_kind(loss_fn)}: write "
+            "lambda model, batch: criterion(model(batch[0]), batch[1])"
+        )
+
+
 def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
-    model = model_fn()
+    model = _made(model_fn)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model_fn must return a torch.nn.Module, got {_kind(model)}")
-    real = [t for t in [*model.parameters(), *model.buffers()] if not isinstance(t, FakeTensor)]
-    if real:
+    tensors = [*model.parameters(), *model.buffers()]
+    given = [t for t in tensors if not isinstance(t, FakeTensor) or t.device.type == "meta"]
+    if given:
         # The caller's own module must not change: a copy whose tensors have no data.
-        model = copy.deepcopy(model, {id(t): without_data(t) for t in real})
+        with FakeCopies():
+            model = copy.deepcopy(model, {id(t): without_data(t) for t in given})
     elsewhere = {t.device.type for t in [*model.parameters(), *model.buffers()]} - {"cpu"}
     if elsewhere:
         raise ValueError(f'device="cpu" needs a model on the CPU, got one on {", ".join(elsewhere)}')
@@ -239,10 +286,26 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     return model
 
 
+def _made(model_fn: Callable[[], nn.Module]) -> nn.Module:
+    """What `model_fn` returns: under the fake mode, else on the meta device, else for real."""
+    with suppress(Exception), FakeCopies():
+        return model_fn()
+    with suppress(Exception), unset_fake_temporarily(), torch.device("meta"):
+        return model_fn()
+    with unset_fake_temporarily():
+        return model_fn()
+
+
 def _optimizer(optimizer_fn: Callable[[list[nn.Parameter]], Optimizer], model: nn.Module, device: str) -> Optimizer:
     optimizer = optimizer_fn(list(model.parameters()))
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer_fn must return a torch.optim.Optimizer, got {_kind(optimizer)}")
+    own = set(model.parameters())
+    if not any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+        raise ValueError(
+            "optimizer_fn must use the list of parameters that it is called with, got an optimizer of others: the "
+            "model that is predicted is a copy"
+        )
     for group in optimizer.param_groups:
         if device == "cuda" and group.get("foreach", False) is None and not group.get("fused"):
             group["foreach"] = True  # the default for parameters on CUDA
