@@ -1,7 +1,8 @@
-"""What chapter 05 shows: the drawing of a run and of a plan, and the widget. Its exercises are in a file of their own."""
+"""What chapter 05 shows: drawings of runs and of plans, and the widget. Its exercises: `ch05_exercises`."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -110,7 +111,7 @@ def run_boxes(
         accumulate_grad_batches: Micro-batches in a full window.
     """
     moved = []
-    for before, after in zip(weights[:-1], weights[1:], strict=True):
+    for before, after in itertools.pairwise(weights):
         moved.append({sample for sample, weight in enumerate(before) if weight != after[sample]})
     step_ends = [number for number, samples in enumerate(moved) if samples]
     step_of: list[int | None] = []

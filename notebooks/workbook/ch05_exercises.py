@@ -144,7 +144,7 @@ max_steps_on_four_ranks = Exercise(
     solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=4, drop_last=True, max_epochs=10).total_steps,
     misconceptions={
         "{got} is right for one rank: each of four draws a quarter of the samples.": 50,
-        "{got} is what floor division gives, on one rank: the short last window steps too, and ranks share samples.": 40,
+        "{got} is what floor division gives, on one rank: short windows step too, and ranks share samples.": 40,
         "{got} is what floor division gives: the short last window steps too.": 10,
         "{got} holds a part of a step: divide the samples by four, and count batches and windows again.": 12.5,
         "{got} divides the steps by four, or lets windows reach across epochs: divide the samples by four, and count "
