@@ -204,9 +204,9 @@ def figure_of_rates(rates: dict[str, list[float]]) -> Figure:
     draw_curves(
         axes,
         by_step,
-        title="A horizon that is too short turns back up",
+        title="With a horizon that is too short, the rate rises again",
         x="optimizer steps made",
-        y="learning rate",
+        y="learning rate (peak = 1)",
         legend="beside",
     )
     return figure

@@ -177,7 +177,7 @@ def test_the_loop_by_hand_steps_and_averages_as_promised():
         assert schedule.last_epoch == len(gradients)
 
 
-# ------------------------------------------------------------------------------------- wrong answers, as readers gave them
+# ------------------------------------------------------------------------ wrong answers, as readers gave them
 
 
 def told(exercise, answer):
