@@ -36,7 +36,8 @@ class SkipBadSteps(Callback):
     are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, even on one rank alone. A window
     in which ``training_step`` returned ``None`` is skipped whole, as its forward has left its traces. What it *logs* is
     not held back: the mean of a logged NaN is NaN, so log a loss only where it is finite. A schedule of the interval
-    ``"epoch"`` goes on with the epochs. In a skipped step gradients are ``None`` for the module's own
+    ``"epoch"`` goes on with the epochs; one of the interval ``"step"`` follows the updates, so where ``max_epochs`` ends
+    the run, a cosine stops as many steps before its end as were skipped (``max_steps`` counts updates, and ends there). In a skipped step gradients are ``None`` for the module's own
     ``on_before_optimizer_step``.
 
     It judges the gradient that would be applied: after :class:`ExactAccumulation`, wherever that is in the list, and
