@@ -39,6 +39,7 @@ LARGEST_BATCH = 1024
 
 Batches = Sequence[tuple[int, int]]
 """``(samples, pixels a side)`` of each batch of an epoch, in order."""
+Points = Sequence[tuple[float, float]]
 
 
 class Squares(Dataset[Tensor]):
@@ -94,26 +95,29 @@ def figure_of_epochs(epochs: Mapping[str, Batches], title: str, num_samples: int
     return figure
 
 
-def figure_of_runs(curves: Mapping[str, Batches | Sequence[tuple[float, float]]], own: Sequence[float]) -> Figure:
-    """Left: accuracy against million pixels, one curve a run. Right: the last run at its own size and at 32 pixels.
+def figure_of_runs(long: Points, resized: Points, own: Sequence[float], stopped: int = 3) -> Figure:
+    """Left: accuracy at 32 pixels against million pixels, of two runs. Right: the resized run at two sizes.
 
     Args:
-        curves: ``{run: [(million pixels, accuracy at 32 pixels) after each epoch]}``; the last is the resized run.
-        own: The resized run's accuracy at the size it was trained on, after each epoch.
+        long: ``(million pixels, accuracy at 32 pixels)`` after each epoch at 32 pixels.
+        resized: The same of the resized run.
+        own: The resized run's accuracy at the size that it trains on, after each epoch.
+        stopped: The number of epochs after which the rival stops.
     """
     figure, (left, right) = new_figure(11.0, 4.2, columns=2)
     drawn: dict[str, Curve] = {}
-    for name, points in curves.items():
+    for name, points in (("32 pixels throughout", long), ("8, then 16, then 32 pixels", resized)):
         drawn[name] = ([x for x, _ in points], [y for _, y in points])
     unit = "accuracy on test digits (share)"
-    draw_curves(left, drawn, title="At equal pixels, the runs are close", x="million pixels trained", y=unit)
-    resized = list(curves.values())[-1]
+    draw_curves(left, drawn, title="Fewer pixels, and a similar end", x="million pixels trained", y=unit)
+    x, y = long[stopped - 1]
+    left.plot([x], [y], "D", markersize=13, fillstyle="none", color=GREEN, label=f"stopped after {stopped} epochs")
     by_epoch = {"at the size it trains on": numbered(own), "at 32 pixels a side": numbered([y for _, y in resized])}
-    title = "Before it sees 32 pixels, it is poor there"
-    draw_curves(right, by_epoch, title=title, x="epoch of the resized run (number, from 1)", y="")
+    title = "The resized run is poor at 32 pixels until it trains there"
+    draw_curves(right, by_epoch, title=title, x="epoch of the resized run (number, from 1)", y=unit)
     for axes in (left, right):
         axes.set_ylim(0, 1.02)
-        add_legend(axes, "best")
+        axes.legend(loc="lower right", frameon=False)
     return figure
 
 
@@ -193,8 +197,8 @@ def figure_of_budget(run: Budgeted) -> Figure:
     updates = [run.schedule.samples_per_step(stage) for stage in stages]
     batches = [stage.batch_size for stage in stages]
     _draw_steps(size, edges, [int(str(stage.size)) for stage in stages], BLUE, "-", "")
-    _draw_steps(samples, edges, updates, GREEN, "--", "of an update")
     _draw_steps(samples, edges, batches, VERMILION, "-", "of a batch")
+    _draw_steps(samples, edges, updates, "black", "--", "of an update")
     peaks_mib = [peak / 2**20 for peak in run.peaks()]
     _draw_steps(peak, edges, peaks_mib, ORANGE, "-", "peak of a step")
     peak.axhline(run.budget_bytes / 2**20, color=GREY, linestyle=":", linewidth=2, label="budget")
@@ -208,9 +212,7 @@ def figure_of_budget(run: Budgeted) -> Figure:
     return figure
 
 
-def _draw_steps(
-    axes: Any, edges: Sequence[int], values: Sequence[float], colour: str, line: str, label: str
-) -> None:
+def _draw_steps(axes: Any, edges: Sequence[int], values: Sequence[float], colour: str, line: str, label: str) -> None:
     axes.step(edges, [*values, values[-1]], where="post", color=colour, linestyle=line, linewidth=2, label=label)
 
 
