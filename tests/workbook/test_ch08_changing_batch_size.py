@@ -20,7 +20,6 @@ from workbook.ch08_changing_batch_size import (
     told,
 )
 from workbook.ch08_exercises import batch_sizes, gain, windows
-from workbook.display import png_bytes
 from workbook.exercises import NotSolved
 
 from course_lib.memory import measure_peak
