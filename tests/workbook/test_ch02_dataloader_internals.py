@@ -38,7 +38,7 @@ def test_sleeping_takes_time_and_computing_takes_cpu_time():
 def test_an_image_has_the_size_of_the_attribute_of_the_tensor_or_of_the_index():
     assert chapter.Resizable(4, 8)[0].shape == (8, 8)
     assert chapter.Resizable(4, torch.tensor(16))[0].shape == (16, 16)
-    assert chapter.Resizable(4, 8)[(0, 32)].shape == (32, 32)
+    assert chapter.SizedByIndex(4, 8)[(0, 32)].shape == (32, 32) == chapter.blank_image("sample", 32).shape
 
 
 def test_draws_by_index_depend_on_epoch_and_index_alone():
