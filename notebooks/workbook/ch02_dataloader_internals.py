@@ -11,7 +11,7 @@ import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -21,7 +21,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
@@ -87,7 +87,7 @@ class SizedByIndex(Resizable):
     """Square images of zeros. Their size comes with the index."""
 
     def __getitem__(self, index_and_size: Any) -> Tensor:
-        index, size = index_and_size
+        _, size = index_and_size  # all images are zeros, whatever their index
         return torch.zeros(size, size)
 
 
@@ -171,7 +171,7 @@ def can_fork() -> bool:
 
 
 class Killed(Integers):
-    """Sample i is the int i; the process that reads sample ``at`` is killed, as the system does when memory runs out."""
+    """Sample i is the int i. Whoever reads sample ``at`` is killed, as the system does when memory runs out."""
 
     def __init__(self, samples: int, at: int) -> None:
         super().__init__(samples)
@@ -182,24 +182,6 @@ class Killed(Integers):
             time.sleep(0.3)  # what was answered before is on its way
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return index
-
-
-class CountingBatchSampler(BatchSampler):
-    """Batches of ``range(samples)``; counts its iterators, and the batches drawn from the last of them."""
-
-    def __init__(self, samples: int, batch_size: int) -> None:
-        super().__init__(range(samples), batch_size, drop_last=False)
-        self.iterators = self.drawn = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self.iterators += 1
-        self.drawn = 0
-        return self._batches()
-
-    def _batches(self) -> Iterator[list[int]]:
-        for batch in super().__iter__():
-            self.drawn += 1
-            yield batch
 
 
 class Bar(NamedTuple):
@@ -349,6 +331,7 @@ def figure_of_sizes(curves: dict[str, list[int]], batches_per_epoch: int, title:
     looks = zip((GREY, VERMILION, BLUE), ("-", "--", ":"), ("_", "s", "o"), (18, 8, 6), strict=True)
     for (name, sizes), (colour, line, marker, size) in zip(curves.items(), looks, strict=True):
         axes.plot(sizes, color=colour, linestyle=line, marker=marker, markersize=size, markeredgewidth=2, label=name)
+        axes.lines[-1].set_drawstyle("steps-mid")
     batches = len(next(iter(curves.values())))
     for first in range(batches_per_epoch, batches, batches_per_epoch):
         axes.axvline(first - 0.5, color=GREY, linewidth=1)

@@ -35,11 +35,12 @@ def _fault_of_pad_collate(pad_collate: Any) -> str | None:
     ]
     for samples, pad in cases:
         given = [list(sample) for sample in samples]
-        called = f"pad_collate(samples={samples}, pad={pad})"
+        called = f"samples={samples}, pad={pad}"
         try:
             got = pad_collate(samples=given, pad=pad)
         except ValueError as error:
-            return f"{called} raised ValueError: {error}\nA tensor has rows of one length: fill the short ones up first."
+            told = "A tensor has rows of one length: fill the short ones up first."
+            return f"{called} raised ValueError: {error}.\n{told}"
         fault = _fault_of_padded(got, samples, pad) or _fault_of_samples(given, samples)
         if fault:
             return f"{called}: {fault}"
@@ -63,7 +64,8 @@ def _fault_of_padded(got: Any, samples: list[list[int]], pad: int) -> str | None
         return f"two tensors are asked for, rows and lengths, got {got!r}."
     for name, part in zip(("rows", "lengths"), got, strict=True):
         if not isinstance(part, Tensor):
-            return f"the {name} are of type {type(part).__name__}.\nMake the {name} a tensor: the model works on tensors."
+            told = f"the {name} are of type {type(part).__name__}."
+            return f"{told}\nMake the {name} a tensor: the model works on tensors."
         if part.dtype.is_floating_point:
             told = f"the {name} are {part.dtype}.\nThe {name} must be whole numbers: nn.Embedding refuses floats. "
             return told + "(torch.tensor([]) and torch.zeros are floats, unless a dtype is given.)"
@@ -224,12 +226,13 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
     made([1, 1, 2], 2, 3, 7)
     if _global_generators() != generators:
         return (
-            "the call changed a global generator.\nWhoever draws from it later depends on your order, and the other way "
-            "round. Make a generator of your own: np.random.default_rng(...)."
+            "the call changed a global generator.\nEverything that draws from it later now depends on your order. "
+            "Make a generator of your own: np.random.default_rng(...)."
         )
     if made(words, 32, 0, 1) == batches:
         if made(words, 32, 1, 1) != made(words, 32, 1, 0):
-            return "all epochs of seed 0 have one order.\nA product is 0 for all of them. Make the generator of the pair."
+            told = "A product is 0 for all of them. Make the generator of the pair."
+            return f"all epochs of seed 0 have one order.\n{told}"
         return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
     if collision := _collision(made):
         return collision

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import threading
 import time
@@ -39,10 +40,8 @@ def _observed(prefetched: Any, number: int, ahead: int) -> _Observed:
     def fetch(task: int) -> int:
         fetched_by.add(threading.get_ident())
         if task < 2 <= min(ahead, number) and threading.get_ident() != caller:
-            try:
+            with contextlib.suppress(threading.BrokenBarrierError):  # the other did not come
                 both.wait(timeout=1)
-            except threading.BrokenBarrierError:  # the other did not come
-                pass
         if task == 0:
             time.sleep(0.05)  # the slowest comes first
         return 10 * task
@@ -68,14 +67,13 @@ def _fault_of_prefetched(prefetched: Any) -> str | None:
         if results != sorted(results):
             oldest = "Wait for the oldest, not for the first that is ready."
             return f"{setting}the results begin with {results[:4]}.\n{oldest}"
-        if threading.get_ident() in observed.fetched_by and max(drawn_at) > ahead:
+        if threading.get_ident() in observed.fetched_by:
             return f"{setting}the thread that asks fetches.\nHand the tasks to a pool, or nothing runs meanwhile."
         if fault := _fault_of_drawing(drawn_at, number, ahead):
             return setting + fault
-        if threading.get_ident() in observed.fetched_by:
-            return f"{setting}the thread that asks fetches.\nHand the tasks to a pool, or nothing runs meanwhile."
         if not observed.side_by_side:
-            return f"{setting}the second fetch waits for the first.\nOne thread fetches one task at a time: give the pool more."
+            told = "One thread fetches one task at a time: give the pool more."
+            return f"{setting}the second fetch waits for the first.\n{told}"
     return None
 
 
@@ -180,20 +178,18 @@ def _fault_of_share(share: Any) -> str | None:
         infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
         lines = [f"line {i}" for i in range(number)]
         setting = f"{number} lines, {workers} workers: "
-        read, equal = [], []
+        read = []
         for info in infos:
             try:
                 read.append([str(line) for line in share(iter(lines), info)])
-                equal.append(len(list(share(iter(["the same"] * number), info))))
             except (TypeError, AttributeError) as error:
                 return f"{setting}raised {type(error).__name__}: {error}{_reason_of_error(error, info)}"
-        setting += str([[line.removeprefix("line ") for line in share_of_one] for share_of_one in read])
-        if sum(equal) == number and max(equal) - min(equal) > 1 and workers > 1:
+        setting += str([[line.removeprefix("line ") for line in of_one] for of_one in read])
+        if _content_decides(share, infos, number):
             return (
-                f"{number} lines that are all equal: the {workers} workers read {equal} of them.\n"
-                "The content decides here: equal lines all go to one worker, and hash() of a text differs from process "
-                "to process. Go by the number of the line."
-            ) if _is_even(read) or missing_and_twice(itertools.chain(*read), lines) else f"{setting}\n{UNEVEN}"
+                f"{setting}\nOther lines are shared out in another way: the content decides here. Then equal lines all "
+                "go to one worker, and hash() of a text differs between processes. Go by the number of the line."
+            )
         if lost := missing_and_twice(itertools.chain(*read), lines):
             told = "Without workers, one process reads all." if not workers else "Each line belongs to one worker."
             return f"{setting}\n{lost}. {told}"
@@ -203,6 +199,14 @@ def _fault_of_share(share: Any) -> str | None:
 
 
 UNEVEN = "Shares may differ by one line: here some still read while others have nothing left."
+
+
+def _content_decides(share: Any, infos: list[Any], number: int) -> bool:
+    sizes = set()
+    for length in range(1, 27):
+        lines = ["a" * length] * number
+        sizes.add(tuple(len(list(share(iter(lines), info))) for info in infos))
+    return len(sizes) > 1
 
 
 def _is_even(read: list[list[str]]) -> bool:
