@@ -208,7 +208,7 @@ def in_place_too_early(samples, pad):
     ("answer", "message"),
     [
         (lambda samples, pad: (torch.tensor(padded(samples, pad)[0]), padded(samples, pad)[1]), "Make the lengths a t"),
-        (lambda samples, pad: padded(samples, pad)[0], "two tensors are asked for"),
+        (lambda samples, pad: padded(samples, pad), "Make the rows a tensor"),
         (lambda samples, pad: padded_by_torch(samples, pad, dtype=torch.float32), "The rows must be whole numbers"),
         (padded_by_torch, "unless a dtype is given"),
         (in_place, "The answer changes its samples"),
