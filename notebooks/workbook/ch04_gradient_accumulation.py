@@ -47,7 +47,8 @@ def figure_of_both(panels: Mapping[str, tuple[Sequence[int], Sequence[float], Se
     figure, all_axes = new_figure(11.0, 3.2, columns=len(panels))
     for axes, (title, (sizes, by_recipe, by_hand)) in zip(all_axes, panels.items(), strict=True):
         _draw_weights(axes, sizes, by_recipe, "loss / k")
-        axes.step(range(sum(sizes)), by_hand, color=BLUE, linewidth=2.5, where="post", label="loss_sum * W / N")
+        edges = range(sum(sizes) + 1)
+        axes.stairs(by_hand, edges, baseline=None, color=BLUE, linewidth=2.5, label="loss_sum * W / N")
         axes.set(title=title, xlabel="samples of the window", ylabel="weight of one sample")
         axes.set(xlim=(0, sum(sizes)), ylim=(0, max(by_recipe) * 1.25))
         add_legend(axes, "upper left")
@@ -58,7 +59,7 @@ def _draw_weights(axes: Any, sizes: Sequence[int], weights: Sequence[float], nam
     starts = [end - size for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
     heights = [weights[start] for start in starts]
     bars = axes.bar(starts, heights, sizes, align="edge", color=ORANGE, edgecolor="white", label=name)
-    axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=9)
+    axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=8)
 
 
 def figure_of_draws(distances: Mapping[str, Sequence[float]], draws: Sequence[int]) -> Figure:
@@ -81,7 +82,7 @@ def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]
     unit = "accuracy on the test digits"
     draw_curves(left, curves, title="After as many steps, larger batches are ahead …", x="optimizer steps", y=unit)
     by_epoch = {name: numbered(accuracies) for name, (_, accuracies) in curves.items()}
-    draw_curves(right, by_epoch, title="… after as many samples, they are behind", x="epochs", y=unit)
+    draw_curves(right, by_epoch, title="… after as many samples, they end behind", x="epochs", y=unit)
     left.set(xscale="log", xticks=[12, 24, 48, 90, 180, 360, 540])
     left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.xaxis.set_minor_locator(NullLocator())
