@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -115,9 +116,11 @@ def usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
     model = _wrapped(case)
     for window in windows(_batches(case, rank), case.k):
         model.zero_grad()
-        for features, classes in window:
-            loss = F.cross_entropy(model(features), classes, reduction=case.reduction, ignore_index=-100)
-            (loss / case.k).backward()
+        for position, (features, classes) in enumerate(window, start=1):
+            not_yet = position < len(window) and dist.is_initialized()  # ranks may hold unequally many micro-batches
+            with model.no_sync() if not_yet else nullcontext():
+                loss = F.cross_entropy(model(features), classes, reduction=case.reduction, ignore_index=-100)
+                (loss / case.k).backward()
         yield gradient(model)
 
 
