@@ -15,8 +15,6 @@ from torch.autograd.graph import saved_tensors_hooks
 from course_lib.leaks.graphs import graph_roots
 from workbook.exercises import Exercise, PropertyExercise
 
-# ------------------------------------------------------------------------------------------------- 1 · a peak by hand
-
 
 def _peak_bytes(num_parameters: int, saved_numbers_per_sample: int, batch_size: int, optimizer_copies: int) -> int:
     always = num_parameters * (1 + optimizer_copies)
@@ -69,8 +67,6 @@ peak_bytes = Exercise(
     ],
     misconceptions=_wrong_peaks,
 )
-
-# ------------------------------------------------------------------------------------------ 2 · what a loop holds on to
 
 
 class SavedTensor:
@@ -260,8 +256,6 @@ kept = PropertyExercise(
         "the first batch has the number 0": partial(validate_with, first=1),
     },
 )
-
-# -------------------------------------------------------------------------------------------------- 3 · three trials
 
 
 @dataclass

@@ -114,10 +114,11 @@ def figure_of_line(run: Mapping[int, int], pairs: Sequence[tuple[int, int]], lim
     return figure
 
 
-def figure_of_trades(trades: Mapping[int, Mapping[str, Mapping[str, int]]]) -> Figure:
-    """Bytes by category at the peak: ``{batch size: {what was changed: {category: bytes}}}``, a panel a batch size."""
+def figure_of_trades(trades: Mapping[int, Mapping[str, PeakPrediction]]) -> Figure:
+    """Bytes by category at the peak, ``{batch size: {what was changed: prediction}}``; a panel for each batch size."""
     figure, panels = new_figure(11.0, 3.6, columns=len(trades))
-    for axes, (batch_size, peaks) in zip(panels, trades.items(), strict=True):
+    for axes, (batch_size, ways) in zip(panels, trades.items(), strict=True):
+        peaks = {name: way.by_category for name, way in ways.items()}
         first = _draw_stacks(axes, peaks, MIB)
         axes.axvline(first, color="black", linewidth=0.8, linestyle="--")
         for row, by_category in enumerate(peaks.values()):
