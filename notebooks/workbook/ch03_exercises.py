@@ -59,8 +59,7 @@ peak_bytes = Exercise(
     solution=_peak_bytes,
     # Each case tells some misconceptions from all that are still alive.
     cases=[
-        dict(num_parameters=0, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=0),
-        dict(num_parameters=100, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=0),
+        dict(num_parameters=100, saved_numbers_per_sample=70, batch_size=8, optimizer_copies=0),
         dict(num_parameters=100, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=2),
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=1, optimizer_copies=2),
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=20, optimizer_copies=1),

@@ -84,12 +84,12 @@ def figure_of_lines(peaks: Mapping[int, Mapping[str, int]], limit_bytes: int, ne
     figure, panels = new_figure(11.0, 3.6, columns=2)
     sizes = sorted(peaks)
     curves = {phase: (sizes, [peaks[size][phase] / MIB for size in sizes]) for phase in PHASES}
-    labels = {"x": "samples in a batch", "y": "MiB held at most"}
-    draw_curves(panels[0], curves, title="Small batches: the optimizer's step. Large ones: backward", **labels)
+    x, y = "samples in a batch", "MiB held at most"
+    draw_curves(panels[0], curves, title="Small batches: the optimizer's step. Large ones: backward", x=x, y=y)
     panels[0].axhline(limit_bytes / MIB, color="black", linewidth=1, linestyle=":")
     panels[0].annotate("limit", (0, limit_bytes / MIB), (4, 3), textcoords="offset points", fontsize=9)
     panels[0].set(xlim=(0, max(sizes)), ylim=(0, None))
-    draw_curves(panels[1], curves, title=f"The same, up to {near} samples", **labels)
+    draw_curves(panels[1], curves, title=f"The same, up to {near} samples", x=x, y=y)
     shown = [peaks[size][phase] / MIB for size in sizes if size <= near for phase in PHASES]
     panels[1].set(xlim=(0, near), ylim=(min(shown) - 2, max(shown) + 2))
     return figure
