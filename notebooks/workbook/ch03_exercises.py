@@ -43,12 +43,11 @@ def _wrong_peaks(
         "are.": 4 * (3 * num_parameters + worst),
         "{got} always counts two optimizer copies beside a gradient. `optimizer_copies` says how many there are, and "
         "the gradients are not there together with all activations.": 4 * (4 * num_parameters + activations),
-        "{got} leaves out the parameters themselves: `optimizer_copies` are numbers besides them.": 4
-        * (num_parameters * optimizer_copies + worst),
+        "{got} leaves out the parameters themselves. They are there at every moment, and "
+        "`optimizer_copies` does not count them.": 4 * (num_parameters * optimizer_copies + worst),
         "{got} leaves out the optimizer's state. It is there at every moment.": 4 * (num_parameters + worst),
         "{got} is the end of the forward pass. With few samples another moment holds more: which one?": 4
         * (always + activations),
-        "{got} is the activations alone. Parameters and the optimizer's state are there too.": 4 * activations,
         "{got} is the optimizer's step, which holds no activations. The forward pass has them.": 4
         * (always + num_parameters),
     }
@@ -437,7 +436,7 @@ three_trials = PropertyExercise(
         "slow: two trials tell the line": _one_by_one,
         "so that point lies on another line": partial(_by_line, points=lambda usual: (1, 2)),
         "nothing says that twice the usual size fits": partial(_by_line, points=lambda usual: (usual, 2 * usual)),
-        "nothing that was measured said that it would fit": partial(_by_line, points=lambda usual: (1, 101)),
+        "nothing that was measured said that it would fit": partial(_by_line, points=lambda usual: (1, 200)),
         "it is one too many": partial(_shifted, change=lambda size: size + 1),
         "is one too few": partial(_shifted, change=lambda size: size - 1),
         "a whole number of at least 1": partial(_shifted, change=float),
