@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test thorough lint matrix bench refresh lock wheelhouse clean
+.PHONY: help lab test thorough lint matrix outsiders bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -53,6 +53,15 @@ matrix-%: .venv/pyvenv.cfg
 	grep -E '^(torch|lightning|numpy)==' .matrix/$*.txt
 	.matrix/$*/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
+outsiders: .venv/pyvenv.cfg  ## the tests with others' libraries: transformers, accelerate, timm
+	$(PY) -m pip install --quiet uv
+	$(PY) -m uv venv --quiet --allow-existing --python $(PYTHON_locked) .outsiders
+	$(PY) -m uv pip compile requirements.txt tests/outsiders/requirements.txt --quiet --no-header --no-annotate \
+	  --no-emit-package every-batch-counts --python .outsiders/bin/python $(VERSIONS_locked) --output-file .outsiders/versions.txt
+	$(PY) -m uv pip install --quiet --compile-bytecode --python .outsiders/bin/python -r .outsiders/versions.txt editables pip
+	$(PY) -m uv pip install --quiet --python .outsiders/bin/python --no-deps -e .
+	.outsiders/bin/python -m pytest tests/outsiders $(PYTEST_ARGS)
+
 bench: .venv/installed  ## the benchmarks, for an idle machine
 	$(PYTEST) tests/bench -o 'python_files=bench_*.py' -s $(PYTEST_ARGS)
 
@@ -83,7 +92,7 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 	  "left out. Copy it there and run: make test VENV_ARGS=--system-site-packages"
 
 clean:  ## remove .venv and the caches
-	rm -rf .venv .matrix .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .outsiders .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
 .venv/pyvenv.cfg:

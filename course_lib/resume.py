@@ -47,6 +47,8 @@ class ResumableDataLoader(DataLoader[Any]):
     So does ``accelerator.prepare(loader)``, which returns it as it is. It therefore does not move the batches to the
     device (do it with ``batch.to(accelerator.device)``), and ``accelerator.accumulate`` is not told where an epoch
     ends: what is left of a window there waits for the next epoch's batches.
+    ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer, which gets it
+    from ``get_train_dataloader``, keeps the position itself: as a number of batches, so resume there on as many ranks.
 
     What workers draw at random (augmentation) is a function of (seed, epoch, position where the iteration began) and
     of the number of workers: after a resume within an epoch the samples are the same, the draws are new.
@@ -58,6 +60,8 @@ class ResumableDataLoader(DataLoader[Any]):
 
     _is_accelerate_prepared = True
     """``accelerator.prepare()`` leaves a loader alone that has this: the batch sampler deals to the ranks itself."""
+    use_stateful_dataloader = True
+    """``accelerator.save_state()`` and ``load_state()`` take the state of a prepared loader that has this."""
 
     def __init__(
         self,

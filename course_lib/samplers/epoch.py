@@ -33,6 +33,7 @@ class EpochBatchSampler(ABC):
     - Make it with ``num_replicas=1, rank=0`` and ``tail="pad"`` or ``"drop"``, and let ``prepare`` deal the batches of
       a plain loader. Then accelerate's rule holds for the end of an epoch: it repeats the first indices until all
       ranks have as many batches (``tail="pad"``), or leaves out the batches that not every rank has (``"drop"``).
+      Not for a resume by transformers' Trainer on several ranks: there no ``set_epoch`` reaches the sampler.
 
     Anything else is refused by a ``ValueError`` when it is iterated, where an ``Accelerator`` of several processes
     exists; nobody can tell whether a loader was prepared.
