@@ -14,8 +14,6 @@ ROOT = Path(__file__).parents[1]
 SECOND_HALF = "For those who doubt"
 ANATOMY = ["Symptom", "Predict", "Mechanism", "Fix", "Exercises", "In your project", SECOND_HALF]
 ENDING = ["Proof", "Claims", "Recap"]
-# Of a chapter that has not been cut into its two halves yet.
-UNCUT = ["Symptom", "Predict", "Mechanism", "Fix", "Proof", "Claims", "Exercises", "In your project", "Recap"]
 WITHOUT_ANATOMY = ("00", "09")
 IGNORING = {"nbval-ignore-output", "nbval-skip"}
 VERDICTS = {"T", "I", "F", "V"}
@@ -134,9 +132,9 @@ def headings_follow_the_anatomy(name: str, notebook: Notebook) -> Iterator[str]:
     elif not source(notebook["cells"][0]).startswith("# "):
         yield f"{label(notebook['cells'][0])} does not begin with the title"
     headings = re.findall(r"^## +(.+?) *$", prose, re.MULTILINE)
-    if headings not in (ANATOMY, UNCUT):
+    if headings != ANATOMY:
         yield f"the level-2 headings are {headings}, expected {ANATOMY}"
-    elif headings == ANATOMY:
+    else:
         second_half = re.findall(r"^### +(.+?) *$", prose.partition(f"\n## {SECOND_HALF}")[2], re.MULTILINE)
         if [heading for heading in second_half if heading in ENDING] != ENDING:
             yield f"the level-3 headings under {SECOND_HALF} are {second_half}, expected {ENDING} among them, in order"

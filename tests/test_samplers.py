@@ -655,3 +655,19 @@ def test_sequential_batches_shard_in_their_order():
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=0)) == [[0, 1], [4, 5], [8]]
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, tail="pad")) == [[2, 3], [6, 7], [0, 1]]
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, split=True)) == [[1], [3], [5], [7], [9]]
+
+
+def test_a_sampler_that_deals_itself_is_not_dealt_again():
+    for inner in (ShuffledBatchSampler(40, 4), TwoStreamBatchSampler(range(40), range(9), 3, 1)):
+        with pytest.raises(ValueError, match=f"{type(inner).__name__} deals its batches to the ranks itself"):
+            ShardedBatchSampler(inner)
+    whole = ShuffledBatchSampler(40, 4, num_replicas=1, rank=0)
+    ranks = [list(ShardedBatchSampler(whole, num_replicas=2, rank=rank)) for rank in range(2)]
+    assert sorted(chain(*chain(*ranks))) == list(range(40))
+
+
+def test_overfit_batches_turns_the_shuffling_off():
+    sequential = SequentialSampler(range(40))
+    assert next(iter(ShuffledBatchSampler(40, 4, sampler=sequential))) == [0, 1, 2, 3]
+    with pytest.raises(ValueError, match="overfit_batches wants the same batches in every epoch"):
+        ShardedBatchSampler(BatchSampler(range(40), 4, False), sampler=sequential)

@@ -1,5 +1,6 @@
 """The plan against two oracles: a plain simulation of the loop, and a real Trainer."""
 
+import math
 import random
 import re
 import subprocess
@@ -309,3 +310,57 @@ def test_random_sampler_with_its_own_length_is_planned_by_that_length():
     sampler = RandomSampler(range(100), replacement=True, num_samples=33)
     loader = DataLoader(range(100), batch_size=8, sampler=sampler)
     assert plan_steps(len(sampler), 8, max_epochs=1).batches_per_epoch == len(list(loader))
+
+
+@given(
+    num_samples=st.integers(2, 60),
+    batch_size=st.integers(1, 7),
+    k=st.integers(1, 4),
+    before=st.integers(1, 4),
+    after=st.integers(1, 4),
+    max_epochs=st.integers(1, 4),
+    stop=st.integers(0, 200),
+)
+def test_what_is_left_of_a_run_is_counted_by_hand(num_samples, batch_size, k, before, after, max_epochs, stop):
+    # Stopped at a window's end, then on with other ranks; batches of equal shares, as our samplers deal them.
+    plan = plan_steps(num_samples, batch_size, accumulate_grad_batches=k, world_size=before, max_epochs=max_epochs)
+    stop %= plan.total_steps + 1
+    samples_done = 0
+    if stop:
+        last = plan.windows[stop - 1]
+        full = last.stop == plan.batches_per_epoch
+        samples_done = (
+            num_samples * (last.epoch + 1) if full else num_samples * last.epoch + last.stop * batch_size * before
+        )
+    rest = plan_steps(
+        num_samples, batch_size, accumulate_grad_batches=k, world_size=after, max_epochs=max_epochs,
+        steps_done=stop, samples_done=samples_done,
+    )  # fmt: skip
+    epoch, position = divmod(samples_done, num_samples)
+    steps = stop
+    while epoch < max_epochs:
+        batches = math.ceil(math.ceil((num_samples - position) / after) / batch_size)
+        steps += math.ceil(batches / k)
+        epoch, position = epoch + 1, 0
+    assert rest.total_steps == steps
+    assert [window.optimizer_step for window in rest.windows] == list(range(stop, steps))
+    assert rest.epochs_completed == max_epochs
+    if before == after:
+        assert rest.total_steps == plan.total_steps
+
+    # The progress goes on where it was, and ends at 1.
+    shares = [rest.progress(step) for step in range(steps + 1)]
+    assert shares == sorted(shares) and shares[-1] == 1
+    assert shares[0] == (0 if steps > stop else 1)
+    if 0 < stop < steps:
+        assert shares[stop] == pytest.approx(samples_done / (num_samples * max_epochs))
+
+
+def test_a_plan_of_what_is_left_says_so():
+    plan = plan_steps(46, 3, accumulate_grad_batches=2, max_epochs=3, steps_done=6, samples_done=46 + 24)
+    assert (plan.total_steps, plan.micro_batches, len(plan.windows)) == (18, 8 + 16, 12)
+    assert "18 optimizer steps in all.\n6 steps of them were made before." in plan.explain()
+    over = plan_steps(46, 3, max_epochs=2, steps_done=40, samples_done=92)
+    assert over.total_steps == 40 and "Nothing is left to train" in over.explain()
+    with pytest.raises(ValueError, match=r"within an epoch \(24 of 46 samples are done\)"):
+        plan_steps(46, 3, max_epochs=3, steps_done=6, samples_done=24, tail="carry")

@@ -35,9 +35,12 @@ class SkipBadSteps(Callback):
     as if the window had not been; see :class:`course_lib.skipping.StepGuard`, which does the work and whose arguments
     are taken here. A ``training_step`` that finds its batch bad calls :meth:`reject`, even on one rank alone. A window
     in which ``training_step`` returned ``None`` is skipped whole, as its forward has left its traces. What it *logs* is
-    not held back: the mean of a logged NaN is NaN, so log a loss only where it is finite. A schedule of the interval
-    ``"epoch"`` goes on with the epochs. In a skipped step gradients are ``None`` for the module's own
-    ``on_before_optimizer_step``.
+    not held back: the mean of a logged NaN is NaN, so log a loss only where it is finite. In a skipped step gradients
+    are ``None`` for the module's own ``on_before_optimizer_step``.
+
+    A schedule of the interval ``"epoch"`` goes on with the epochs. One of the interval ``"step"`` follows the updates:
+    where ``max_epochs`` ends the run, a cosine stops as many steps before its end as were skipped; with ``max_steps``,
+    which counts updates, it ends where it should.
 
     It judges the gradient that would be applied: after :class:`ExactAccumulation`, wherever that is in the list, and
     before the Trainer clips. A skipped step is not clipped.

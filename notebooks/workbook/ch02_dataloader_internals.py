@@ -1,15 +1,17 @@
-"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`.
+"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`
+and `ch02_stream_exercises`.
 
 The datasets and the worker are here, not in the notebook, because a process that was spawned imports what it runs.
 """
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import os
 import signal
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,18 +21,20 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from torch import Tensor
-from torch.utils.data import BatchSampler, DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
 
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
-from workbook.ch02_exercises import bucket_batches, pad_collate, prefetched, share
-from workbook.display import BLUE, GREY, ORANGE, add_legend_below, draw_curves, new_figure
+from workbook.ch02_exercises import bucket_batches, pad_collate
+from workbook.ch02_stream_exercises import prefetched, share
+from workbook.display import BLUE, GREY, ORANGE, VERMILION, add_legend, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
 
 
 def answer_tasks(pipe: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
-    while (indices := pipe.recv()) is not None:
-        pipe.send(collate_fn([dataset[index] for index in indices]))
+    with contextlib.suppress(EOFError, OSError):  # the other end was closed
+        while (indices := pipe.recv()) is not None:  # None: no more tasks
+            pipe.send(collate_fn([dataset[index] for index in indices]))
 
 
 def start_worker(dataset: Any, collate_fn: Callable[[Any], Any] = default_collate) -> Any:
@@ -43,7 +47,7 @@ def start_worker(dataset: Any, collate_fn: Callable[[Any], Any] = default_collat
 
 
 class Sleepy(Dataset[int]):
-    """Sample i is the int i; reading it takes ``seconds[i]`` and no CPU, like a disk or a network."""
+    """Sample i is the int i; reading it takes ``seconds[i]`` and no CPU time, as a disk or a network does."""
 
     def __init__(self, seconds: Sequence[float]) -> None:
         self.seconds = list(seconds)
@@ -57,7 +61,7 @@ class Sleepy(Dataset[int]):
 
 
 class Busy(Sleepy):
-    """Sample i is the int i; making it takes ``seconds[i]`` of a CPU, like decoding and augmenting."""
+    """Sample i is the int i; making it takes ``seconds[i]`` of CPU time, as decoding and augmenting do."""
 
     def __getitem__(self, index: int) -> int:
         end = time.process_time() + self.seconds[index]
@@ -67,7 +71,7 @@ class Busy(Sleepy):
 
 
 class Resizable(Dataset[Tensor]):
-    """Square images of zeros; their size is an attribute, a tensor of one number, or comes with the index."""
+    """Square images of zeros. Their size is an attribute."""
 
     def __init__(self, samples: int, size: int | Tensor) -> None:
         self.samples, self.size = samples, size
@@ -75,13 +79,25 @@ class Resizable(Dataset[Tensor]):
     def __len__(self) -> int:
         return self.samples
 
-    def __getitem__(self, index: int | tuple[int, int]) -> Tensor:
-        size = index[1] if isinstance(index, tuple) else int(self.size)
+    def __getitem__(self, index: Any) -> Tensor:
+        return torch.zeros(int(self.size), int(self.size))
+
+
+class SizedByIndex(Resizable):
+    """Square images of zeros. Their size comes with the index."""
+
+    def __getitem__(self, index_and_size: Any) -> Tensor:
+        _, size = index_and_size  # all images are zeros, whatever their index
         return torch.zeros(size, size)
 
 
+def blank_image(sample: Any, size: int) -> Tensor:
+    """The sample at that size: here, zeros."""
+    return torch.zeros(size, size)
+
+
 class ReaderIds(Integers):
-    """In place of the int i, sample i is the id of the process that reads it."""
+    """Sample i is the id of the process that reads it."""
 
     def __getitem__(self, index: Any) -> int:
         return os.getpid()
@@ -155,7 +171,7 @@ def can_fork() -> bool:
 
 
 class Killed(Integers):
-    """Sample i is the int i; the process that reads sample ``at`` is killed, as for want of memory."""
+    """Sample i is the int i. Whoever reads sample ``at`` is killed, as the system does when memory runs out."""
 
     def __init__(self, samples: int, at: int) -> None:
         super().__init__(samples)
@@ -166,24 +182,6 @@ class Killed(Integers):
             time.sleep(0.3)  # what was answered before is on its way
             os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
         return index
-
-
-class CountingBatchSampler(BatchSampler):
-    """Batches of ``range(samples)``; counts its iterators, and the batches that were drawn from the last of them."""
-
-    def __init__(self, samples: int, batch_size: int) -> None:
-        super().__init__(range(samples), batch_size, drop_last=False)
-        self.iterators = self.drawn = 0
-
-    def __iter__(self) -> Iterator[list[int]]:
-        self.iterators += 1
-        self.drawn = 0
-        return self._batches()
-
-    def _batches(self) -> Iterator[list[int]]:
-        for batch in super().__iter__():
-            self.drawn += 1
-            yield batch
 
 
 class Bar(NamedTuple):
@@ -233,7 +231,7 @@ LOOKS = {"fetch": (ORANGE, ""), "wait": ("white", "////"), "compute": (BLUE, "")
 
 
 def draw_epoch(axes: Axes, traces: Sequence[BatchTrace], *, title: str) -> None:
-    """Draw who does what when: a row a process, a bar a batch, whose number is in it."""
+    """Draw who does what when: a row for each process, a bar for each batch, with its number."""
     found = [bar for bar in bars(traces) if bar.end > bar.start]
     rows = sorted({bar.row for bar in found}, key=lambda row: (row != "main", row))
     for bar in found:
@@ -244,7 +242,7 @@ def draw_epoch(axes: Axes, traces: Sequence[BatchTrace], *, title: str) -> None:
         if bar.kind != "wait":
             middle, white = left + width / 2, "white" if bar.kind == "compute" else "black"
             axes.text(middle, rows.index(bar.row), str(bar.batch), ha="center", va="center", fontsize=7, color=white)
-    axes.set(title=title, xlabel="milliseconds", ylim=(-0.6, len(rows) - 0.4))
+    axes.set(title=title, xlabel="milliseconds", ylabel="process", ylim=(-0.6, len(rows) - 0.4))
     axes.set_yticks(range(len(rows)), rows)
 
 
@@ -256,35 +254,37 @@ def label_looks(figure: Figure) -> None:
     add_legend_below(figure, patches)
 
 
-def figure_of_epochs(panels: dict[str, Sequence[BatchTrace]]) -> Figure:
-    """One chart a panel, side by side, over one time axis."""
-    figure, axes = new_figure(11.0, 2.6, columns=len(panels))
+def figure_of_epochs(panels: dict[str, Sequence[BatchTrace]], title: str = "") -> Figure:
+    """One chart for each panel, side by side, over one time axis."""
+    figure, axes = new_figure(11.0, 2.8, columns=len(panels))
     end = 1000 * max(bar.end for traces in panels.values() for bar in bars(traces))
-    for ax, (title, traces) in zip(np.atleast_1d(axes), panels.items(), strict=True):
-        draw_epoch(ax, traces, title=title)
+    for ax, (panel, traces) in zip(np.atleast_1d(axes), panels.items(), strict=True):
+        draw_epoch(ax, traces, title=panel)
         ax.set_xlim(0, end * 1.02)
+    if title:
+        figure.suptitle(title, fontsize=12)
     label_looks(figure)
     return figure
 
 
 def recorded_epochs() -> dict[str, list[BatchTrace]]:
-    """What `trace` said of torch's loader without workers, with one and with two: 240 ms to load, 160 ms to compute.
+    """What `trace` said of torch's loader without workers, with one and with two: 60 ms to load, 40 ms to compute.
 
-    Recorded on 2 virtual cores, torch 2.13.0, Linux, 21 November 2026; so the figure is the same on every machine.
+    Recorded on 2 virtual cores, torch 2.13.0, Linux, 22 November 2026; so the figure is the same on every machine.
     Milliseconds: fetched from, to; waited for from, to.
     """
     times: dict[str, list[tuple[Any, ...]]] = {
-        "no worker: in turn": [
-            (None, 0, 243, 0, 243), (None, 404, 648, 403, 648), (None, 809, 1052, 809, 1053),
-            (None, 1216, 1475, 1214, 1476), (None, 1639, 1881, 1637, 1881),
+        "no worker": [
+            (None, 0, 60, 0, 60), (None, 101, 161, 101, 161), (None, 201, 261, 201, 261), (None, 302, 362, 302, 362),
+            (None, 402, 462, 402, 462), (None, 503, 563, 503, 563),
         ],
-        "1 worker: behind the step": [
-            (0, 54, 298, 25, 320), (0, 301, 542, 481, 549), (0, 543, 785, 710, 792), (0, 788, 1030, 953, 1039),
-            (0, 1035, 1276, 1200, 1281),
+        "1 worker": [
+            (0, 61, 125, 12, 140), (0, 127, 187, 181, 192), (0, 187, 250, 232, 251), (0, 250, 310, 291, 312),
+            (0, 311, 371, 352, 372), (0, 371, 431, 413, 433),
         ],
-        "2 workers: and two at a time": [
-            (0, 50, 297, 39, 317), (1, 68, 312, 477, 485), (0, 300, 541, 646, 654), (1, 315, 556, 815, 820),
-            (0, 545, 786, 981, 986),
+        "2 workers": [
+            (0, 65, 132, 48, 147), (1, 84, 144, 188, 189), (0, 133, 193, 229, 230), (1, 145, 205, 270, 271),
+            (0, 193, 254, 311, 312), (1, 205, 265, 352, 353),
         ],
     }  # fmt: skip
     return {
@@ -293,33 +293,52 @@ def recorded_epochs() -> dict[str, list[BatchTrace]]:
     }
 
 
+BATCHES, SLOW_BATCH = 20, 14
+"""Of the widget's epoch: how many batches it has, and the number of the one that takes longer than the others."""
+
+
+def simulate_epoch(load: int, compute: int, workers: int, prefetch: int, slow: int) -> tuple[Figure, str]:
+    """An epoch with one slow batch as a chart, and in numbers. Times are in milliseconds."""
+    loads = [load / 1000] * BATCHES
+    loads[SLOW_BATCH] = slow / 1000
+    traces = simulate_pipeline(loads, compute / 1000, workers, prefetch, batches=BATCHES)
+    pace = predict_throughput(load / 1000, compute / 1000, workers)
+    waited = 1000 * sum(trace.waited_s for trace in traces)
+    waited_for_slow = 1000 * traces[SLOW_BATCH].waited_s
+    figure, axes = new_figure(11.0, 1.9 + 0.35 * workers)
+    draw_epoch(axes, traces, title=f"{1000 * traces[-1].delivered_s:.0f} ms until the last of {BATCHES} batches comes")
+    label_looks(figure)
+    told = f"last batch after {1000 * traces[-1].delivered_s:.0f} ms, {waited:.0f} ms of it waiting"
+    rule = f"the rule, without the slow batch: {pace:.1f} batches per second"
+    return figure, f"{told} ({waited_for_slow:.0f} ms for the slow batch {SLOW_BATCH}); {rule}"
+
+
 def pipeline_explorer() -> Explorer:
-    """Milliseconds to load and to compute, workers, prefetch → the epoch as a chart, and its pace."""
-
-    def render(load: int, compute: int, workers: int, prefetch: int) -> tuple[Figure, str]:
-        times = (load / 1000, compute / 1000)
-        traces = simulate_pipeline(*times, workers, prefetch, batches=12)
-        pace = predict_throughput(*times, workers, prefetch)
-        if not workers:
-            limit = "the two in turn set"
-        elif workers < load / compute:
-            limit = "the workers set"
-        else:
-            limit = "the step sets"
-        figure, axes = new_figure(10.0, 1.7 + 0.35 * workers)
-        draw_epoch(axes, traces, title=f"{pace:.1f} batches per second; {limit} the pace")
-        label_looks(figure)
-        waited = 1000 * sum(trace.waited_s for trace in traces)
-        told = f"of the first {1000 * traces[-1].delivered_s:.0f} ms, {waited:.0f} ms waiting for {len(traces)} batches"
-        return figure, f"{pace:.1f} batches/s in the long run ({limit} the pace); {told}"
-
+    """Milliseconds to load and to compute, workers, prefetch, one slow batch → the epoch as a chart."""
     controls = {
-        "load": int_slider(40, 100, "ms to load a batch"),
-        "compute": int_slider(20, 100, "ms to compute"),
+        "load": int_slider(60, 100, "ms to load a batch"),
+        "compute": int_slider(40, 100, "ms to compute"),
         "workers": int_slider(2, 6, "workers", lowest=0),
         "prefetch": int_slider(2, 6, "prefetch_factor"),
+        "slow": int_slider(300, 500, f"ms to load batch {SLOW_BATCH}"),
     }
-    return Explorer(controls, render, title="load and compute time, workers, prefetch → the epoch as a chart")
+    return Explorer(controls, simulate_epoch, title="load and compute time, workers, prefetch → the epoch as a chart")
+
+
+def figure_of_sizes(curves: dict[str, list[int]], batches_per_epoch: int, title: str) -> Figure:
+    """The size of the images in each batch; epochs are told apart by lines."""
+    figure, axes = new_figure(9.0, 3.2)
+    looks = zip((GREY, VERMILION, BLUE), ("-", "--", ":"), ("_", "s", "o"), (18, 8, 6), strict=True)
+    for (name, sizes), (colour, line, marker, size) in zip(curves.items(), looks, strict=True):
+        axes.plot(sizes, color=colour, linestyle=line, marker=marker, markersize=size, markeredgewidth=2, label=name)
+        axes.lines[-1].set_drawstyle("steps-mid")
+    batches = len(next(iter(curves.values())))
+    for first in range(batches_per_epoch, batches, batches_per_epoch):
+        axes.axvline(first - 0.5, color=GREY, linewidth=1)
+    axes.set(title=title, xlabel="batch (a line where a new epoch begins)", ylabel="height of the images\nin pixels")
+    axes.set(xticks=range(batches), yticks=[8, 16, 32], ylim=(0, 36))
+    add_legend(axes, "beside")
+    return figure
 
 
 def keep_on_one_core(worker_id: int) -> None:
@@ -342,9 +361,9 @@ def seconds_of_an_epoch(loader: Any) -> float:
 
 KINDS: dict[str, Any] = {
     "light: in memory": Integers(400),
-    "medium: 2 ms of a CPU": Busy([0.002] * 96),
-    "heavy: 20 ms of a CPU": Busy([0.02] * 24),
-    "slow: 20 ms of a disk": Sleepy([0.02] * 24),
+    "medium: 2 ms of CPU time": Busy([0.002] * 96),
+    "heavy: 20 ms of CPU time": Busy([0.02] * 24),
+    "slow: 20 ms of waiting": Sleepy([0.02] * 24),
 }
 
 
@@ -378,9 +397,9 @@ RECORDED = Recorded(
     (0, 1, 2, 4, 8),
     {
         "light: in memory": [48994.8, 786.5, 1128.8, 930.0, 688.4],
-        "medium: 2 ms of a CPU": [408.0, 218.3, 407.9, 467.5, 524.4],
-        "heavy: 20 ms of a CPU": [44.7, 42.5, 77.4, 78.1, 79.0],
-        "slow: 20 ms of a disk": [43.8, 41.7, 89.5, 168.2, 313.3],
+        "medium: 2 ms of CPU time": [408.0, 218.3, 407.9, 467.5, 524.4],
+        "heavy: 20 ms of CPU time": [44.7, 42.5, 77.4, 78.1, 79.0],
+        "slow: 20 ms of waiting": [43.8, 41.7, 89.5, 168.2, 313.3],
     },
     cores=2,
 )

@@ -1,23 +1,21 @@
-"""What chapter 02 asks: to pad a batch, to batch by length, to fetch ahead, and to share out a stream."""
+"""What chapter 02 asks first: to pad a batch, and to batch by length. The other two: `ch02_stream_exercises`."""
 
 from __future__ import annotations
 
 import itertools
-import threading
-import time
-import types
-from collections import Counter, deque
-from collections.abc import Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+import random
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from course_lib.datasets import load_words
-from workbook.exercises import Exercise, PropertyExercise
+from workbook.exercises import PropertyExercise
 
 
 def _padded(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
@@ -26,57 +24,157 @@ def _padded(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     return torch.tensor(rows), torch.tensor([len(sample) for sample in samples])
 
 
-def _wrong_pads(samples: list[list[int]], pad: int) -> dict[str, Any]:
+def _fault_of_pad_collate(pad_collate: Any) -> str | None:
+    cases: list[tuple[list[list[int]], int]] = [
+        ([[1, 2], [3, 4]], 0),
+        ([[1, 2], [3]], 0),
+        ([[5], [6, 7, 8], [9, 1]], 0),
+        ([[1, 0], [3, 0, 5]], 0),
+        ([[], [4]], 0),
+        ([[1], [2, 3]], -100),
+    ]
+    for samples, pad in cases:
+        given = [list(sample) for sample in samples]
+        called = f"samples={samples}, pad={pad}"
+        try:
+            got = pad_collate(samples=given, pad=pad)
+        except ValueError as error:
+            told = "A tensor has rows of one length: fill the short ones up first."
+            return f"{called} raised ValueError: {error}.\n{told}"
+        fault = _fault_of_padded(got, samples, pad) or _fault_of_samples(given, samples)
+        if fault:
+            return f"{called}: {fault}"
+    return None
+
+
+def _fault_of_samples(left: list[list[int]], samples: list[list[int]]) -> str | None:
+    if left == samples:
+        return None
+    return (
+        f"afterwards the samples are {left}.\nThe answer changes its samples: a dataset that keeps them would "
+        "return them padded in the next epoch. Make new rows."
+    )
+
+
+def _fault_of_padded(got: Any, samples: list[list[int]], pad: int) -> str | None:
     rows, lengths = _padded(samples, pad)
+    if isinstance(got, Tensor):
+        return "one tensor came.\nThere are no lengths: whoever gets the batch cannot tell padding from data."
+    if not isinstance(got, (tuple, list)) or len(got) != 2:
+        return f"two tensors are asked for, rows and lengths, got {got!r}."
+    for name, part in zip(("rows", "lengths"), got, strict=True):
+        if not isinstance(part, Tensor):
+            told = f"the {name} are of type {type(part).__name__}."
+            return f"{told}\nMake the {name} a tensor: the model works on tensors."
+        if part.dtype.is_floating_point:
+            told = f"the {name} are {part.dtype}.\nThe {name} must be whole numbers: nn.Embedding refuses floats. "
+            return told + "(torch.tensor([]) and torch.zeros are floats, unless a dtype is given.)"
+    if got[0].tolist() != rows.tolist():
+        told = f"the rows should be {rows.tolist()}, got {got[0].tolist()}."
+        return f"{told}\n{_reason_of_rows(got[0].tolist(), samples, pad)}".rstrip()
+    if got[1].tolist() != lengths.tolist():
+        told = f"the lengths should be {lengths.tolist()}, got {got[1].tolist()}."
+        return f"{told}\n{_reason_of_lengths(got[1].tolist(), rows, pad)}".rstrip()
+    return None
+
+
+def _reason_of_rows(got: list[list[int]], samples: list[list[int]], pad: int) -> str:
+    rows = _padded(samples, pad)[0]
+    width, shortest = rows.shape[1], min(len(sample) for sample in samples)
+    mirrored = _padded([sample[::-1] for sample in samples], pad)[0]
+    widths = {len(row) for row in got if isinstance(row, list)}
+    if got == rows.T.tolist():
+        return "The result is transposed: one row for each sample. pad_sequence needs batch_first=True."
+    if got == [sample[:shortest] for sample in samples]:
+        return "All are cut to the shortest: data are lost."
+    if got == mirrored.flip(1).tolist():
+        return "This pads on the left. The data come first here, so that row[:length] is the sample."
+    if got == _padded(samples, 0)[0].tolist():
+        return "This fills up with 0, whatever `pad` says."
+    if widths and min(widths) > width:
+        return "This pads to a fixed width: the longest sample *of the batch* is wide enough, and costs less."
+    return ""
+
+
+def _reason_of_lengths(got: list[int], rows: Tensor, pad: int) -> str:
+    if got == [rows.shape[1]] * len(rows):
+        return "Each sample got the length of the longest: that is the batch's width, not the sample's length."
+    if got == (rows != pad).sum(1).tolist():
+        return "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length."
+    if got == [rows.shape[1] - int((row == pad).sum()) for row in rows]:
+        return "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length."
+    return ""
+
+
+def _padded_in_place(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    lengths = [len(sample) for sample in samples]
+    for sample in samples:
+        sample.extend([pad] * (max(lengths) - len(sample)))
+    return torch.tensor(samples), torch.tensor(lengths)
+
+
+def _changed(change: Callable[[Tensor, Tensor], Any]) -> Callable[..., Any]:
+    """A wrong answer: the right one, changed."""
+    return lambda samples, pad: change(*_padded(samples, pad))
+
+
+def _cut(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
     shortest = min(len(sample) for sample in samples)
-    mirrored, _ = _padded([sample[::-1] for sample in samples], pad)
-    wide, _ = _padded([*samples, [0] * 8], pad)
-    same_lengths = torch.full_like(lengths, rows.shape[1])
-    return {
-        "There are no lengths: whoever gets the batch cannot tell padding from data.": rows,
-        "All are cut to the shortest: data are lost.": _padded([sample[:shortest] for sample in samples], pad),
-        "Each sample got the length of the longest: that is the batch's width, not the sample's length.": (
-            rows,
-            same_lengths,
-        ),
-        "This pads on the left. The data come first here, so that row[:length] is the sample.": (
-            mirrored.flip(1),
-            lengths,
-        ),
-        "This pads to a fixed width: the longest sample *of the batch* is wide enough, and costs less.": (
-            wide[:-1],
-            lengths,
-        ),
-        "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length.": (
-            (rows, (rows != pad).sum(1))
-        ),
-        "This fills up with 0, whatever `pad` says.": _padded(samples, pad=0),
-    }
+    return _padded([sample[:shortest] for sample in samples], pad)
 
 
-pad_collate = Exercise(
+def _padded_left(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    rows, lengths = _padded([sample[::-1] for sample in samples], pad)
+    return rows.flip(1), lengths
+
+
+def _padded_wide(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    rows, lengths = _padded([*samples, [0] * 8], pad)
+    return rows[:-1], lengths[:-1]
+
+
+def _sequence_first(samples: list[list[int]], pad: int) -> tuple[Tensor, Tensor]:
+    rows = pad_sequence([torch.tensor(sample) for sample in samples], padding_value=pad)
+    return rows, torch.tensor([len(sample) for sample in samples])
+
+
+pad_collate = PropertyExercise(
     "pad_collate",
-    solution=_padded,
-    cases=[
-        dict(samples=[[1, 2], [3, 4]], pad=0),
-        dict(samples=[[1, 2], [3]], pad=0),
-        dict(samples=[[5], [6, 7, 8], [9, 1]], pad=0),
-        dict(samples=[[1, 0], [3, 0, 5]], pad=0),
-        dict(samples=[[], [4]], pad=0),
-        dict(samples=[[1], [2, 3]], pad=-100),
-    ],
-    misconceptions=_wrong_pads,
+    _fault_of_pad_collate,
+    {
+        "A tensor has rows of one length: fill the short ones up first.": lambda samples, pad: (
+            torch.tensor(samples),
+            torch.tensor([len(sample) for sample in samples]),
+        ),
+        "There are no lengths: whoever gets the batch cannot tell padding from data.": _changed(lambda rows, _: rows),
+        "Make the rows a tensor: the model works on tensors.": _changed(lambda rows, n: (rows.tolist(), n)),
+        "Make the lengths a tensor: the model works on tensors.": _changed(lambda rows, n: (rows, n.tolist())),
+        "The rows must be whole numbers: nn.Embedding refuses floats.": _changed(lambda rows, n: (rows.float(), n)),
+        "The lengths must be whole numbers": _changed(lambda rows, n: (rows, n.float())),
+        "The answer changes its samples": _padded_in_place,
+        "The result is transposed: one row for each sample. pad_sequence needs batch_first=True.": _sequence_first,
+        "All are cut to the shortest: data are lost.": _cut,
+        "Each sample got the length of the longest: that is the batch's width, not the sample's length.": _changed(
+            lambda rows, n: (rows, torch.full_like(n, rows.shape[1]))
+        ),
+        "This pads on the left. The data come first here, so that row[:length] is the sample.": _padded_left,
+        "This pads to a fixed width: the longest sample *of the batch* is wide enough, and costs less.": _padded_wide,
+        "The lengths count what is not `pad`: a sample may hold that value as data. Take its own length.": (
+            lambda samples, pad: (_padded(samples, pad)[0], (_padded(samples, pad)[0] != pad).sum(1))
+        ),
+        "This fills up with 0, whatever `pad` says.": lambda samples, pad: _padded(samples, 0),
+    },
 )
 
 
-def _missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
+def missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
     uses, wanted = Counter(seen), Counter(expected)
     missing, extra = (wanted - uses).total(), (uses - wanted).total()
     return f"of {wanted.total()} samples, {missing} are missing and {extra} come again" if missing or extra else None
 
 
 def padding(batches: Iterable[Sequence[int]], lengths: Sequence[int]) -> int:
-    """The positions that are filled up when each batch is padded to its longest sample."""
+    """How many positions are filled up when each batch is padded to its longest sample."""
     filled_up = 0
     for batch in batches:
         own = [lengths[index] for index in batch]
@@ -112,10 +210,10 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
     words = [len(word) for word in load_words()]
     for lengths, batch_size in (([1, 2, 3, 4], 2), ([5, 1, 4, 1, 3], 2), (words, 32)):
         batches = made(lengths, batch_size, 0, 0)
-        if lost := _missing_and_twice(itertools.chain(*batches), range(len(lengths))):
-            return f"{lost}.\nEach index belongs into exactly one batch, those of a short last batch too."
+        if lost := missing_and_twice(itertools.chain(*batches), range(len(lengths))):
+            return f"{lost}.\nEach index belongs in exactly one batch, also those of a short last batch."
         if max(map(len, batches)) > batch_size:
-            return f"a batch has {max(map(len, batches))} indices, asked for are at most {batch_size}."
+            return f"a batch has {max(map(len, batches))} indices, and at most {batch_size} are allowed."
     batches, shuffled = made(words, 32, 0, 0), _shuffled_batches(words, 32, 0, 0)
     if padding(batches, words) * 2 > padding(shuffled, words):
         return (
@@ -124,10 +222,20 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
         )
     if made(words, 32, 0, 0) != batches:
         return "two calls with the same (seed, epoch) differ.\nDraw from a generator made of the two, not a global one."
+    generators = _global_generators()
+    made([1, 1, 2], 2, 3, 7)
+    if _global_generators() != generators:
+        return (
+            "the call changed a global generator.\nEverything that draws from it later now depends on your order. "
+            "Make a generator of your own: np.random.default_rng(...)."
+        )
     if made(words, 32, 0, 1) == batches:
-        return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs into the generator's seed."
-    if made(words, 32, 1, 0) == made(words, 32, 0, 1):
-        return "(seed 1, epoch 0) and (seed 0, epoch 1) have one order: their sum is no seed.\nGive the pair."
+        if made(words, 32, 1, 1) != made(words, 32, 1, 0):
+            told = "A product is 0 for all of them. Make the generator of the pair."
+            return f"all epochs of seed 0 have one order.\n{told}"
+        return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
+    if collision := _collision(made):
+        return collision
     longest = [max(words[index] for index in batch) for batch in batches]
     if longest == sorted(longest) or longest == sorted(longest, reverse=True):
         return "the batches come sorted by length: the net sees only short words, then only long.\nShuffle the batches."
@@ -139,163 +247,69 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
     return None
 
 
+def _global_generators() -> list[Any]:
+    numpys = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]  # noqa: NPY002
+    return [numpys, random.getstate(), torch.get_rng_state().tolist()]
+
+
+def _collision(made: Callable[..., list[list[int]]]) -> str | None:
+    """Two pairs (seed, epoch) that give one order, and why."""
+
+    def order(seed: int, epoch: int) -> list[list[int]]:
+        return made([1] * 30, 1, seed, epoch)  # one of 30! orders: that two are equal is no accident
+
+    def told(one: tuple[int, int], other: tuple[int, int], reason: str) -> str:
+        return f"(seed, epoch) = {one} and {other} give one order.\n{reason} Make the generator of the pair."
+
+    if order(1, 1) == order(0, 0):
+        return told((1, 1), (0, 0), "A number such as seed ^ epoch is 0 wherever the two are equal.")
+    if order(1, 0) == order(1, 1):
+        return told((1, 0), (1, 1), "The epoch is lost where it is combined with this seed.")
+    if order(1, 0) == order(0, 1):
+        return told((1, 0), (0, 1), "Their sum is one number for many pairs.")
+    first, factors = order(1, 0), {*range(2, 1100), *(10**k for k in range(4, 8)), *(2**k for k in range(11, 21))}
+    for factor in sorted(factors):
+        if order(0, factor) == first:
+            reason = f"seed * {factor} + epoch is one number for both: longer runs reach the next seed's orders."
+            return told((1, 0), (0, factor), reason)
+    return None
+
+
+def _of_seed(combine: Callable[[int, int], int]) -> Callable[..., list[list[int]]]:
+    """A wrong answer: one number made of the seed and the epoch, from which everything is drawn."""
+    return lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, combine(seed, epoch))
+
+
+def _with_global_generator(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    np.random.seed([seed, epoch])  # noqa: NPY002 - it is the mistake
+    return _buckets(lengths, batch_size, seed, epoch)
+
+
 bucket_batches = PropertyExercise(
     "bucket_batches",
     _fault_of_buckets,
     {
-        "Each index belongs into exactly one batch, those of a short last batch too.": _only_full_buckets,
-        "a batch has 4 indices, asked for are at most 2.": lambda lengths, size, *draw: _buckets(
-            lengths, 2 * size, *draw
+        "Each index belongs in exactly one batch, also those of a short last batch.": _only_full_buckets,
+        "a batch has 4 indices, and at most 2 are allowed.": lambda lengths, batch_size, seed, epoch: _buckets(
+            lengths, 2 * batch_size, seed, epoch
         ),
         "Words of one length belong together: that is the bucket.": _shuffled_batches,
-        "Draw from a generator made of the two, not a global one.": lambda lengths, size, *_: _buckets(lengths, size),
-        "The epoch belongs into the generator's seed.": lambda lengths, size, seed, _: _buckets(lengths, size, seed),
-        "their sum is no seed.\nGive the pair.": lambda lengths, size, *draw: _buckets(lengths, size, sum(draw)),
+        "Draw from a generator made of the two, not a global one.": lambda lengths, batch_size, seed, epoch: _buckets(
+            lengths, batch_size
+        ),
+        "Make a generator of your own: np.random.default_rng(...).": _with_global_generator,
+        "The epoch belongs in the generator's seed.": _of_seed(lambda seed, epoch: seed),
+        "Their sum is one number for many pairs. Make the generator of the pair.": _of_seed(
+            lambda seed, epoch: seed + epoch
+        ),
+        "A product is 0 for all of them. Make the generator of the pair.": _of_seed(lambda seed, epoch: seed * epoch),
+        "A number such as seed ^ epoch is 0 wherever the two are equal. Make the generator of the pair.": _of_seed(
+            lambda seed, epoch: seed ^ epoch
+        ),
+        "seed * 1000 + epoch is one number for both": _of_seed(lambda seed, epoch: 1000 * seed + epoch),
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
         "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.": partial(
             _buckets, shuffle_samples=False
         ),
     },
 )
-
-
-def _observed(prefetched: Any, number: int, ahead: int) -> tuple[list[int], list[int], set[int]]:
-    """The results; how many tasks had been drawn when each came; and the threads that fetched."""
-    drawn: list[int] = []
-    fetched_by: set[int] = set()
-
-    def tasks() -> Iterator[int]:
-        for task in range(number):
-            drawn.append(task)
-            yield task
-
-    def fetch(task: int) -> int:
-        fetched_by.add(threading.get_ident())
-        if task == 0:
-            time.sleep(0.05)  # the slowest comes first
-        return 10 * task
-
-    results, drawn_at = [], []
-    for result in prefetched(fetch, tasks(), ahead):
-        results.append(result)
-        drawn_at.append(len(drawn))
-    return results, drawn_at, fetched_by
-
-
-def _fault_of_prefetched(prefetched: Any) -> str | None:
-    for number, ahead in ((1, 2), (6, 2), (50, 4)):
-        results, drawn_at, fetched_by = _observed(prefetched, number, ahead)
-        setting = f"{number} tasks, {ahead} ahead: "
-        if sorted(results) != [10 * task for task in range(number)]:
-            rest = "After the last task, what is still ahead has to be given out."
-            return f"{setting}{len(results)} results came.\n{rest}"
-        if results != sorted(results):
-            oldest = "Wait for the oldest, not for the first that is ready."
-            return f"{setting}the results begin with {results[:4]}.\n{oldest}"
-        for position, count in enumerate(drawn_at):
-            told = f"{setting}when result {position} came, {count} tasks had been drawn.\n"
-            if count > position + 1 + ahead:
-                return f"{told}At most `ahead` may be under way behind the one that is given out."
-            if count < min(number, position + ahead):
-                return f"{told}As many as `ahead` should be under way, all the time."
-        if threading.get_ident() in fetched_by:
-            return f"{setting}the thread that asks fetches.\nHand the tasks to a pool, or nothing runs meanwhile."
-    return None
-
-
-def _by_map(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    with ThreadPoolExecutor(4) as pool:
-        yield from pool.map(fetch, tasks)
-
-
-def _by_window(fetch: Any, tasks: Any, ahead: int, give_rest: bool = True) -> Iterator[Any]:
-    pending: deque[Any] = deque()
-    with ThreadPoolExecutor(4) as pool:
-        for task in tasks:
-            pending.append(pool.submit(fetch, task))
-            if len(pending) > ahead:
-                yield pending.popleft().result()
-        while give_rest and pending:
-            yield pending.popleft().result()
-
-
-def _by_first_ready(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks, pending = iter(tasks), []
-    with ThreadPoolExecutor(4) as pool:
-        for task in itertools.islice(tasks, ahead):
-            pending.append(pool.submit(fetch, task))
-        while pending:
-            ready = next((future for future in pending if future.done()), None)
-            if ready is not None:
-                pending.remove(ready)
-                pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
-                yield ready.result()
-
-
-def _by_blocks(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks = iter(tasks)
-    with ThreadPoolExecutor(4) as pool:
-        while block := list(itertools.islice(tasks, ahead)):
-            yield from pool.map(fetch, block)
-
-
-def _ahead_in_this_thread(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks, pending = iter(tasks), deque()  # type: ignore[var-annotated]
-    pending.extend(itertools.islice(tasks, ahead))
-    while pending:
-        result = fetch(pending.popleft())
-        pending.extend(itertools.islice(tasks, 1))
-        yield result
-
-
-prefetched = PropertyExercise(
-    "prefetched",
-    _fault_of_prefetched,
-    {
-        "At most `ahead` may be under way behind the one that is given out.": _by_map,
-        "After the last task, what is still ahead has to be given out.": partial(_by_window, give_rest=False),
-        "Wait for the oldest, not for the first that is ready.": _by_first_ready,
-        "As many as `ahead` should be under way, all the time.": _by_blocks,
-        "Hand the tasks to a pool, or nothing runs meanwhile.": _ahead_in_this_thread,
-    },
-)
-
-
-def _fault_of_share(share: Any) -> str | None:
-    for number, workers in ((6, 0), (6, 1), (6, 2), (10, 3), (2, 5)):
-        infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
-        read = [list(share(iter(range(number)), info)) for info in infos]
-        setting = f"{number} lines, {workers} workers: {read}"
-        if lost := _missing_and_twice(itertools.chain(*read), range(number)):
-            told = "Without workers, one process reads all." if not workers else "Each line belongs to one worker."
-            return f"{setting}\n{lost}. {told}"
-        if max(map(len, read)) - min(map(len, read)) > 1:
-            return f"{setting}\nShares may differ by one line: here some still read while others have nothing left."
-    return None
-
-
-def _dealt(lines: Iterable[Any], workers: int, remainder: int) -> list[Any]:
-    return [line for number, line in enumerate(lines) if number % workers == remainder]
-
-
-share = PropertyExercise(
-    "share",
-    _fault_of_share,
-    {
-        "0 are missing and 6 come again. Each line belongs to one worker.": lambda lines, info: lines,
-        "0 are missing and 5 come again. Each line belongs to one worker.": lambda lines, info: (
-            lines if info is None else [*lines][info.id :]
-        ),
-        "Without workers, one process reads all.": lambda lines, info: (
-            [*lines][1:] if info is None else _dealt(lines, info.num_workers, info.id)
-        ),
-        "Shares may differ by one line: here some still read while others have nothing left.": lambda lines, info: (
-            lines if info is None or info.id == 0 else []
-        ),
-        "6 are missing and 0 come again. Each line belongs to one worker.": lambda lines, info: (
-            lines if info is None else _dealt(lines, info.num_workers, info.id + 1)
-        ),
-    },
-)
-
-EXERCISES = (pad_collate, bucket_batches, prefetched, share)

@@ -41,20 +41,23 @@ class SimulatedDevice:
 
     Attributes:
         attempts: The steps that were begun, and whether they came to their end.
+        peak_bytes: The most that the last step held, as ``torch.cuda.max_memory_allocated`` says it of a GPU.
     """
 
     def __init__(self, limit_bytes: int) -> None:
         self.limit_bytes = limit_bytes
         self.attempts: list[Attempt] = []
+        self.peak_bytes = 0
 
     def run(self, batch_size: int, model: nn.Module, optimizer: Optimizer, step: Callable[[], Any]) -> Any:
         self.attempts.append(Attempt(batch_size, False))
-        ledger = _LimitedLedger(self.limit_bytes)
-        with ledger:
-            ledger.name_model(model)
+        ledger = LimitedLedger(self.limit_bytes)
+        with ledger:  # sees each operator and its result
+            ledger.name_model(model)  # what is there before the first operator counts too
             ledger.name_optimizer(optimizer)
             value = step()
         self.attempts[-1] = Attempt(batch_size, True)
+        self.peak_bytes = ledger.peak_bytes
         return value
 
     def trials(self) -> list[Attempt]:
@@ -63,14 +66,18 @@ class SimulatedDevice:
         return [Attempt(size, all(step.ran for step in steps)) for size, steps in by_size]
 
 
-class _LimitedLedger(StorageLedger):
+class LimitedLedger(StorageLedger):
+    """A list of all storages that are alive, which raises CUDA's error when they are too many bytes."""
+
     def __init__(self, limit_bytes: int) -> None:
         super().__init__()
-        self.limit_bytes = limit_bytes
+        self.limit_bytes, self.peak_bytes = limit_bytes, 0
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if sum(storage.nbytes for storage in self._live.values()) > self.limit_bytes:
+        result = super().__torch_dispatch__(func, types, args, kwargs)  # runs the operator
+        held = sum(storage.nbytes for storage in self._live.values())
+        self.peak_bytes = max(self.peak_bytes, held)
+        if held > self.limit_bytes:
             raise torch.OutOfMemoryError("CUDA out of memory. (A simulated device of the CPU.)")
         return result
 
@@ -150,7 +157,9 @@ def halving(device: SimulatedDevice, start: int = 8192) -> int:
             start //= 2
 
 
-class _Module(LightningModule):
+class SmallModule(LightningModule):
+    """`make_model` in a Trainer; its steps run on a simulated device."""
+
     def __init__(self, device: SimulatedDevice, batch_size: int) -> None:
         super().__init__()
         self.net, self.simulated, self.batch_size, self.samples = make_model(), device, batch_size, 0
@@ -163,9 +172,8 @@ class _Module(LightningModule):
         return F.cross_entropy(self.net(x), y)
 
     def optimizer_step(self, epoch: int, batch_idx: int, optimizer: Any, optimizer_closure: Any = None) -> None:
-        # A Trainer frees gradients after the forward; as everybody else's, these are gone before it.
-        optimizer.zero_grad()
-        step = partial(optimizer.step, closure=optimizer_closure)
+        optimizer.zero_grad()  # before the forward pass, as in a plain loop; a Trainer would do it after that
+        step = partial(optimizer.step, closure=optimizer_closure)  # the closure is forward and backward
         self.simulated.run(self.samples, self.net, optimizer.optimizer, step)
 
     def configure_optimizers(self) -> Optimizer:
@@ -180,7 +188,7 @@ def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2
     """Lightning's own finder; `own_size` is the module's batch size before."""
     with _little_garbage(), tempfile.TemporaryDirectory() as folder:
         trainer = quiet_trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder)
-        return Tuner(trainer).scale_batch_size(_Module(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
+        return Tuner(trainer).scale_batch_size(SmallModule(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
 
 
 @contextmanager

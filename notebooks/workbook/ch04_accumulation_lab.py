@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
@@ -34,7 +35,7 @@ class Case:
     dropout: float = 0.0
     batch_norm: bool = False
     reduction: str = "mean"
-    """Of the usual recipe and the Trainer alone."""
+    """How the usual recipe and the Trainer reduce a micro-batch's losses."""
     draw: int = 0
     """Which dropout masks are drawn; the big batch draws others."""
     dtype: torch.dtype = torch.float64
@@ -54,26 +55,33 @@ def measure(rank: int, cases: list[Case], ways: Sequence[str] = WAYS) -> list[di
     The error is ‖g − G‖ / ‖G‖ with the gradient G of one batch that holds all ranks' tokens of that window. It is NaN
     where that of any window is: a mean over masked tokens alone is 0 / 0.
     """
-    return [{way: _largest_error(_RUN[way](case, rank), big_batch(case)) for way in ways} for case in cases]
+    measured = []
+    for case in cases:
+        reference = big_batch(case)
+        measured.append({way: _largest_error(_RUN[way](case, rank), reference) for way in ways})
+    return measured
 
 
 def big_batch(case: Case) -> list[Tensor]:
-    """The gradient of each window's tokens as one batch."""
-    model, found = make_model(case), list[Tensor]()
-    for parts in zip(*(windows(batches, case.k) for batches in case.ranks), strict=True):
-        features, classes = (torch.cat(column) for column in zip(*(b for part in parts for b in part), strict=True))
+    """The gradient of each window's tokens, of all ranks, as one batch: the reference."""
+    model, found = make_model(case.dropout, case.batch_norm).to(case.dtype), []
+    in_windows = [list(windows(batches, case.k)) for batches in case.ranks]
+    for of_each_rank in zip(*in_windows, strict=True):
+        micro_batches = list(itertools.chain(*of_each_rank))
+        features = torch.cat([features for features, _ in micro_batches]).to(case.dtype)
+        classes = torch.cat([classes for _, classes in micro_batches])
         model.zero_grad()
         torch.manual_seed(2 * case.draw + 1)
-        mean = loss_sum(model, (features.to(case.dtype), classes)) / count((features, classes))
+        mean = loss_sum(model, (features, classes)) / count((features, classes))
         mean.backward()
         found.append(gradient(model))
     return found
 
 
-def make_model(case: Case) -> nn.Module:
+def make_model(dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
-    norm = nn.BatchNorm1d(12) if case.batch_norm else nn.Identity()
-    return nn.Sequential(nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(case.dropout), nn.Linear(12, 4)).to(case.dtype)
+    norm = nn.BatchNorm1d(12) if batch_norm else nn.Identity()
+    return nn.Sequential(nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4)).double()
 
 
 def loss_sum(model: nn.Module, batch: Tokens) -> Tensor:
@@ -98,7 +106,7 @@ def _batches(case: Case, rank: int) -> list[Tokens]:
 
 
 def _wrapped(case: Case) -> Any:
-    model = make_model(case)
+    model = make_model(case.dropout, case.batch_norm).to(case.dtype)
     torch.manual_seed(2 * case.draw)
     return DistributedDataParallel(model) if dist.is_initialized() else model
 
@@ -109,8 +117,8 @@ def usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
     for window in windows(_batches(case, rank), case.k):
         model.zero_grad()
         for position, (features, classes) in enumerate(window, start=1):
-            held = model.no_sync() if position < len(window) and dist.is_initialized() else nullcontext()
-            with held:
+            not_yet = position < len(window) and dist.is_initialized()  # ranks may hold unequally many micro-batches
+            with model.no_sync() if not_yet else nullcontext():
                 loss = F.cross_entropy(model(features), classes, reduction=case.reduction, ignore_index=-100)
                 (loss / case.k).backward()
         yield gradient(model)
@@ -129,10 +137,13 @@ class _Recorder(LightningModule):
 
     def __init__(self, case: Case, *, exact: bool) -> None:
         super().__init__()
-        self.model, self.case, self.exact = make_model(case), case, exact
+        self.model = make_model(case.dropout, case.batch_norm).to(case.dtype)
+        self.case, self.exact = case, exact
         self.found: list[Tensor] = []
 
-    def training_step(self, batch: Tokens) -> Any:
+    def training_step(self, batch: Tokens, batch_idx: int) -> Any:
+        if batch_idx == 0:
+            torch.manual_seed(2 * self.case.draw)  # the dropout masks of all four ways are the same
         if self.exact:
             return loss_sum(self.model, batch), count(batch)
         return F.cross_entropy(self.model(batch[0]), batch[1], reduction=self.case.reduction, ignore_index=-100)

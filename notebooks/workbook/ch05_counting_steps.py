@@ -1,9 +1,10 @@
-"""What chapter 05 shows and asks: the drawing of a plan, its widget, and the exercises."""
+"""What chapter 05 shows: drawings of runs and of plans, and the widget. Its exercises: `ch05_exercises`."""
 
 from __future__ import annotations
 
-import math
-from typing import Any, NamedTuple
+import itertools
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import ipywidgets
 import torch
@@ -11,17 +12,41 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from course_lib.steps import EqualEpochs, StepPlan, Tail, plan_steps
+from course_lib.steps import EqualEpochs, StepPlan, plan_steps
+from workbook.ch05_exercises import (
+    EXERCISES,
+    count_by_hand,
+    max_steps_on_four_ranks,
+    max_steps_on_two_ranks,
+    schedule_horizon,
+    steps_per_epoch,
+)
 from workbook.display import GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, draw_curves, new_figure, numbered
-from workbook.exercises import Exercise
 from workbook.widgets import Explorer, int_slider
+
+__all__ = [
+    "EXERCISES",
+    "Box",
+    "cosine_rates",
+    "count_by_hand",
+    "figure_of_losses",
+    "figure_of_rates",
+    "figure_of_steps",
+    "figure_of_tails",
+    "max_steps_on_four_ranks",
+    "max_steps_on_two_ranks",
+    "run_boxes",
+    "schedule_horizon",
+    "step_boxes",
+    "steps_explorer",
+    "steps_per_epoch",
+]
 
 LOOKS = {
     "full window": (SKY, ""),
     "short window": (ORANGE, "//"),
     "leaks into the next epoch": (YELLOW, "\\\\"),
-    "never applied": ("#DDDDDD", "oo"),
-    "gradient thrown away": ("#DDDDDD", ".."),
+    "in no step": (GREY, ".."),
     "dropped": ("white", "xxx"),
     "not run": ("white", ""),
 }
@@ -63,8 +88,8 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
             steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
-            leaks = "leaks into the next epoch" if steps_later else "never applied"
-            boxes.append(box(done, ran, leaks if plan.tail == "carry" else "gradient thrown away"))
+            leaks = plan.tail == "carry" and steps_later
+            boxes.append(box(done, ran, "leaks into the next epoch" if leaks else "in no step"))
         if span.batches > ran:
             boxes.append(box(ran, span.batches, "not run"))
         trained = span.samples_up_to(span.batches)
@@ -74,18 +99,64 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
     return boxes
 
 
-def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> list[Patch]:
-    """Draw one row an epoch: a rank's samples from left to right, cut into micro-batches, coloured by window.
+def run_boxes(
+    batches: Sequence[Sequence[int]], weights: Sequence[Sequence[float]], *, epochs: int, accumulate_grad_batches: int
+) -> list[Box]:
+    """The boxes of a run that was recorded: of every epoch, with no sample twice in it.
+
+    Args:
+        batches: The samples of each micro-batch, in the order in which they ran.
+        weights: Sample i moves weight i alone; all weights before each micro-batch, and after the last.
+        epochs: Epochs that ran, equally long.
+        accumulate_grad_batches: Micro-batches in a full window.
+    """
+    moved = []
+    for before, after in itertools.pairwise(weights):
+        moved.append({sample for sample, weight in enumerate(before) if weight != after[sample]})
+    step_ends = [number for number, samples in enumerate(moved) if samples]
+    step_of: list[int | None] = []
+    for number, batch in enumerate(batches):
+        later = [step for step, end in enumerate(step_ends) if end >= number]
+        in_it = bool(later) and set(batch) <= moved[step_ends[later[0]]]
+        step_of.append(later[0] if in_it else None)
+
+    per_epoch = len(batches) // epochs
+    boxes = []
+    for epoch in range(epochs):
+        start, stop = epoch * per_epoch, (epoch + 1) * per_epoch
+        edges = [0]
+        for batch in batches[start:stop]:
+            edges.append(edges[-1] + len(batch))
+        for step in dict.fromkeys(step_of[start:stop]):
+            its = [number for number in range(start, stop) if step_of[number] == step]
+            first, last = its[0] - start, its[-1] + 1 - start
+            label = ""
+            if step is None:
+                fate = "in no step"
+            elif step_ends[step] >= stop:
+                fate = "leaks into the next epoch"
+            else:
+                fate = "full window" if len(its) == accumulate_grad_batches else "short window"
+                carried = step_of[:start].count(step)
+                label = str(step + 1) + (f" (+{carried})" if carried else "")
+            boxes.append(Box(epoch, (edges[first], edges[last]), tuple(edges[first : last + 1]), fate, label))
+    return boxes
+
+
+def draw_boxes(axes: Axes, boxes: list[Box], *, title: str) -> list[Patch]:
+    """Draw one row for each epoch: a rank's samples from left to right, cut into micro-batches, coloured by window.
 
     The number in a window is its optimizer step (with the micro-batches that leaked into it), and the bar at its
     right end the moment of that step. Returns the legend's handles.
     """
-    boxes = step_boxes(plan, epochs)
-    width = max((box.samples[1] for box in boxes), default=1)
+    epochs = 1 + max(box.epoch for box in boxes)
+    width = max(box.samples[1] for box in boxes)
     for box in boxes:
         (start, stop), (colour, hatch) = box.samples, LOOKS[box.fate]
         line = ":" if box.fate == "not run" else "-"
-        axes.barh(box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor=GREY, linestyle=line)
+        axes.barh(
+            box.epoch, stop - start, 0.72, left=start, color=colour, hatch=hatch, edgecolor="#666666", linestyle=line
+        )
         if width <= 60 * (stop - start) / max(1, len(box.batch_edges) - 1):  # else the edges hide the boxes
             axes.vlines(box.batch_edges, box.epoch - 0.36, box.epoch + 0.36, color="white", linewidth=0.8)
         if box.label:
@@ -97,49 +168,57 @@ def draw_steps(axes: Axes, plan: StepPlan, *, epochs: int = 3, title: str) -> li
                 bbox={"facecolor": "white", "edgecolor": "none", "boxstyle": "round,pad=0.15"},
             )  # fmt: skip
     axes.set_title(title, fontsize=11)
-    axes.set(xlabel="samples of one rank, in the order drawn", ylabel="epoch", yticks=range(epochs))
+    axes.set(xlabel="samples, in the order drawn", ylabel="epoch", yticks=range(epochs))
     axes.set(xlim=(0, 1.01 * width), ylim=(epochs - 0.4, -0.6))
     fates = dict.fromkeys(box.fate for box in boxes)
-    handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor=GREY, label=fate) for fate in fates]
+    handles = [Patch(facecolor=LOOKS[fate][0], hatch=LOOKS[fate][1], edgecolor="#666666", label=fate) for fate in fates]
     return [*handles, Patch(facecolor=VERMILION, label="moment of the optimizer step")]
 
 
-def figure_of_steps(plan: StepPlan, *, epochs: int = 3, title: str) -> Figure:
-    """:func:`draw_steps` as a figure of its own, the legend below."""
+def figure_of_steps(plan: StepPlan, *, epochs: int = 3) -> Figure:
+    """The first epochs of a plan, the legend below."""
     figure, axes = new_figure(9.0, 1.6 + 0.5 * epochs)
-    handles = draw_steps(axes, plan, epochs=epochs, title=title)
+    steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
+    handles = draw_boxes(axes, step_boxes(plan, epochs), title=f"{steps}, {plan.total_steps} in the run")
+    axes.set_xlabel("samples of one rank, in the order drawn")
     add_legend_below(figure, handles)
     return figure
 
 
-def figure_of_tails(num_samples: int, batch_size: int, accumulate_grad_batches: int) -> Figure:
-    """The same three epochs under the three fates of a short window, side by side."""
-    figure, panels = new_figure(12.0, 3.1, columns=3)
-    titles: dict[Tail, str] = {
-        "step": "A Trainer steps on the short window",
-        "carry": "The modulo loop leaks it",
-        "drop": "Zeroing at each epoch loses it",
-    }
+def figure_of_tails(runs: dict[str, list[Box]]) -> Figure:
+    """Recorded runs side by side, by the first line of their titles."""
+    figure, panels = new_figure(12.0, 3.1, columns=len(runs))
     handles: dict[str, Patch] = {}
-    for axes, (tail, title) in zip(panels, titles.items(), strict=True):
-        plan = plan_steps(
-            num_samples, batch_size, accumulate_grad_batches=accumulate_grad_batches, max_epochs=3, tail=tail
-        )
-        drawn = draw_steps(axes, plan, title=f"{title}:\n{plan.total_steps} optimizer steps")
+    for axes, (title, boxes) in zip(panels, runs.items(), strict=True):
+        steps = sum(1 for box in boxes if box.label)
+        drawn = draw_boxes(axes, boxes, title=f"{title}:\n{steps} optimizer steps")
         handles |= {str(handle.get_label()): handle for handle in drawn}
     add_legend_below(figure, list(handles.values()))
     return figure
 
 
-def figure_of_schedules(rates: dict[str, list[float]], accuracies: dict[str, list[float]]) -> Figure:
-    """Learning rates after each optimizer step, and accuracies after each epoch, of the same named runs."""
-    figure, (left, right) = new_figure(11.0, 3.2, columns=2)
-    by_step = {name: numbered(curve) for name, curve in rates.items()}
+def figure_of_rates(rates: dict[str, list[float]]) -> Figure:
+    """Learning rates of named runs, from before the first optimizer step to after the last."""
+    figure, axes = new_figure(9.0, 3.2)
+    by_step = {name: (range(len(curve)), curve) for name, curve in rates.items()}
     draw_curves(
-        left, by_step, title="A horizon that is too short turns back up", x="optimizer steps", y="learning rate"
+        axes,
+        by_step,
+        title="With a horizon that is too short, the rate rises again",
+        x="optimizer steps made",
+        y="learning rate (peak = 1)",
+        legend="beside",
     )
-    by_epoch = {name: numbered(curve) for name, curve in accuracies.items()}
-    draw_curves(right, by_epoch, title="The accuracy hardly tells", x="epochs", y="accuracy on the test digits")
+    return figure
+
+
+def figure_of_losses(rates: dict[str, list[float]], losses: dict[str, list[float]]) -> Figure:
+    """Learning rates after each optimizer step, and training losses of each epoch, of the same named runs."""
+    figure, (left, right) = new_figure(11.0, 3.4, columns=2)
+    by_step = {name: numbered(curve) for name, curve in rates.items()}
+    draw_curves(left, by_step, title="One rate ends at zero, one rises again", x="optimizer steps", y="learning rate")
+    by_epoch = {name: numbered(curve) for name, curve in losses.items()}
+    draw_curves(right, by_epoch, title="The loss falls in both runs", x="epochs", y="training loss (cross entropy)")
     return figure
 
 
@@ -148,13 +227,11 @@ def steps_explorer() -> Explorer:
 
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
-        steps = f"{plan.steps_per_epoch} optimizer step{'s' if plan.steps_per_epoch != 1 else ''} per epoch"
-        figure = figure_of_steps(plan, title=f"{steps}, {plan.total_steps} in three")
-        return figure, f"{plan.explain()}\n\n{plan.table()}"
+        return figure_of_steps(plan), f"{plan.explain()}\n\n{plan.table()}"
 
     controls = {
-        "num_samples": int_slider(100, 240, "samples"),
-        "batch_size": int_slider(8, 32, "per-rank batch size"),
+        "num_samples": int_slider(72, 240, "samples"),
+        "batch_size": int_slider(8, 32, "batch size of each rank"),
         "accumulate_grad_batches": int_slider(4, 16, "micro-batches per window"),
         "world_size": int_slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
@@ -176,117 +253,3 @@ def cosine_rates(horizon: int, optimizer_steps: int, peak: float = 1.0) -> list[
         schedule.step()
         rates.append(float(optimizer.param_groups[0]["lr"]))
     return rates
-
-
-count_by_hand = Exercise(
-    "count by hand",
-    solution=plan_steps(100, 8, accumulate_grad_batches=4, max_epochs=3).total_steps,
-    misconceptions={
-        "{got} is what floor division gives: the short last window of each epoch steps too.": 9,
-        "{got} lets a window reach across epochs: a Trainer starts each epoch with a new one.": 10,
-        "{got} counts micro-batches: four of them make one optimizer step.": 39,
-        "{got} is one epoch; the run has three.": 4,
-        "{got} counts the micro-batches of one epoch: four of them make one optimizer step.": 13,
-        "{got} counts micro-batches, and leaves out the short one: it trains, and four make one step.": 36,
-    },
-)
-
-
-def _steps_per_epoch(**asked: Any) -> int:
-    steps = plan_steps(**asked, max_epochs=1).steps_per_epoch
-    assert isinstance(steps, int)
-    return steps
-
-
-def _wrong_steps(
-    num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
-) -> dict[str, int]:
-    k, per_step = accumulate_grad_batches, batch_size * accumulate_grad_batches * world_size
-    options = dict(batch_size=batch_size, accumulate_grad_batches=k, drop_last=drop_last)
-    right = _steps_per_epoch(num_samples=num_samples, world_size=world_size, **options)
-    on_one_rank = _steps_per_epoch(num_samples=num_samples, **options)
-    batches = num_samples // batch_size if drop_last else math.ceil(num_samples / batch_size)
-    share = math.ceil(num_samples / world_size)
-    return {
-        "{got} is what floor division gives: the short last window steps too.": num_samples // per_step,
-        "{got} ignores drop_last: the 6 samples left of 70 make no batch, so they start no window. "
-        "(The line ceil(N / (b·k·G)) does that too.)": math.ceil(num_samples / per_step),
-        "{got} counts micro-batches: divide by accumulate_grad_batches.": math.ceil(share / batch_size),
-        "{got} forgets the ranks: each has its share of the samples.": on_one_rank,
-        "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
-            _steps_per_epoch(num_samples=num_samples // world_size, **options)
-        ),
-        "{got} shares out batches: the ranks share samples, and each cuts its own batches from its share.": (
-            math.ceil(batches / k / world_size)
-        ),
-        "{got} adds the ranks' steps up: they step together, and it counts once.": world_size * right,
-    }
-
-
-steps_per_epoch = Exercise(
-    "optimizer_steps_per_epoch",
-    solution=_steps_per_epoch,
-    cases=[
-        dict(num_samples=64, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
-        dict(num_samples=72, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
-        dict(num_samples=70, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
-        dict(num_samples=70, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=True),
-        dict(num_samples=33, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
-        dict(num_samples=70, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
-        dict(num_samples=65, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=False),
-        dict(num_samples=15, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=True),
-        dict(num_samples=24, batch_size=8, accumulate_grad_batches=1, world_size=2, drop_last=True),
-        dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
-    ],
-    misconceptions=_wrong_steps,
-)
-
-
-def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int) -> dict[str, float]:
-    k, steps = accumulate_grad_batches, math.ceil(num_batches / accumulate_grad_batches)
-    micro_batches = num_batches * epochs
-    return {
-        "{got} counts micro-batches, but the schedule is stepped once per update: the learning rate stays high.": (
-            micro_batches
-        ),
-        "{got} turns updates back into micro-batches: the schedule would get only a part of its way.": steps
-        * epochs
-        * k,
-        "{got} forgets the short window of each epoch: the schedule ends early, and a cosine turns back up.": (
-            num_batches // k * epochs
-        ),
-        "{got} lets windows reach across epochs: round up in each epoch, then multiply.": math.ceil(micro_batches / k),
-        "{got} is one epoch: multiply by the epochs.": steps,
-        "{got} holds a part of a step: the short window is a whole one.": num_batches / k * epochs,
-    }
-
-
-schedule_horizon = Exercise(
-    "horizon",
-    solution=lambda num_batches, accumulate_grad_batches, epochs: (
-        math.ceil(num_batches / accumulate_grad_batches) * epochs
-    ),
-    cases=[
-        dict(num_batches=8, accumulate_grad_batches=1, epochs=3),
-        dict(num_batches=10, accumulate_grad_batches=4, epochs=1),
-        dict(num_batches=10, accumulate_grad_batches=4, epochs=2),
-        dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
-    ],
-    misconceptions=_wrong_horizons,
-)
-
-max_steps_on_two_ranks = Exercise(
-    "max_steps on two ranks",
-    solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=2, max_epochs=10).total_steps,
-    misconceptions={
-        "{got} is right for one rank: each of two draws half of the samples.": 50,
-        "{got} halves the steps: halve the samples, then count batches and windows anew.": 25,
-        "{got} is what floor division gives: the short last window steps too.": 20,
-        "{got} adds the ranks' steps up: they step together, and it counts once.": 60,
-        "{got} counts micro-batches: a window of eight makes one step.": 190,
-        "{got} counts micro-batches, the dropped one included: a window of eight makes one step.": 200,
-        "{got} is one epoch; the run has ten.": 3,
-    },
-)
-
-EXERCISES = (count_by_hand, steps_per_epoch, schedule_horizon, max_steps_on_two_ranks)

@@ -1,6 +1,7 @@
 """ExactAccumulation in real fits, against the updates of a plain loop over big batches."""
 
 import functools
+import json
 import re
 
 import pytest
@@ -17,7 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 from workbook.ch04_accumulation_lab import count, gradient, loss_sum, random_tokens
 
 from course_lib.accumulation import windows
-from course_lib.callbacks import ExactAccumulation, StepAudit
+from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.launch import run_ranks
 from course_lib.resume import ResumableDataLoader
 from tests.trainer_oracle import quiet_trainer
@@ -472,3 +473,41 @@ def test_a_strategy_that_accumulates_itself_is_refused():
 def test_a_second_one_in_the_same_trainer_is_refused():
     with pytest.raises(MisconfigurationException, match="two ExactAccumulation callbacks: gradients would be scaled"):
         fit(Classifier(), ragged(4), ExactAccumulation())
+
+
+class MaySkip(Classifier):
+    def on_before_optimizer_step(self, optimizer):
+        """There is no gradient to keep in a window that is skipped."""
+
+
+def fit_in_order(batches, callbacks):
+    model = MaySkip()
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=callbacks)
+    trainer.fit(model, DataLoader(batches, batch_size=None))
+    return model
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_window_without_a_label_is_skipped_where_there_is_something_to_skip_it(turned, tmp_path):
+    batches = ragged(8)
+    for _, y in batches[2:4]:
+        y.fill_(-100)
+    callbacks = [ExactAccumulation(), SkipBadSteps(journal=tmp_path / "skipped.jsonl")]
+    model = fit_in_order(batches, callbacks[::-1] if turned else callbacks)
+    without = fit_in_order(batches[:2] + batches[4:], [ExactAccumulation()])
+    assert all(torch.equal(a, b) for a, b in zip(weights(model), weights(without), strict=True))
+    assert "no sample of the window has a label" in (tmp_path / "skipped.jsonl").read_text()
+
+
+def test_the_order_of_the_callbacks_does_not_matter(tmp_path):
+    # A norm is judged as it would be applied: in both orders the same window is a spike.
+    batches = ragged(40)
+    batches[25][0].fill_(80.0)
+    skips = []
+    for turned in (False, True):
+        journal = tmp_path / f"{turned}.jsonl"
+        callbacks = [ExactAccumulation(), SkipBadSteps(spike_factor=5, min_history=4, journal=journal)]
+        fit_in_order(batches, callbacks[::-1] if turned else callbacks)
+        skips.append([json.loads(line) for line in journal.read_text().splitlines()])
+    one, other = ([(skip["attempt"], skip["norm"]) for skip in each] for each in skips)
+    assert one == other != []

@@ -6,6 +6,7 @@ import torch.nn.functional as F
 from lightning.pytorch import LightningDataModule, LightningModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, TensorDataset
 
 from course_lib.callbacks.find_batch_size import FindBatchSize
@@ -59,6 +60,22 @@ def test_the_run_trains_with_what_was_found_and_is_otherwise_the_same(asks):
     quiet_trainer(max_epochs=2).fit(known)
     assert found.losses == known.losses
     assert "log" not in vars(found)
+
+
+def test_a_horizon_that_configure_optimizers_asks_for_is_that_of_the_size_that_was_found():
+    class Decays(Classifier):
+        def configure_optimizers(self):
+            optimizer = super().configure_optimizers()
+            schedule = CosineAnnealingLR(optimizer, self.trainer.estimated_stepping_batches)
+            return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+    model = Decays(4)
+    trainer = quiet_trainer(max_epochs=2, callbacks=[FindBatchSize(limit_bytes=30_000)])
+    trainer.fit(model)
+    assert model.sizes[0] == model.batch_size > 100
+    (schedule,) = [config.scheduler for config in trainer.lr_scheduler_configs]
+    assert schedule.T_max == trainer.global_step == 6
+    assert schedule.get_last_lr() == [0]
 
 
 def test_a_datamodule():

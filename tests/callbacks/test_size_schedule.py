@@ -12,7 +12,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate
-from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, StepAudit, StepCountError
+from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit, StepCountError
 from course_lib.launch import run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
@@ -430,3 +430,60 @@ def test_a_resume_with_another_schedule_is_refused(tmp_path):
     other = SizeSchedule({0: (16, 16), 16: (32, 4)}, unit="samples")
     with pytest.raises(ValueError, match="the state was taken with schedule="):
         fit(other, max_epochs=1, ckpt_path=tmp_path / "4.ckpt")
+
+
+@pytest.mark.parametrize(("loaders", "batches"), [(None, 0), (DataLoader(range(6), 2), 9)])
+def test_validation_data_go_beside_the_schedule(loaders, batches):
+    class Validates(KeepingModule):
+        validated = 0
+
+        def validation_step(self, batch):
+            self.validated += 1
+
+    model = Validates()
+    data = SizeScheduleDataModule(range(48), EPOCHWISE, pair, val_dataloaders=loaders)
+    quiet_trainer(max_epochs=3, num_sanity_val_steps=0).fit(model, datamodule=data)
+    assert model.validated == batches
+
+
+def test_a_setup_without_super_is_refused():
+    class Forgets(SizeScheduleDataModule):
+        def setup(self, stage):
+            pass
+
+    with pytest.raises(MisconfigurationException, match=r"setup\(\) of Forgets does not call super"):
+        quiet_trainer(max_epochs=3).fit(KeepingModule(), datamodule=Forgets(range(100), EPOCHWISE, pair))
+
+
+class Faulty(KeepingModule):
+    """The gradient of the batches of the run that are listed is NaN; keeps (batch size, learning rate)."""
+
+    def __init__(self, bad, factor):
+        super().__init__()
+        self.bad, self.factor, self.pairs = bad, factor, []
+
+    def training_step(self, batch):
+        rate = self.trainer.optimizers[0].param_groups[0]["lr"]
+        self.pairs.append((len(batch), rate))
+        loss = super().training_step(batch)
+        return loss * float("nan") if len(self.pairs) - 1 in self.bad else loss
+
+    def configure_optimizers(self):
+        optimizer = torch.optim.SGD(self.parameters(), lr=16.0)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, self.factor(self.trainer.datamodule))
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+def test_the_rate_follows_the_batch_also_after_skips():
+    # Batches of 16, 8 and 4; the last batch before each change is bad, so that the schedule is not stepped there.
+    def fit_faulty(bad, factor):
+        model = Faulty(bad, factor)
+        data = SizeScheduleDataModule(range(48), EPOCHWISE, pair)
+        quiet_trainer(max_epochs=3, callbacks=[SkipBadSteps()]).fit(model, datamodule=data)
+        return model.pairs
+
+    pairs = fit_faulty({1, 2, 8}, lambda data: data.lr_factor("linear"))
+    assert [size for size, _ in pairs] == [16] * 3 + [8] * 6 + [4] * 12
+    assert all(size == rate for size, rate in pairs)
+    with pytest.raises(MisconfigurationException, match="goes by updates, and sizes and batches go by attempts"):
+        fit_faulty(set(), lambda data: data.plan().lr_factor("linear"))

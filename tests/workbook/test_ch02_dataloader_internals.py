@@ -1,8 +1,13 @@
 """The numbers behind chapter 02's figures and widget, and the datasets that its workers read."""
 
 import itertools
+import json
 import os
+import re
 import time
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import psutil
@@ -38,7 +43,7 @@ def test_sleeping_takes_time_and_computing_takes_cpu_time():
 def test_an_image_has_the_size_of_the_attribute_of_the_tensor_or_of_the_index():
     assert chapter.Resizable(4, 8)[0].shape == (8, 8)
     assert chapter.Resizable(4, torch.tensor(16))[0].shape == (16, 16)
-    assert chapter.Resizable(4, 8)[(0, 32)].shape == (32, 32)
+    assert chapter.SizedByIndex(4, 8)[(0, 32)].shape == (32, 32) == chapter.blank_image("sample", 32).shape
 
 
 def test_draws_by_index_depend_on_epoch_and_index_alone():
@@ -46,13 +51,6 @@ def test_draws_by_index_depend_on_epoch_and_index_alone():
     assert [first[i] for i in range(8)] == [second[i] for i in reversed(range(8))][::-1]
     second.epoch = 1
     assert first[0] != second[0]
-
-
-def test_a_batch_sampler_counts_its_iterators_and_what_was_drawn():
-    sampler = chapter.CountingBatchSampler(5, 2)
-    assert list(sampler) == [[0, 1], [2, 3], [4]] and len(sampler) == 3
-    next(iter(sampler))
-    assert (sampler.iterators, sampler.drawn) == (2, 1)
 
 
 @pytest.mark.skipif(not chapter.can_fork(), reason="measures forked workers")
@@ -126,10 +124,24 @@ def test_the_figure_draws_the_bars():
 
 def test_the_widget_follows_its_controls():
     explorer = chapter.pipeline_explorer()
-    assert explorer.set(workers=0).startswith("16.7 batches/s in the long run (the two in turn set the pace)")
-    assert "480 ms waiting for 12 batches" in explorer.text
-    assert explorer.set(workers=1).startswith("25.0 batches/s in the long run (the workers")
-    assert explorer.set(workers=2).startswith("50.0 batches/s in the long run (the step")
+    assert explorer.text == chapter.simulate_epoch(load=60, compute=40, workers=2, prefetch=2, slow=300)[1]
+    by_prefetch = [explorer.set(prefetch=prefetch) for prefetch in (1, 2, 4)]
+    assert [text.partition(",")[0] for text in by_prefetch] == [
+        "last batch after 1040 ms",
+        "last batch after 960 ms",
+        "last batch after 920 ms",
+    ]
+    explorer.set(slow=60)
+    assert explorer.set(prefetch=1) == explorer.set(prefetch=4)
+    for workers, pace in ((0, "10.0"), (1, "16.7"), (2, "25.0"), (3, "25.0")):
+        assert explorer.set(workers=workers).endswith(f"{pace} batches per second")
+
+
+def test_the_figure_of_sizes_draws_each_batch_and_where_epochs_begin():
+    curves = {"set": [8, 8, 16, 16], "attribute": [8, 8, 8, 8], "task": [8, 8, 16, 16]}
+    (axes,) = chapter.figure_of_sizes(curves, 2, "title").axes
+    assert [line.get_ydata().tolist() for line in axes.lines[:3]] == list(curves.values())
+    assert [line.get_xdata()[0] for line in axes.lines[3:]] == [1.5]
 
 
 def test_a_sweep_measures_each_kind_with_each_number_of_workers():
@@ -152,9 +164,9 @@ def test_the_recorded_sweep_shows_what_the_chapter_says():
 def test_the_recorded_epochs_show_what_the_chapter_says():
     in_turn, behind, two_at_a_time = chapter.recorded_epochs().values()
     assert [chapter.fetches_at_once(traces) for traces in (in_turn, behind, two_at_a_time)] == [1, 1, 2]
-    assert [chapter.fetches_behind_a_step(traces) for traces in (in_turn, behind, two_at_a_time)] == [0, 4, 3]
-    assert all(trace.waited_s > 0.05 for trace in (*in_turn, *behind))
-    assert all(trace.waited_s < 0.01 for trace in two_at_a_time[1:])
+    assert [chapter.fetches_behind_a_step(traces) for traces in (in_turn, behind, two_at_a_time)] == [0, 5, 4]
+    assert all(trace.waited_s > 0.01 for trace in (*in_turn, *behind))
+    assert all(trace.waited_s < 0.002 for trace in two_at_a_time[1:])
 
 
 def test_the_figure_of_the_sweep_draws_speed_relative_to_no_workers():
@@ -169,15 +181,137 @@ def test_padding_is_what_fills_up_each_batch_to_its_longest():
     assert padding([[0, 1], [2]], lengths=[5, 2, 9]) == 3
 
 
-def test_an_answer_that_changes_its_samples_does_not_change_the_question():
-    def in_place(samples, pad):
-        for sample in samples:
-            sample.extend([pad] * (max(map(len, samples)) - len(sample)))
-        return torch.tensor(samples), torch.tensor([len(sample) for sample in samples])
+def padded(samples, pad):
+    width = max(map(len, samples))
+    return [[*sample, *[pad] * (width - len(sample))] for sample in samples], [len(sample) for sample in samples]
 
+
+def padded_by_torch(samples, pad, **options):
+    tensors = [torch.tensor(sample, **options) for sample in samples]
+    rows = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad)
+    return rows, torch.tensor([len(sample) for sample in samples])
+
+
+def in_place(samples, pad):
+    lengths = torch.tensor([len(sample) for sample in samples])
+    for sample in samples:
+        sample.extend([pad] * (int(lengths.max()) - len(sample)))
+    return torch.tensor(samples), lengths
+
+
+def in_place_too_early(samples, pad):
+    rows, _ = in_place(samples, pad)
+    return rows, torch.tensor([len(sample) for sample in samples])
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (lambda samples, pad: (torch.tensor(padded(samples, pad)[0]), padded(samples, pad)[1]), "Make the lengths a t"),
+        (lambda samples, pad: padded(samples, pad), "Make the rows a tensor"),
+        (lambda samples, pad: padded_by_torch(samples, pad, dtype=torch.float32), "The rows must be whole numbers"),
+        (padded_by_torch, "unless a dtype is given"),
+        (in_place, "The answer changes its samples"),
+        (in_place_too_early, "Each sample got the length of the longest"),
+        (lambda samples, pad: None, "two tensors are asked for"),
+    ],
+)
+def test_wrong_ways_to_pad_are_told_apart(answer, message):
+    for _ in range(2):  # an answer that changes its samples does not change the question
+        with pytest.raises(NotSolved, match=message):
+            chapter.pad_collate.check(answer)
+
+
+def shuffled_by(seed_of):
+    def buckets(lengths, batch_size, seed, epoch):
+        rng = np.random.default_rng(seed_of(seed, epoch))
+        order = rng.permutation(len(lengths)).tolist()
+        order.sort(key=lengths.__getitem__)
+        tasks = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+        return [tasks[i] for i in rng.permutation(len(tasks))]
+
+    return buckets
+
+
+def by_torchs_global_generator(lengths, batch_size, seed, epoch):
+    torch.manual_seed(1_000_003 * seed + epoch)
+    return shuffled_by(lambda *_: torch.randint(2**40, ()).item())(lengths, batch_size, seed, epoch)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (shuffled_by(lambda seed, epoch: seed + epoch), "Their sum is one number"),
+        (shuffled_by(lambda seed, epoch: seed ^ epoch), "seed \\^ epoch is 0"),
+        (shuffled_by(lambda seed, epoch: seed * epoch), "A product is 0"),
+        (shuffled_by(lambda seed, epoch: 31 * seed + epoch), "seed \\* 31 \\+ epoch is one number"),
+        (shuffled_by(lambda seed, epoch: 1000 * seed + epoch), "seed \\* 1000 \\+ epoch is one number"),
+        (shuffled_by(lambda seed, epoch: (seed << 16) + epoch), "seed \\* 65536 \\+ epoch is one number"),
+        (by_torchs_global_generator, "the call changed a global generator"),
+    ],
+)
+def test_wrong_ways_to_combine_seed_and_epoch_are_told_apart(answer, message):
     for _ in range(2):
-        with pytest.raises(NotSolved, match="Each sample got the length of the longest"):
-            chapter.pad_collate.check(in_place)
+        with pytest.raises(NotSolved, match=message):
+            chapter.bucket_batches.check(answer)
+
+
+def refilled_after_yield(fetch, tasks, ahead):
+    tasks = iter(tasks)
+    with ThreadPoolExecutor() as pool:
+        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+        while pending:
+            yield pending.popleft().result()
+            pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+
+
+def with_threads(number_of, take_first=True):
+    def prefetched(fetch, tasks, ahead):
+        tasks = iter(tasks)
+        with ThreadPoolExecutor(number_of(ahead)) as pool:
+            pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+            while pending:
+                result = pending.popleft()
+                if not take_first:
+                    result = result.result()
+                pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+                yield result.result() if take_first else result
+
+    return prefetched
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (refilled_after_yield, "Submit before you yield"),
+        (with_threads(lambda ahead: 1), "One thread fetches one task at a time"),
+        (lambda fetch, tasks, ahead: map(fetch, tasks), "the thread that asks fetches"),
+        (lambda fetch, tasks, ahead: [fetch(task) for task in tasks], "the thread that asks fetches"),
+    ],
+)
+def test_wrong_ways_to_prefetch_are_told_apart(answer, message):
+    with pytest.raises(NotSolved, match=message):
+        chapter.prefetched.check(answer)
+
+
+def by_hash(lines, info):
+    return lines if info is None else (line for line in lines if hash(line) % info.num_workers == info.id)
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (by_hash, "the content decides here"),
+        (lambda lines, info: list(lines) if info is None else list(lines)[info.id :: info.num_workers], "A list holds"),
+        (lambda lines, info: lines if info is None else lines[info.id :: info.num_workers], "islice does the same"),
+        (lambda lines, info: itertools.islice(lines, info.id, None, info.num_workers), "`info` is None, and one"),
+        (lambda lines, info: None, "`return` what this worker reads"),
+        (lambda lines, info: lines if info is None else [*lines][: len(lines)], "Nobody knows how many"),
+    ],
+)
+def test_wrong_ways_to_share_are_told_apart(answer, message):
+    with pytest.raises(NotSolved, match=message):
+        chapter.share.check(answer)
 
 
 def test_other_right_answers_pass(capsys):
@@ -185,6 +319,10 @@ def test_other_right_answers_pass(capsys):
         return (line for i, line in enumerate(lines) if info is None or i % info.num_workers == info.id)
 
     chapter.share.check(by_remainder)
+    chapter.pad_collate.check(lambda samples, pad: padded_by_torch(samples, pad, dtype=torch.int64))
+    chapter.prefetched.check(with_threads(lambda ahead: ahead))
+    chapter.prefetched.check(with_threads(lambda ahead: ahead + 1, take_first=False))
+    chapter.bucket_batches.check(shuffled_by(lambda seed, epoch: [epoch, seed]))
 
     def chunks(lengths, batch_size, seed, epoch):  # sorts within chunks of a shuffle
         rng = np.random.default_rng([seed, epoch])
@@ -199,7 +337,19 @@ def test_other_right_answers_pass(capsys):
         return [batches[i] for i in rng.permutation(len(batches))]
 
     chapter.bucket_batches.check(chunks)
-    assert capsys.readouterr().out == "share: solved.\nbucket_batches: solved.\n"
+    assert capsys.readouterr().out.count("solved.") == 6
+
+
+def test_the_dataset_for_readers_projects_draws_by_epoch_and_index():
+    notebook = Path(chapter.__file__).parents[1] / "02_dataloader_internals.ipynb"
+    (cell,) = [c for c in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if c["id"] == "project-reading"]
+    code = re.search(r"```python\n(.*?)```", "".join(cell["source"]), re.DOTALL).group(1)
+    names = {}
+    exec(code.replace("num_workers=2, persistent_workers=True", "num_workers=0"), names)
+    assert int(names["dataset"].epoch) == 2
+    first = [names["dataset"][i] for i in range(4)]
+    names["dataset"].epoch.fill_(0)
+    assert len({*first, *(names["dataset"][i] for i in range(4))}) == 8
 
 
 @pytest.mark.parametrize("exercise", [chapter.bucket_batches, chapter.prefetched, chapter.share])

@@ -1,66 +1,105 @@
-"""The numbers behind chapter 08's figures, widget and exercises."""
+"""The numbers behind chapter 08's figures, widget and exercises, and the wrong answers that its checks name."""
+
+import re
 
 import pytest
 import torch
 import torch.nn.functional as F
+from workbook import ch08_exercises
 from workbook.ch08_changing_batch_size import (
-    _gain,
-    _within,
+    LARGEST_BATCH,
+    SquaresOfPairs,
+    budget_explorer,
+    budgeted,
     digit_net,
+    figure_of_budget,
     figure_of_epochs,
     figure_of_runs,
-    figure_of_schedule,
-    peak_mib,
-    schedule_explorer,
+    peak_bytes,
+    square,
+    told,
 )
-from workbook.display import png_bytes
+from workbook.ch08_exercises import batch_sizes, gain, windows
+from workbook.exercises import NotSolved
 
 from course_lib.memory import measure_peak
-from course_lib.schedules import SizeSchedule
 from tests import effort
 
 
-def test_a_row_has_a_block_for_each_batch_and_says_what_is_missing():
-    axes = figure_of_epochs({"cut": [16, 8], "whole": [16, 16, 16]}).axes[0]
+def test_a_row_has_a_block_for_each_batch_with_its_side_and_says_what_is_missing():
+    rows = {"cut": [(16, 16), (8, 22)], "whole": [(16, 32), (16, 32), (16, 32)]}
+    axes = figure_of_epochs(rows, "a title").axes[0]
     blocks = [(bar.get_x(), bar.get_width()) for bar in axes.patches if bar.get_height() == 0.7]
     assert blocks == [(0, 16), (16, 8), (24, 24), (0, 16), (16, 16), (32, 16)]
-    assert [text.get_text() for text in axes.texts] == ["24 never trained"]
+    assert [text.get_text() for text in axes.texts] == ["16 px", "22 px", "24 never trained", *["32 px"] * 3]
+    assert [text.get_text() for text in axes.get_legend().get_texts()] == ["batch of 16", "batch of 8"]
 
 
-def test_runs_are_drawn_against_their_pixels_with_a_panel_for_each_measure():
-    curves = {"a": [(1.0, 0.5), (2.0, 0.75)], "b": [(0.5, 0.25)]}
-    figure = figure_of_runs(curves, {"seconds": {"a": 4.0, "b": 2.0}, "samples": {"a": 8622, "b": 1}})
-    first, *panels = figure.axes
-    assert [line.get_xydata().tolist() for line in first.lines] == [[[1, 0.5], [2, 0.75]], [[0.5, 0.25]]]
-    assert [[bar.get_height() for bar in panel.patches] for panel in panels] == [[4, 2], [8622, 1]]
-    assert "8,622" in [text.get_text() for text in panels[1].texts]
-    assert png_bytes(figure).startswith(b"\x89PNG")
+def test_runs_are_drawn_against_their_pixels_and_the_resized_one_at_both_sizes():
+    long, resized = [(1.0, 0.5), (2.0, 0.75), (3.0, 0.875)], [(0.5, 0.25), (1.5, 0.5)]
+    left, right = figure_of_runs(long, resized, own=[0.75, 0.5], stopped=2).axes
+    lines = [line.get_xydata().tolist() for line in left.lines]
+    assert lines == [[[1, 0.5], [2, 0.75], [3, 0.875]], [[0.5, 0.25], [1.5, 0.5]], [[2, 0.75]]]
+    assert [line.get_xydata().tolist() for line in right.lines] == [[[1, 0.75], [2, 0.5]], [[1, 0.25], [2, 0.5]]]
 
 
-def test_a_schedule_is_drawn_at_the_steps_of_its_plan():
-    plan = SizeSchedule({0: (16, 16), 1: (32, 4)}).plan(48, max_epochs=2)
-    sizes, batches, _, rates = (axes.lines[0].get_xydata().tolist() for axes in figure_of_schedule(plan, "sqrt").axes)
-    assert sizes == [[0, 16], [3, 32], [15, 32]]
-    assert batches == [[0, 16], [3, 4], [15, 4]]
-    assert rates == [[0, 1], [3, 0.5], [15, 0.5]]
+def test_the_squares_are_filled_with_their_index():
+    assert torch.equal(SquaresOfPairs()[7, 3], torch.full((3, 3), 7.0))
+    assert torch.equal(square(7, 3), SquaresOfPairs()[7, 3])
 
 
-PLACES = [(True, 64), (False, 32), (True, 48), (False, 64), (True, 32), (False, 48)]
+def test_a_budget_is_drawn_at_the_steps_of_its_plan():
+    run = budgeted(budget_mib=5, smallest=8, largest=32, epochs=6, hold=True)
+    size, samples, peak = ([line.get_xydata().tolist() for line in axes.lines] for axes in figure_of_budget(run).axes)
+    assert size == [[[0, 8], [12, 16], [24, 32], [36, 32]]]
+    assert [[y for _, y in line] for line in samples] == [[256, 64, 16, 16], [256] * 4]
+    assert [y for _, y in peak[0]][:3] == [each / 2**20 for each in run.peaks()]
+    assert {y for _, y in peak[1]} == {5.0}
 
 
-@pytest.mark.parametrize(("hold", "largest"), PLACES[: effort.cases(2, 6)])
-def test_every_place_of_the_controls_gives_a_plan(hold, largest):
-    explorer = schedule_explorer()
-    explorer.set(hold=hold, largest=largest)
-    for smallest in (8, 32):
-        for epochs in (3, 12):
-            assert "optimizer steps" in explorer.set(smallest=smallest, epochs=epochs)
+def every_setting():
+    for largest in (32, 48, 64):
+        for smallest in (8, 16, 24, 32):
+            for budget_mib in (1, 2, 3, 5, 7, 9, 12, 16):
+                yield budget_mib, smallest, largest
 
 
-def test_holding_the_effective_batch_makes_every_update_as_large():
-    words = schedule_explorer().set(hold=True)
-    assert [line.split()[4] for line in words.splitlines()[1:4]] == ["1", "4", "16"]
-    assert "36 optimizer steps" in words  # six epochs of ceil(1437 / 256)
+SETTINGS = list(every_setting())
+
+
+@pytest.mark.parametrize(("budget_mib", "smallest", "largest"), SETTINGS[:: effort.cases(11, 1)])
+def test_the_peak_stays_within_the_budget_or_the_widget_says_that_it_cannot(budget_mib, smallest, largest):
+    try:
+        run = budgeted(budget_mib, smallest, largest, epochs=6, hold=False)
+    except ValueError as refusal:
+        sides = [int(side) for side in re.findall(r"(\d+) pixels", str(refusal))]
+        assert peak_bytes(sides[0], 1) > budget_mib * 2**20
+        return
+    for stage, peak in zip(run.schedule.stages, run.peaks(), strict=True):
+        assert peak <= budget_mib * 2**20
+        twice = peak_bytes(stage.size, 2 * stage.batch_size)
+        assert twice > budget_mib * 2**20 or stage.batch_size == LARGEST_BATCH  # no larger power of two fits
+
+
+@pytest.mark.parametrize("largest", [32, 48, 64])
+def test_holding_the_samples_of_an_update_changes_nothing_else(largest):
+    free, held = (budgeted(5, 8, largest, epochs=6, hold=hold) for hold in (False, True))
+    assert free.schedule.stages == held.schedule.stages
+    assert free.peaks() == held.peaks()
+    assert free.plan.micro_batches == held.plan.micro_batches
+    updates = [held.schedule.samples_per_step(stage) for stage in held.schedule.stages]
+    assert set(updates) == {free.schedule.stages[0].batch_size}
+    assert held.plan.total_steps < free.plan.total_steps
+
+
+def test_the_widget_refuses_in_words_and_in_the_picture():
+    explorer = budget_explorer()
+    assert explorer.text == told(budgeted(5, 8, 32, 6, False))
+    assert "238 optimizer steps, 238 batches" in explorer.text
+    before = explorer._image.value
+    assert explorer.set(budget_mib=1, largest=64).startswith("1 MiB cannot hold a step of one image of 64 pixels")
+    assert explorer._image.value != before
+    assert "36 optimizer steps, 238 batches" in explorer.set(budget_mib=5, largest=32, hold=True)
 
 
 def test_the_peak_bytes_are_those_of_a_real_step():
@@ -73,11 +112,112 @@ def test_the_peak_bytes_are_those_of_a_real_step():
         optimizer.zero_grad()
 
     step()
-    assert peak_mib(16, 8) == pytest.approx(measure_peak(step, model=net).peak_bytes / 2**20, rel=0.01)
+    assert peak_bytes(16, 8) == pytest.approx(measure_peak(step, model=net).peak_bytes, rel=0.01)
 
 
 def test_runs_are_compared_at_the_cost_of_the_cheaper_one():
     baseline, resized = [(2, 0.5), (2, 0.75)], [(1, 0.25), (1, 0.375), (2, 0.625), (2, 0.875)]
-    assert _within(resized, 8, lambda side: side**2) == 0.625
-    assert _gain(baseline, resized) == -0.125
-    assert _gain(resized, baseline) == 0.125
+    assert ch08_exercises._within(resized, 8) == 0.625
+    assert ch08_exercises._gain(baseline, resized) == -0.125
+    assert ch08_exercises._gain(resized, baseline) == 0.125
+
+
+def within(run, budget):
+    spent, accuracy = 0, 0.0
+    for side, after in run:
+        spent += side**2
+        if spent <= budget:
+            accuracy = after
+    return accuracy
+
+
+def until(run, budget, used_up):
+    spent, accuracy = 0, 0.0
+    for side, after in run:
+        if used_up(spent, budget):
+            break
+        spent, accuracy = spent + side**2, after
+    return accuracy
+
+
+def pixels(run):
+    return sum(side**2 for side, _ in run)
+
+
+def gain_with(budget_of=min, accuracy=within):
+    def answer(baseline, resized):
+        budget = budget_of(pixels(baseline), pixels(resized))
+        return round(accuracy(resized, budget) - accuracy(baseline, budget), 4)
+
+    return answer
+
+
+def sizes(of_side):
+    return lambda sides, budget, multiple_of: [of_side(side, budget, multiple_of) for side in sides]
+
+
+def window(of_batch):
+    return lambda batch_sizes, effective_batch_size, world_size: [
+        of_batch(batch, effective_batch_size, world_size) for batch in batch_sizes
+    ]
+
+
+WRONG = {
+    "sizes: max(1, …) first": (batch_sizes, sizes(lambda s, b, m: max(1, b // s**2) // m * m), "`max(1, …)` hides"),
+    "sizes: max(1, …) last": (batch_sizes, sizes(lambda s, b, m: max(1, b // s**2 // m * m)), "a batch of 1 where"),
+    "sizes: max(multiple, …)": (batch_sizes, sizes(lambda s, b, m: max(m, b // s**2 // m * m)), "answer 0 there"),
+    "sizes: floored floats": (batch_sizes, sizes(lambda s, b, m: float(b // s**2 // m * m)), "has floats"),
+    "sizes: true division": (batch_sizes, sizes(lambda s, b, m: b / s**2 // m * m), "has floats"),
+    "sizes: no floor": (batch_sizes, sizes(lambda s, b, m: b / s**2), "has floats"),
+    "sizes: by the side": (batch_sizes, sizes(lambda s, b, m: b // s // m * m), "divides by the side"),
+    "sizes: multiples": (batch_sizes, sizes(lambda s, b, m: b // (s**2 * m)), "counts multiples, not samples"),
+    "sizes: no multiple": (batch_sizes, sizes(lambda s, b, m: int(b / s**2)), "is no multiple of"),
+    "sizes: nearest": (batch_sizes, sizes(lambda s, b, m: round(b / s**2 / m) * m), "rounds to the nearest"),
+    "windows: floats": (windows, window(lambda b, e, w: e / (b * w)), "has floats"),
+    "windows: floored floats": (windows, window(lambda b, e, w: float(e // (b * w))), "has floats"),
+    "windows: no ranks": (windows, window(lambda b, e, w: e // b), "forgets the ranks"),
+    "windows: ranks multiplied": (windows, window(lambda b, e, w: e // b * w), "multiplies by the ranks"),
+    "windows: upside down": (windows, window(lambda b, e, w: b * w // e), "divide the effective batch by"),
+    "windows: samples": (windows, window(lambda b, e, w: e // w), "counts samples"),
+    "gain: the ends": (gain, gain_with(max), "lets the longer run go on"),
+    "gain: baseline's pixels": (gain, gain_with(lambda baseline, resized: baseline), "the baseline's pixels"),
+    "gain: resized run's pixels": (gain, gain_with(lambda baseline, resized: resized), "lets the longer run go on"),
+    "gain: < for <=": (
+        gain,
+        gain_with(accuracy=lambda run, budget: within(run, budget - 1)),
+        "compare with `<=`",
+    ),
+    "gain: overshoot": (
+        gain,
+        gain_with(accuracy=lambda run, budget: until(run, budget, lambda spent, budget: spent >= budget)),
+        "it ends beyond the budget",
+    ),
+    "gain: overshoot by one epoch": (
+        gain,
+        gain_with(accuracy=lambda run, budget: until(run, budget, lambda spent, budget: spent > budget)),
+        "lets the longer run go on",
+    ),
+    "gain: sign": (gain, lambda baseline, resized: -gain_with()(baseline, resized), "has the wrong sign"),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer", "message"), WRONG.values(), ids=WRONG)
+def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
+    with pytest.raises(NotSolved, match=re.escape(message)):
+        exercise.check(answer)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer"),
+    [
+        (batch_sizes, sizes(lambda s, b, m: b // (s * s * m) * m)),
+        (batch_sizes, lambda sides, **rest: torch.tensor(ch08_exercises._batch_sizes(sides, **rest))),
+        (batch_sizes, lambda sides, **rest: tuple(ch08_exercises._batch_sizes(sides, **rest))),
+        (windows, window(lambda b, e, w: e // w // b)),
+        (windows, window(lambda b, e, w: int(e / (b * w)))),
+        (gain, gain_with()),
+        (gain, lambda baseline, resized: -gain_with()(resized, baseline)),
+    ],
+)  # fmt: skip
+def test_other_right_answers_pass(exercise, answer):
+    exercise.check(answer)
