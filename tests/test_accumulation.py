@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, IterableDataset
 from workbook.ch04_accumulation_lab import Case, causes, count, gradient, loss_sum, measure, random_tokens
 
-from course_lib.accumulation import accumulate, windows
+from course_lib.accumulation import NothingToAverage, accumulate, windows
 from course_lib.launch import RankError, run_ranks
 from tests import effort
 
@@ -652,7 +652,7 @@ def test_both_ranks_are_told_at_once():
         "generators": (1, ValueError, unequal.format("more than 2")),
         "a list, and a longer generator": (1, ValueError, unequal.format("more than 2")),
         "a generator, and a longer list": (1, ValueError, unequal.format("3")),
-        "nothing to average": (1, ValueError, "the total count of the window must be above 0, got 0 over 2 ranks"),
+        "nothing to average": (1, NothingToAverage, "the total count of the window must be above 0, got 0 over 2"),
         "an empty window": (0, ValueError, empty),
         "an empty window after another": (1, ValueError, empty),
         "past DDP": (0, RuntimeError, around),
