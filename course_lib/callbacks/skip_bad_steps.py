@@ -269,7 +269,9 @@ class SkipBadSteps(Callback):
             if not (self._skipping and by_step):
                 return step(scheduler, metric)
             if isinstance(scheduler, LambdaLR):
-                scheduler.last_epoch -= 1  # not one further; but a factor that follows the batch follows it
+                # Not one further; but a factor that follows the batch follows it.
+                scheduler.last_epoch -= 1
+                scheduler._step_count -= 1
                 scheduler.step()
             return None
 
