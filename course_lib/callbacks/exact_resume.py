@@ -196,6 +196,7 @@ class ExactResume(Callback):
             loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
             datamodule=copy.deepcopy(_datamodule_state(trainer)),
             buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
+            skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in _skippers(trainer)},
         )
 
     def _micro_batches_begun(self, trainer: Trainer) -> int:
@@ -234,6 +235,8 @@ class _WindowEnd(NamedTuple):
     """The state of the fit loop: its counters, and the training loader's state."""
     datamodule: dict[str, Any] | None
     buffers: dict[str, Tensor]
+    skippers: dict[str, dict[str, Any]]
+    """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
 
     @property
     def micro_batches(self) -> int:
@@ -246,6 +249,11 @@ class _WindowEnd(NamedTuple):
             loops=checkpoint["loops"]["fit_loop"],
             datamodule=checkpoint.get(_datamodule_key(trainer)),
             buffers={name: checkpoint["state_dict"][name] for name in names},
+            skippers={
+                skipper.state_key: checkpoint["callbacks"][skipper.state_key]
+                for skipper in _skippers(trainer)
+                if skipper.state_key in checkpoint.get("callbacks", {})
+            },
         )
 
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
@@ -253,6 +261,7 @@ class _WindowEnd(NamedTuple):
         self.put_loader_state_into(checkpoint, trainer)
         for name in self.buffers.keys() & checkpoint["state_dict"].keys():
             checkpoint["state_dict"][name] = self.buffers[name]
+        checkpoint["callbacks"].update(self.skippers)
 
     def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         checkpoint["loops"]["fit_loop"]["state_dict"] = self.loops["state_dict"]
@@ -280,6 +289,10 @@ def _refuse_loaders_that_part(trainer: Any) -> None:
         )
 
 
+def _skippers(trainer: Trainer) -> list[Callback]:
+    return [callback for callback in callbacks_of(trainer) if hasattr(callback, "uncounted_attempts")]
+
+
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:
     return None if trainer.datamodule is None else trainer.datamodule.state_dict()
 
@@ -292,6 +305,12 @@ def _go_on_with_next_epoch(trainer: Trainer) -> None:
     # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
     # the run for one that was stopped within the epoch, and trains the first batches of it again.
     fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
+    if fit_loop.restarted_mid_epoch and last_batch_ended:
+        # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
+        # taken in it would begin it again.
+        fit_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_end:
         fit_loop.epoch_progress.increment_completed()
         fit_loop._restarting = fit_loop.epoch_loop.restarting = False
