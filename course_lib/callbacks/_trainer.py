@@ -31,9 +31,14 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
+def skippers_of(trainer: Trainer) -> list[Any]:
+    """The SkipBadSteps among the callbacks."""
+    return [callback for callback in callbacks_of(trainer) if hasattr(callback, "uncounted_attempts")]
+
+
 def attempts_of(trainer: Trainer) -> int:
     """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + sum(getattr(callback, "uncounted_attempts", 0) for callback in callbacks_of(trainer))
+    return trainer.global_step + sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
 
 
 def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:

@@ -13,9 +13,8 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
-from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization
+from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
-from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -129,7 +128,6 @@ class ExactAccumulation(Callback):
         elif trainer.is_last_batch:
             number_of_windows = number
         counts, self._counts = self._counts, {}
-        skipper = next((c for c in callbacks_of(trainer) if isinstance(c, SkipBadSteps)), None)
         try:
             total = count_window(
                 sum(counts.values()),
@@ -138,9 +136,10 @@ class ExactAccumulation(Callback):
                 number_of_windows=number_of_windows,
             )
         except NothingToAverage:
-            if skipper is None:
+            skippers = skippers_of(trainer)
+            if not skippers:
                 raise
-            skipper.reject("no sample of the window has a label")
+            skippers[0].reject("no sample of the window has a label")
             return
         self.global_count = total.global_count
         for parameter in pl_module.parameters():

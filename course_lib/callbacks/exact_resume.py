@@ -29,7 +29,12 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
-from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of, make_no_step_in_averaging_epoch
+from course_lib.callbacks._trainer import (
+    accumulation_by_epoch,
+    callbacks_of,
+    make_no_step_in_averaging_epoch,
+    skippers_of,
+)
 from course_lib.resume import ResumableDataLoader
 
 BATCH_PROGRESS = "epoch_loop.batch_progress"
@@ -196,7 +201,7 @@ class ExactResume(Callback):
             loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
             datamodule=copy.deepcopy(_datamodule_state(trainer)),
             buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
-            skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in _skippers(trainer)},
+            skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
         )
 
     def _micro_batches_begun(self, trainer: Trainer) -> int:
@@ -251,7 +256,7 @@ class _WindowEnd(NamedTuple):
             buffers={name: checkpoint["state_dict"][name] for name in names},
             skippers={
                 skipper.state_key: checkpoint["callbacks"][skipper.state_key]
-                for skipper in _skippers(trainer)
+                for skipper in skippers_of(trainer)
                 if skipper.state_key in checkpoint.get("callbacks", {})
             },
         )
@@ -287,10 +292,6 @@ def _refuse_loaders_that_part(trainer: Any) -> None:
             f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
             'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
         )
-
-
-def _skippers(trainer: Trainer) -> list[Callback]:
-    return [callback for callback in callbacks_of(trainer) if hasattr(callback, "uncounted_attempts")]
 
 
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:

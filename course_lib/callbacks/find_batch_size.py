@@ -91,10 +91,9 @@ class FindBatchSize(Callback):
             put_back()
         changed = lightning_getattr(pl_module, self.batch_arg_name) != self.fitted.batch_size
         lightning_setattr(pl_module, self.batch_arg_name, self.fitted.batch_size)
-        if changed and trainer.fit_loop._combined_loader is not None:
-            # configure_optimizers asked for the length of the run, which made the loader, and a horizon of that length.
-            trainer.fit_loop._combined_loader = None
         if changed:
+            # configure_optimizers may have asked for the length of the run, which made the loader and a wrong horizon.
+            trainer.fit_loop._combined_loader = None
             trainer.strategy.setup_optimizers(trainer)
 
 

@@ -17,9 +17,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
-from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
@@ -159,7 +158,7 @@ class StepAudit(Callback):
             other_ranks = self._world_size not in (None, trainer.world_size)
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done if other_ranks else 0)
         self._world_size = trainer.world_size
-        skippers = _skippers(trainer)
+        skippers = skippers_of(trainer)
         self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
         if done and self.plan is not None:
             _warn_of_other_horizons(trainer, self.plan)
@@ -187,7 +186,7 @@ class StepAudit(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in on_train_end, where ModelCheckpoint, which comes later, writes the last one.
         self._remove_hooks()
-        self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in _skippers(trainer)))
+        self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer)))
         made = self.attempts + self.attempts_before_audit
         self.stopped_early = trainer.should_stop and self.plan is not None and made < self.plan.total_steps
         if self.agrees:
@@ -220,10 +219,6 @@ class StepAudit(Callback):
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
         self._world_size = state_dict.get("world_size")
         self._restored = True
-
-
-def _skippers(trainer: Trainer) -> list[SkipBadSteps]:
-    return [callback for callback in callbacks_of(trainer) if isinstance(callback, SkipBadSteps)]
 
 
 def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:
