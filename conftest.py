@@ -2,6 +2,7 @@
 
 import os
 import random
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,23 @@ def pytest_configure(config: pytest.Config) -> None:
     config.option.nbval_sanitize_with = str(ROOT / "tests" / "nbval_sanitize.cfg")
     if config.getoption("--thorough"):
         os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
+    if config.pluginmanager.hasplugin("nbval"):
+        _start_kernels_again()
+
+
+def _start_kernels_again() -> None:
+    """Kernels that start at the same time may be given the same port; one of them then dies before it replies."""
+    from nbval import kernel
+
+    start = kernel.start_new_kernel
+
+    def start_again(*args: Any, **kwargs: Any) -> Any:
+        for _ in range(4):
+            with suppress(RuntimeError):
+                return start(*args, **kwargs)
+        return start(*args, **kwargs)
+
+    kernel.start_new_kernel = start_again
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -813,7 +813,7 @@ def test_an_error_says_what_happened_in_which_worker(act, kind, message, monkeyp
     before, seen = children(), []
     with pytest.raises(kind, match=message):
         seen.extend(batch[0] for batch in MiniDataLoader(Acts(act), num_workers=2, collate_fn=listed))
-    assert seen == [0, 1, 2] and children() == before
+    assert seen == [0, 1, 2] and children() <= before
 
 
 def test_a_worker_that_is_killed_while_it_sends_is_named():
@@ -968,9 +968,9 @@ def test_a_hundred_times_no_worker_is_left(way, persistent):
         for _ in range(7):
             loader = MiniDataLoader(MANY, num_workers=1, persistent_workers=persistent)
             way(loader)
-            assert persistent or children() == before
+            assert persistent or children() <= before  # those of an earlier test may end meanwhile
             del loader
-            assert children() == before
+            assert children() <= before
     finally:
         gc.enable()
 
@@ -1184,11 +1184,11 @@ def test_the_thread_ends_with_its_iterator(accelerator, persistent):
     for _ in range(2):
         with pytest.raises(RuntimeError, match=r"SIGKILL .*: worker 1"):
             list(iterator)
-    assert set(threading.enumerate()) == threads and children() == before
+    assert set(threading.enumerate()) == threads and children() <= before
     with pytest.raises(ZeroDivisionError):
         for_each(loader, lambda batch: 1 / 0)
     del loader
-    assert set(threading.enumerate()) == threads and children() == before
+    assert set(threading.enumerate()) == threads and children() <= before
 
 
 def test_the_thread_holds_no_batch(accelerator):

@@ -380,7 +380,7 @@ def test_a_trace_of_few_batches_ends_its_workers(workers):
     loader, seen = DataLoader(Squares(1000), num_workers=workers, persistent_workers=workers > 0), []
     before = children()
     records = trace(loader, compute=seen.append, batches=np.int64(3))
-    assert children() == before
+    assert children() <= before
     assert [batch.item() for batch in seen] == [0, 1, 4] and len(records) == 3
     assert len(trace(DataLoader(Squares(3)), batches=100)) == 3
 
@@ -436,7 +436,7 @@ def test_an_error_of_the_dataset_comes_through_and_ends_the_workers(make, worker
     with pytest.raises(KeyError, match="the sample that fails") as caught:
         trace(make(Failing(), batch_size=2, num_workers=workers), compute=seen.append)
     # The error is still held here, as a notebook holds its last one.
-    assert children() == before and [batch.tolist() for batch in seen] == [[0, 1], [2, 3]]
+    assert children() <= before and [batch.tolist() for batch in seen] == [[0, 1], [2, 3]]
     where = "in DataLoader worker process 0" if workers else "in __getitem__"
     assert where in "".join(traceback.format_exception(caught.value))
 
@@ -448,7 +448,7 @@ def test_an_error_of_a_stream_or_of_the_step_ends_the_workers(workers):
         trace(DataLoader(FailingStream(), num_workers=workers))
     with pytest.raises(ZeroDivisionError) as of_step:
         trace(DataLoader(Failing(), num_workers=workers), compute=lambda batch: 1 / 0)
-    assert children() == before and of_stream and of_step
+    assert children() <= before and of_stream and of_step
 
 
 def exit_at_nine(samples):

@@ -13,6 +13,8 @@ from course_lib.memory.kernels import AsOnCuda, FakeLedger
 CUBLAS_WORKSPACE = 4096 * 1024 * 2 + 16 * 1024 * 8
 CUBLAS_WORKSPACE_HOPPER = 4096 * 8 * 1024
 """For each thread that multiplies: defaults of CUBLAS_WORKSPACE_CONFIG, in aten/src/ATen/cuda/CublasHandlePool.cpp."""
+CUBLASLT_WORKSPACE = 1024 * 1024
+"""Of products with a bias, ``addmm``."""
 _PRODUCTS = {"aten.mm", "aten.addmm", "aten.bmm", "aten.baddbmm"}
 
 
@@ -26,15 +28,18 @@ def doubts_about(
         if used & _PRODUCTS:
             yield (
                 f"cuBLAS's workspaces of forward and backward are not in it: 2 × {CUBLAS_WORKSPACE:,} B, "
-                f"on Hopper 2 × {CUBLAS_WORKSPACE_HOPPER:,} B"
+                f"on Hopper 2 × {CUBLAS_WORKSPACE_HOPPER:,} B, and {CUBLASLT_WORKSPACE:,} B of cuBLASLt"
             )
         if "aten.convolution" in used:
             yield (
-                "cuDNN's workspaces of convolutions are not in it: their size is chosen at run time, and with "
-                "torch.backends.cudnn.benchmark larger ones are tried"
+                "cuDNN's workspaces of convolutions are not in it: their size is chosen at run time, in small networks "
+                "it can be that of all tensors, and with torch.backends.cudnn.benchmark larger ones are tried"
             )
         if cuda.reserve_bytes:
-            yield f"what cuDNN keeps for recurrent layers is a guess: {cuda.reserve_bytes:,} B, over all"
+            yield (
+                f"what recurrent layers keep is computed by cuDNN 9's rule, {cuda.reserve_bytes:,} B a forward; "
+                "its workspaces are not in it: on an H100 some 9 times a wide layer's output, and 6.5 MB for dropout"
+            )
         if any("_scaled_dot_product_" in name for name in used):
             yield (
                 "attention is taken to run fused wherever its shapes allow; a backend switched off, an old GPU or the "
@@ -44,7 +49,7 @@ def doubts_about(
         if used & {"aten.convolution", "aten.mkldnn_rnn_layer"}:
             yield "what oneDNN takes inside of convolutions and LSTMs is not in it, here as in measure_peak"
         if ledger.workspace_bytes:
-            yield f"what oneDNN keeps of LSTMs is computed by oneDNN 3's layout: {ledger.workspace_bytes:,} B, over all"
+            yield f"what oneDNN keeps of LSTMs is computed by oneDNN 3's layout: {ledger.workspace_bytes:,} B a forward"
     if masks and any(type(module).__module__.startswith("transformers.") for module in model.modules()):
         yield (
             "attention is taken to need its mask, as a batch with padding does: transformers reads the mask, and drops "

@@ -169,6 +169,9 @@ def predict_peak(
                 ledger.watching = True
                 ledger.arrive("inputs", tensors_in(batch))
                 ledger.begin("forward")
+                ledger.workspace_bytes = 0
+                if cuda is not None:
+                    cuda.reserve_bytes = 0
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     loss = (loss_fn or default_loss)(model, batch)
                 _check_loss(loss)
