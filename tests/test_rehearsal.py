@@ -218,7 +218,7 @@ def test_averages_on_a_pretended_gpu():
 
 
 def test_a_cpu_scalar_in_the_guard_is_caught(monkeypatch):
-    monkeypatch.setattr(Alarm, "beside", lambda alarm, norm: torch.stack([norm, torch.tensor(0.0)]))
+    monkeypatch.setattr(Alarm, "beside", lambda alarm, norm: torch.stack([norm, torch.tensor(1.0)]))
     guarded("cpu", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
     with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu! \(stack\)"), pretend_cuda():
         guarded("cuda", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))

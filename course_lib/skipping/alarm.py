@@ -17,7 +17,7 @@ class Alarm:
 
     def __init__(self) -> None:
         self.rejections: list[str] = []
-        self._loss_is_bad: Tensor | None = None
+        self._loss_factor: Tensor | None = None  # 1, or NaN from the first loss on that was not finite
         self._hooks: list[Any] = []
 
     def mark(self, loss: Tensor) -> Tensor:
@@ -28,9 +28,11 @@ class Alarm:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be a tensor of one element, got {got}")
-        finite = torch.isfinite(loss.detach()).reshape(())
-        self._loss_is_bad = ~finite if self._loss_is_bad is None else self._loss_is_bad | ~finite
-        return loss * torch.where(finite, 1.0, math.nan).to(loss.dtype)
+        factor = loss.detach() * 0 + 1
+        self._loss_factor = (
+            factor if self._loss_factor is None else self._loss_factor * factor.reshape(self._loss_factor.shape)
+        )
+        return loss * factor
 
     def reject(self, reason: str, parameters: Iterable[Tensor]) -> None:
         """Make the gradients of the parameters NaN, from the next backward until ``reset``."""
@@ -40,22 +42,21 @@ class Alarm:
         self.rejections.append(reason)
 
     def beside(self, norm: Tensor) -> Tensor:
-        """The norm and, after it, 1 where a marked loss was not finite: one tensor, so that the host waits once."""
-        if self._loss_is_bad is None:
-            return torch.stack([norm, torch.zeros_like(norm)])
-        return torch.stack([norm, self._loss_is_bad.to(norm)])
+        """The norm and, after it, NaN where a marked loss was not finite: one tensor, so that the host waits once."""
+        factor = torch.ones_like(norm) if self._loss_factor is None else self._loss_factor.reshape(()).to(norm)
+        return torch.stack([norm, factor])
 
     def reset(self) -> None:
         self.rejections = []
-        self._loss_is_bad = None
+        self._loss_factor = None
         for hook in self._hooks:
             hook.remove()
         self._hooks = []
 
 
-def own_reason(rejections: list[str], loss_is_bad: float) -> str | None:
+def own_reason(rejections: list[str], loss_factor: float) -> str | None:
     """Why this rank itself finds a window bad; None where it doesn't."""
-    if not rejections and not loss_is_bad:
+    if not rejections and loss_factor == 1:
         return None
     return "; ".join(rejections) or NON_FINITE_LOSS
 

@@ -201,7 +201,7 @@ class StepGuard:
             return self._step_on_device(gradients, place)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
-        skip = self._judge(place)
+        skip = self._judge(place, gradients)
         if skip is None:
             if self.scaler is None:
                 self.optimizer.step()
@@ -230,7 +230,7 @@ class StepGuard:
         is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
         raises :class:`TooManySkips`. Gradients are expected to be unscaled.
         """
-        return self._judge(Place(epoch, batch_indices, sample_indices))
+        return self._judge(Place(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
 
     def skip(
         self,
@@ -296,16 +296,15 @@ class StepGuard:
 
     # --------------------------------------------------------------------------------------------- the decision
 
-    def _judge(self, place: Place) -> Skip | None:
-        gradients = gradients_of(self.optimizer)
+    def _judge(self, place: Place, gradients: list[Tensor]) -> Skip | None:
         limit = self.detector.limit
         norm: float | None = None
-        loss_is_bad = 0.0
+        loss_factor = 1.0
         if gradients:
             self._buffers.check_taken()
             norm_tensor = gradient_norm(gradients)
-            norm, loss_is_bad = self._alarm.beside(norm_tensor).tolist()  # what waits for a device, once
-        own = own_reason(self._alarm.rejections, loss_is_bad)
+            norm, loss_factor = self._alarm.beside(norm_tensor).tolist()  # what waits for a device, once
+        own = own_reason(self._alarm.rejections, loss_factor)
         reason = self._reason(norm, own, limit)
         overflow = self.scaler is not None and norm is not None and not math.isfinite(norm)
         if overflow and not vote(own is not None, group=self._group):
@@ -396,7 +395,7 @@ class StepGuard:
         evidence = self._alarm.beside(norm)
         bad = ~torch.isfinite(norm) | (norm > limit)
         if self._world_size == 1:
-            bad |= evidence[1].bool() | bool(self._alarm.rejections)
+            bad |= evidence[1].isnan() | bool(self._alarm.rejections)
         if self.max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
         step_unless(self.optimizer, bad)
@@ -410,8 +409,8 @@ class StepGuard:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        norm, loss_is_bad = pending.evidence.read()
-        own = own_reason(pending.rejections, loss_is_bad)
+        norm, loss_factor = pending.evidence.read()
+        own = own_reason(pending.rejections, loss_factor)
         reason = self._reason(norm, own, pending.limit)
         if reason is None:
             self._count_update(norm)

@@ -86,8 +86,9 @@ def short_step(way, model, optimizer, guard, x, y):
     optimizer.step()
 
 
-def test_a_guarded_step_costs_what_a_loop_that_clips_costs():
-    # One process and a short step, of which a share shows best.
+@pytest.mark.parametrize(("rows", "bound"), [(128, 1.03), (2048, 1.01)])
+def test_a_guarded_step_costs_what_a_loop_that_clips_costs(rows, bound):
+    # One process; the guard reads each gradient once, as clipping does, so a short step shows its share best.
     ways = ("bare", "clipping", "guarded")
     runs = {}
     for way in ways:
@@ -96,7 +97,7 @@ def test_a_guarded_step_costs_what_a_loop_that_clips_costs():
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         guard = StepGuard(model, optimizer, spike_factor=1e6, max_norm=1.0) if way == "guarded" else None
         runs[way] = (model, optimizer, guard)
-    x, y = torch.randn(128, 256), torch.randint(10, (128,))
+    x, y = torch.randn(rows, 256), torch.randint(10, (rows,))
     seconds = {way: [] for way in ways}
     for number in range(SHORT_STEPS):
         for way in ways[number % 3 :] + ways[: number % 3]:  # each comes first in turn
@@ -105,8 +106,8 @@ def test_a_guarded_step_costs_what_a_loop_that_clips_costs():
             seconds[way].append(time.thread_time() - begin)
     bare, clipping, guarded = (1e3 * statistics.median(seconds[way][20:]) for way in ways)
     print(
-        f"\nthe thread's own time of a step, medians of {SHORT_STEPS - 20}: bare {bare:.2f} ms, clipping "
+        f"\n{rows} rows, the thread's own time of a step, medians of {SHORT_STEPS - 20}: bare {bare:.2f} ms, clipping "
         f"{clipping:.2f} ms, guarded and clipping {guarded:.2f} ms; guarded / clipping {guarded / clipping:.3f}, "
         f"guarded / bare {guarded / bare:.3f}"
     )
-    assert guarded / clipping <= 1.1
+    assert guarded / clipping <= bound
