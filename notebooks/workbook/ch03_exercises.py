@@ -30,8 +30,8 @@ def _wrong_peaks(
     worst = max(activations, num_parameters)
     return {
         "{got} counts numbers: each takes 4 bytes in single precision.": always + worst,
-        "{got} adds all that the step ever holds. At no moment is it all there: the backward pass frees "
-        "activations while it makes gradients.": 4 * (always + num_parameters + activations),
+        "{got} adds all that the step ever holds, but these bytes are never there at the same time: the backward "
+        "pass frees activations while it makes gradients.": 4 * (always + num_parameters + activations),
         "{got} adds all gradients and half of the activations. In the middle of the backward pass only half of the "
         "gradients exist; with equal layers the worst moment is at one of its two ends.": 4
         * (always + num_parameters + activations / 2),
@@ -132,8 +132,8 @@ def _fault_of_value(seen: Validated) -> str | None:
     losses, worst = returned["losses"], returned["worst"]
     if _tensors_in(losses):
         return (
-            "no graph is kept any more, but `losses` holds tensors. Numbers were asked for: `.item()` makes one (and a "
-            "slice of a GPU's memory is not kept alive for each)."
+            "no graph is kept any more, but `losses` holds tensors. Numbers were asked for: `.item()` makes one, and "
+            "no GPU memory has to be kept for each loss."
         )
     expected = [round(loss, 4) for loss in seen.losses]
     if not isinstance(losses, Sequence) or [round(float(loss), 4) for loss in losses] != expected:
