@@ -237,7 +237,7 @@ def _check_rows(rows: list[list[float]]) -> None:
     if len(numbers_said) > 1 or len(totals_known) > 1 or one_ends_and_one_goes_on:
         told = ", ".join(f"rank {rank}: {_place(row[2], row[3])}" for rank, row in enumerate(rows))
         raise ValueError(
-            f"the ranks have different numbers of windows ({told}): the longer ones would wait for ever. Give all "
+            f"the ranks have different numbers of windows ({told}): the longer ones would wait forever. Give all "
             "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
         )
 

@@ -41,6 +41,8 @@ def plan_steps(
             takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
         world_size: Number of ranks.
         drop_last: Whether the loader leaves out its short last *batch*. A short *window* is what ``tail`` is about.
+            On several ranks the samples are dealt first, and each rank drops. accelerate, and with it HF's Trainer,
+            drops first and then deals, which may give fewer batches.
         max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
         max_steps: Optimizer steps to run; -1: ``max_epochs`` alone ends the run.
         limit_train_batches: A Trainer's flag: an int is a number of batches, a float a share of them.

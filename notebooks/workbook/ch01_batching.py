@@ -159,7 +159,7 @@ def figure_of_trade(noise_size: float, fixed_cost: float, largest: int) -> Figur
         "time in all (the product)": (sizes, [at.time for at in trades]),
     }
     best = best_size(noise_size, fixed_cost)
-    where = f"batches of {best:.0f} are over first" if best < largest else "all at once is over first"
+    where = f"batches of {best:.0f} finish first" if best < largest else "all at once finishes first"
     title = f"Noise size {noise_size:.0f}, fixed cost {fixed_cost:.0f}: {where}"
     unit = "multiple of the least possible"
     draw_curves(axes, curves, title=title, x="batch size (samples)", y=unit, legend="beside")
@@ -169,7 +169,7 @@ def figure_of_trade(noise_size: float, fixed_cost: float, largest: int) -> Figur
 
 
 def trade_explorer(largest: int) -> Explorer:
-    """Noise size and fixed cost of an update → the batch size with which training is over first."""
+    """Noise size and fixed cost of an update → the batch size with which training finishes first."""
 
     def render(noise_size: int, fixed_cost: int) -> tuple[Figure, str]:
         best = best_size(noise_size, fixed_cost)
@@ -184,7 +184,7 @@ def trade_explorer(largest: int) -> Explorer:
         "noise_size": int_slider(30, 600, "noise size (samples)"),
         "fixed_cost": int_slider(250, 1000, "fixed cost of an update (samples)"),
     }
-    return Explorer(controls, render, title="noise size, fixed cost of an update → the batch size that is over first")
+    return Explorer(controls, render, title="noise size, fixed cost of an update → the batch size that finishes first")
 
 
 class UnshardedStream(IterableDataset[int]):

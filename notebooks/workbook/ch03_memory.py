@@ -132,7 +132,7 @@ def figure_of_trades(trades: Mapping[int, Mapping[str, PeakPrediction]]) -> Figu
             title=f"batches of {batch_size}", xlabel="MiB at the peak", ylabel="way to train", xlim=(0, 1.15 * widest)
         )
     add_legend(panels[-1], "beside")
-    figure.suptitle("What saves activations pays only where activations dominate")
+    figure.suptitle("What saves activations pays off only where activations dominate")
     return figure
 
 

@@ -101,3 +101,16 @@ def test_the_table_has_every_chapter_under_its_own_question():
     for path in others:
         first_cell = "".join(json.loads(path.read_text(encoding="utf-8"))["cells"][0]["source"])
         assert first_cell.partition("\n")[0].partition(" · ")[2] == rows[path.stem]
+
+
+def test_the_readme_the_table_and_each_chapter_state_the_same_minutes():
+    cells = json.loads((NOTEBOOKS / "00_start_here.ipynb").read_text(encoding="utf-8"))["cells"]
+    (table,) = ("".join(cell["source"]) for cell in cells if cell["id"] == "chapters")
+    stated = {stem: minutes.split(" + ") for stem, minutes in re.findall(r"\]\((\w+)\.ipynb\) .*\| (.+?) \|\n?", table)}
+    readme = (NOTEBOOKS.parent / "README.md").read_text(encoding="utf-8")
+    for stem, minutes in stated.items():
+        assert f"(notebooks/{stem}.ipynb) |" in readme
+        row = next(line for line in readme.splitlines() if f"(notebooks/{stem}.ipynb) |" in line)
+        assert f"| {' + '.join(minutes)} |" in row
+        opening = json.loads((NOTEBOOKS / f"{stem}.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"]
+        assert re.findall(r"\d+", opening[-1])[: len(minutes)] == minutes, stem

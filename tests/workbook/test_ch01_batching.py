@@ -97,7 +97,7 @@ def test_the_widget_follows_its_controls():
     assert explorer.text.startswith("best size: 87, the square root of 30 × 250\nbatches of 1 take 17.2 times as long")
     assert explorer.set(noise_size=4, fixed_cost=9).startswith("best size: 6, the square root of 4 × 9")
     assert explorer.text.endswith("batches of 100 take 4.5 times as long")
-    assert figure_of_trade(600, 1000, 100).axes[0].get_title().endswith("all at once is over first")
+    assert figure_of_trade(600, 1000, 100).axes[0].get_title().endswith("all at once finishes first")
 
 
 def test_the_figures_are_pictures():
