@@ -1,0 +1,150 @@
+"""The lives of a run: what it trained until it was killed, and after it was started again.
+
+A run that is killed and resumed consists of several lives. Each life's ranks write a line for every micro-batch, and
+what was written before a kill stays. The rule: *a micro-batch counts if its window was applied, and the window was still
+there when the run ended.*
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import torch.distributed as dist
+from lightning.pytorch import Callback, LightningModule, Trainer
+from torch import Tensor
+
+from course_lib.callbacks import SkipBadSteps, StepAudit
+from workbook.display import quiet_lightning
+
+
+class MicroBatch(NamedTuple):
+    """What one rank trained in one forward and backward pass."""
+
+    life: int
+    """From 1."""
+    rank: int
+    epoch: int
+    window: int
+    """How many attempts of an optimizer step the run had made before."""
+    side: int
+    """Pixels a side."""
+    samples: list[int]
+    labelled: int
+    """How many of the samples have a label."""
+
+
+class Diary(Callback):
+    """Writes a line for each micro-batch, which is on disk before the micro-batch is trained."""
+
+    def __init__(self, folder: str | os.PathLike[str], life: int) -> None:
+        self.folder, self.life = Path(folder), life
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        images, labels, numbers = batch
+        skipped = sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, SkipBadSteps))  # type: ignore[attr-defined]
+        attempts = trainer.global_step + skipped
+        micro_batch = MicroBatch(
+            self.life, trainer.global_rank, trainer.current_epoch, attempts, images.shape[-1], numbers.tolist(),
+            int((labels >= 0).sum()),
+        )  # fmt: skip
+        with open(self.folder / f"diary.life{self.life}.rank{trainer.global_rank}.jsonl", "a") as file:
+            file.write(json.dumps(micro_batch) + "\n")
+
+
+class Kill(Callback):
+    """Kills all ranks by SIGKILL when they have trained so many micro-batches of this life; None: never."""
+
+    def __init__(self, micro_batches: int | None) -> None:
+        self.left = micro_batches
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        if self.left == 0:
+            if dist.is_initialized():
+                dist.barrier()  # so that no rank is ahead
+            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
+        if self.left is not None:
+            self.left -= 1
+
+
+class End(NamedTuple):
+    """What a run has come to, on one rank."""
+
+    weights: list[Tensor]
+    """Parameters and buffers."""
+    rate: float
+    """The learning rate, as a share of its peak."""
+    planned: int | None
+    """Optimizer steps; None without a StepAudit."""
+    attempts: int
+    skipped: int
+    audit: str
+
+
+def end_of(trainer: Trainer) -> End:
+    """What a Trainer that has fitted can tell."""
+    audits = [callback for callback in trainer.callbacks if isinstance(callback, StepAudit)]  # type: ignore[attr-defined]
+    skippers = [callback for callback in trainer.callbacks if isinstance(callback, SkipBadSteps)]  # type: ignore[attr-defined]
+    group = trainer.optimizers[0].param_groups[0]
+    skipped = sum(skipper.skipped for skipper in skippers)
+    return End(
+        weights=[tensor.detach().cpu().clone() for tensor in trainer.lightning_module.state_dict().values()],
+        rate=group["lr"] / group["initial_lr"],
+        planned=audits[0].plan.total_steps if audits and audits[0].plan else None,
+        attempts=trainer.global_step + skipped,
+        skipped=skipped,
+        audit=audits[0].explain() if audits else "",
+    )
+
+
+def read_diary(folder: str | os.PathLike[str]) -> list[MicroBatch]:
+    """All lives' micro-batches, by life and rank, in the order in which they were trained."""
+    found = []
+    for path in Path(folder).glob("diary.life*.rank*.jsonl"):
+        found += [MicroBatch(*json.loads(line)) for line in path.read_text().splitlines()]
+    return sorted(found, key=lambda micro_batch: micro_batch[:2])  # stable: within a rank as written
+
+
+def applied(diary: Sequence[MicroBatch]) -> list[MicroBatch]:
+    """Those whose window was attempted and not undone: a life undoes the windows from its first one on."""
+    first_window: dict[int, int] = {}
+    for micro_batch in diary:
+        first_window.setdefault(micro_batch.life, micro_batch.window)
+    kept = []
+    for micro_batch in diary:
+        later = [window for life, window in first_window.items() if life > micro_batch.life]
+        if micro_batch.window < min(later, default=micro_batch.window + 1):
+            kept.append(micro_batch)
+    return kept
+
+
+def missing_and_twice(diary: Iterable[MicroBatch], num_samples: int, epochs: int) -> list[tuple[int, int]]:
+    """For each epoch: how many samples were never applied, and how many more than once."""
+    counts: list[Counter[int]] = [Counter() for _ in range(epochs)]
+    for micro_batch in diary:
+        counts[micro_batch.epoch].update(micro_batch.samples)
+    told = []
+    for count in counts:
+        missing = num_samples - len(count)
+        twice = sum(times > 1 for times in count.values())
+        told.append((missing, twice))
+    return told
+
+
+def differing_weights(ends: Sequence[End]) -> tuple[int, int]:
+    """How many numbers of the weights differ between any two of the ends, bit for bit, and how many there are."""
+    first, differing, total = ends[0].weights, 0, 0
+    for position, tensor in enumerate(first):
+        unlike = sum((tensor != end.weights[position]).int() for end in ends)
+        differing += int((unlike > 0).sum()) if isinstance(unlike, Tensor) else 0
+        total += tensor.numel()
+    return differing, total
+
+
+__all__ = ["Diary", "End", "Kill", "MicroBatch", "applied", "differing_weights", "end_of", "missing_and_twice",
+           "quiet_lightning", "read_diary"]  # fmt: skip
