@@ -20,8 +20,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import Tensor
 
 from course_lib.callbacks import SkipBadSteps, StepAudit
-from workbook.display import quiet_lightning
-
+from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 
 class MicroBatch(NamedTuple):
     """What one rank trained in one forward and backward pass."""
@@ -46,6 +45,7 @@ class Diary(Callback):
         self.folder, self.life = Path(folder), life
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self.folder.mkdir(parents=True, exist_ok=True)
         images, labels, numbers = batch
         skipped = sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, SkipBadSteps))  # type: ignore[attr-defined]
         attempts = trainer.global_step + skipped
@@ -136,15 +136,76 @@ def missing_and_twice(diary: Iterable[MicroBatch], num_samples: int, epochs: int
     return told
 
 
-def differing_weights(ends: Sequence[End]) -> tuple[int, int]:
-    """How many numbers of the weights differ between any two of the ends, bit for bit, and how many there are."""
-    first, differing, total = ends[0].weights, 0, 0
-    for position, tensor in enumerate(first):
-        unlike = sum((tensor != end.weights[position]).int() for end in ends)
-        differing += int((unlike > 0).sum()) if isinstance(unlike, Tensor) else 0
-        total += tensor.numel()
-    return differing, total
+def weights_of_labels(diary: Sequence[MicroBatch], k: int, ranks: int) -> list[float]:
+    """For each window: a labelled sample's weights in the update, times what they should be; smallest and largest.
+
+    A Trainer gives each of ``k`` micro-batches and each rank the same weight, however many labelled samples it has. In
+    one big batch all labelled samples of the window have the same.
+    """
+    windows: dict[int, list[int]] = {}
+    for micro_batch in diary:
+        windows.setdefault(micro_batch.window, []).append(micro_batch.labelled)
+    ratios = []
+    for labelled in windows.values():
+        ratios += [sum(labelled) / (k * ranks * count) for count in labelled if count]
+    return [min(ratios), max(ratios)]
 
 
-__all__ = ["Diary", "End", "Kill", "MicroBatch", "applied", "differing_weights", "end_of", "missing_and_twice",
-           "quiet_lightning", "read_diary"]  # fmt: skip
+def differing_weights(end: End, other: End) -> int:
+    """How many numbers of the weights differ, bit for bit."""
+    pairs = zip(end.weights, other.weights, strict=True)
+    return sum(int((ours != theirs).sum()) for ours, theirs in pairs)
+
+
+def simulate(
+    kills: Sequence[int | None],
+    ranks: Sequence[int],
+    schedule: SizeSchedule,
+    *,
+    num_samples: int,
+    epochs: int,
+    save_every: int,
+    bad_sample: int,
+    seed: int,
+) -> list[MicroBatch]:
+    """The diary of a run without training it: its sampler deals, and checkpoints are taken where a Trainer takes them.
+
+    Args:
+        kills: After how many micro-batches each life ends; None: at the end of the run.
+        ranks: Of each life.
+        save_every: A checkpoint is taken after as many updates; an attempt with the bad sample is none.
+    """
+    diary: list[MicroBatch] = []
+    saved: dict[str, Any] | None = None
+    window_saved = updates_saved = 0
+    for life, (kill, world_size) in enumerate(zip(kills, ranks, strict=True), start=1):
+        samplers = [
+            ScheduledBatchSampler(num_samples, schedule, seed=seed, num_replicas=world_size, rank=rank)
+            for rank in range(world_size)
+        ]
+        if saved is not None:
+            for sampler in samplers:
+                sampler.load_state_dict(saved)
+        k = schedule.accumulate_grad_batches(world_size)
+        assert isinstance(k, int)
+        window, updates, trained, has_bad = window_saved, updates_saved, 0, False
+        for epoch in range(samplers[0].epoch, epochs):
+            for sampler in samplers:
+                sampler.set_epoch(epoch)
+            before = samplers[0].steps_before
+            dealt = list(zip(*samplers, strict=True))
+            for number, batches in enumerate(dealt, start=1):
+                if trained == kill:
+                    break
+                for rank, batch in enumerate(batches):
+                    samples = [int(index) for index in batch]
+                    has_bad |= bad_sample in samples
+                    diary.append(MicroBatch(life, rank, epoch, window, int(batch[0].size), samples, 0))
+                trained += 1
+                if (before + number) % k == 0 or number == len(dealt):
+                    window, updates, has_bad = window + 1, updates + (not has_bad), False
+                    if updates % save_every == 0 and updates != updates_saved:
+                        saved, window_saved, updates_saved = samplers[0].state_dict(number), window, updates
+            if trained == kill:
+                break
+    return sorted(diary, key=lambda micro_batch: micro_batch[:2])

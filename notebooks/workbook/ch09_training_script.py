@@ -16,7 +16,7 @@ import argparse
 import hashlib
 import math
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -113,22 +113,19 @@ class Digits(LightningModule):
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
-def train(folder: Path, callbacks: Sequence[Callback] = (), max_epochs: int = EPOCHS) -> Trainer:
+def train(
+    folder: Path, callbacks: Sequence[Callback] = (), *, sides: Mapping[int, int] = SIDES, max_epochs: int = EPOCHS
+) -> Trainer:
     """Start the run of a folder, or go on with it, on as many ranks as there are now."""
     seed_everything(0, verbose=False)
     ranks, ranks_here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
-    schedule = SizeSchedule.from_batch_sizes(SIDES, BATCH_SIZES, accumulate_grad_batches=WINDOW)
+    schedule = SizeSchedule.from_batch_sizes(sides, BATCH_SIZES, accumulate_grad_batches=WINDOW)
     data = SizeScheduleDataModule(load_samples(), schedule, render, seed=1)
     trainer = Trainer(
-        max_epochs=max_epochs, devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
-        gradient_clip_val=1.0, deterministic=True, logger=False, enable_progress_bar=False, enable_model_summary=False,
-        callbacks=[
-            ExactAccumulation(),
-            SkipBadSteps(journal=folder / "skipped.jsonl"),
-            StepAudit(strict=True),
-            ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True),
-            *callbacks,
-        ],
+        max_epochs=max_epochs, gradient_clip_val=1.0, deterministic=True, logger=False, enable_progress_bar=False,
+        devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
+        callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"), StepAudit(strict=True),
+                   ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True), *callbacks],
     )  # fmt: skip
     trainer.fit(Digits(), datamodule=data, ckpt_path="last", weights_only=False)
     return trainer
@@ -148,10 +145,10 @@ def find_batch_sizes_within(budget_bytes: int) -> dict[int, int]:
     return {side: fitted.batch_size for side, fitted in found.items()}
 
 
-def hash_of(module: nn.Module) -> str:
-    """Equal for two modules whose parameters and buffers are equal, bit for bit."""
+def hash_of(weights: Iterable[Tensor]) -> str:
+    """Equal for weights that are equal, bit for bit."""
     digest = hashlib.sha256()
-    for tensor in module.state_dict().values():
+    for tensor in weights:
         digest.update(tensor.cpu().numpy().tobytes())
     return digest.hexdigest()
 
@@ -163,7 +160,7 @@ def main() -> None:
     arguments = parser.parse_args()
     trainer = train(arguments.folder, max_epochs=arguments.epochs)
     if trainer.is_global_zero:
-        print(f"weights {hash_of(trainer.lightning_module)}")
+        print(f"weights {hash_of(trainer.lightning_module.state_dict().values())}")
 
 
 if __name__ == "__main__":
