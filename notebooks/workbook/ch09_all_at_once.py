@@ -6,7 +6,6 @@ import inspect
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-import ipywidgets
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
@@ -80,7 +79,9 @@ def figure_of_lives(
             arrowprops={"arrowstyle": "->", "linestyle": "--", "color": GREEN, "linewidth": 1.6},
         )  # fmt: skip
     last = max(micro_batch.window for micro_batch in diary) + 1
-    axes.set(title=title, xlabel="windows, each one attempt of an optimizer step (number, from 0)", xlim=(0, last + 0.4))
+    axes.set(
+        title=title, xlabel="windows, each one attempt of an optimizer step (number, from 0)", xlim=(0, last + 0.4)
+    )
     axes.set_xticks(range(last + 1))
     axes.grid(axis="x", color="#dddddd", zorder=0)
     axes.set_axisbelow(True)
@@ -151,7 +152,7 @@ def kill_explorer() -> Explorer:
 
     controls: dict[str, Any] = {
         "first_kill": int_slider(13, 30, "first kill, after micro-batches"),
-        "second_kill": int_slider(7, 15, "second kill, after micro-batches of its life"),
+        "second_kill": int_slider(14, 25, "second kill, after micro-batches of its life"),
         "ranks": int_slider(2, 3, "ranks at first"),
         "ranks_later": int_slider(2, 3, "ranks after the first kill"),
     }

@@ -41,7 +41,7 @@ faults = Exercise(
         "Line 9 counts what? An epoch's length in micro-batches is not one in optimizer steps (chapter 05).": (
             FAULTY_LINES - {9}
         ),
-        "Line 11 is right: with that flag a Trainer steps once in 4 micro-batches, and on the short rest of an epoch.": {
+        "Line 11 is right: with that flag a Trainer steps once in 4 micro-batches, and on an epoch's short rest.": {
             11,
             *FAULTY_LINES,
         },

@@ -1,13 +1,14 @@
 """The lives of a run: what it trained until it was killed, and after it was started again.
 
 A run that is killed and resumed consists of several lives. Each life's ranks write a line for every micro-batch, and
-what was written before a kill stays. The rule: *a micro-batch counts if its window was applied, and the window was still
-there when the run ended.*
+what was written before a kill stays. The rule: *a micro-batch counts if its window was applied, and was not undone by a
+kill.*
 """
 
 from __future__ import annotations
 
 import json
+import math
 import os
 import signal
 from collections import Counter
@@ -21,6 +22,7 @@ from torch import Tensor
 
 from course_lib.callbacks import SkipBadSteps, StepAudit
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
+
 
 class MicroBatch(NamedTuple):
     """What one rank trained in one forward and backward pass."""
@@ -149,6 +151,27 @@ def weights_of_labels(diary: Sequence[MicroBatch], k: int, ranks: int) -> list[f
     for labelled in windows.values():
         ratios += [sum(labelled) / (k * ranks * count) for count in labelled if count]
     return [min(ratios), max(ratios)]
+
+
+def rate_by_hand(diary: Sequence[MicroBatch], end: End, samples_of_run: int, bad_sample: int) -> float:
+    """Where a cosine ends that follows the run's progress, if the ranks have changed with the last life.
+
+    What was done before counts by its share of the samples, and the rest by this life's updates.
+    """
+    assert end.planned is not None
+    life = max(micro_batch.life for micro_batch in diary)
+    before = [micro_batch for micro_batch in applied(diary) if micro_batch.life < life]
+    first_window = min(micro_batch.window for micro_batch in diary if micro_batch.life == life)
+    skipped_before = len({micro_batch.window for micro_batch in before if bad_sample in micro_batch.samples})
+    done = sum(len(micro_batch.samples) for micro_batch in before) / samples_of_run
+    updates = end.attempts - first_window - (end.skipped - skipped_before)
+    progress = done + (1 - done) * updates / (end.planned - first_window)
+    return 0.5 * (1 + math.cos(math.pi * progress))
+
+
+def not_finite(end: End) -> int:
+    """How many numbers of the weights are NaN or infinite."""
+    return sum(int((~tensor.isfinite()).sum()) for tensor in end.weights)
 
 
 def differing_weights(end: End, other: End) -> int:
