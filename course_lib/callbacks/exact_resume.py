@@ -85,6 +85,7 @@ class ExactResume(Callback):
         self._brought = False
         self._seed: int | None = None
         self._window_end: _WindowEnd | None = None
+        self._since_ranks: dict[str, int] | None = None
         self._loaded_own = self._resumed = self._stepping = False
         self._handles: list[Any] = []
 
@@ -99,11 +100,13 @@ class ExactResume(Callback):
                 f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
             )
         self._forget()
+        self._since_ranks = {"world_size": trainer.world_size, "steps_done": 0, "samples_done": 0}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
         self._window_end = copy.deepcopy(_WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
         self._resumed = True
+        self._since_ranks = _since_ranks(checkpoint, trainer.world_size)
         self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -169,7 +172,7 @@ class ExactResume(Callback):
         self._remove_hooks()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seed": self._seed, "within_update": False}
+        return {"seed": self._seed, "within_update": False, "since_ranks": self._since_ranks}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seed = state_dict["seed"]
@@ -182,7 +185,7 @@ class ExactResume(Callback):
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _forget(self) -> None:
-        self._seed = self._window_end = None
+        self._seed = self._window_end = self._since_ranks = None
         self._loaded_own = self._resumed = self._stepping = False
         self._remove_hooks()
 
@@ -357,7 +360,7 @@ def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: 
 
 
 def run_so_far(trainer: Trainer) -> dict[str, int]:
-    """What a run has done that is about to go on: for ``plan_steps``, in ``configure_optimizers``.
+    """What a run had done when it came to the ranks that it has now: for ``plan_steps``, in ``configure_optimizers``.
 
     The schedules in a checkpoint come back with the horizon that they were made with. On another number of ranks it is
     wrong: the rate ends too high, or turns up again. A function of the plan's progress is not saved, and goes on::
@@ -365,8 +368,11 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
         plan = plan_steps(n, 32, world_size=self.trainer.world_size, max_epochs=10, **run_so_far(self.trainer))
         schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
 
+    A run that goes on with as many ranks gets the plan that it had.
+
     Returns:
-        ``steps_done``: updates, as the learning rate counts them, and ``samples_done``; both 0 in a run from its start.
+        ``steps_done``: updates, as the learning rate counts them, and ``samples_done``; both 0 in a run from its start,
+        and in one that has had its number of ranks from the start (told by ``ExactResume``, in the checkpoint).
 
     Raises:
         ValueError: The checkpoint does not say where the training loader was, or not in samples.
@@ -374,16 +380,29 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
     checkpoint = trainer._checkpoint_connector._loaded_checkpoint
     if not checkpoint:
         return {"steps_done": 0, "samples_done": 0}
+    since = _since_ranks(checkpoint, trainer.world_size)
+    if since is None:
+        raise ValueError(
+            "the checkpoint does not say how far the run is in the data: it does not hold the state of one "
+            "ResumableDataLoader over all samples. Give plan_steps steps_done and samples_done yourself"
+        )
+    return {"steps_done": since["steps_done"], "samples_done": since["samples_done"]}
+
+
+def _since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:
+    """The ranks, and what was done before the run came to them; None: the loader's state does not say it."""
+    callbacks = checkpoint.get("callbacks", {}).values()
+    for callback in callbacks:
+        since = callback.get("since_ranks")
+        if since and since["world_size"] == world_size:
+            return dict(since)
     states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
     num_samples = [state.get("num_samples", state.get("num_primary")) for state in states]
     if len(states) != 1 or None in num_samples:
-        raise ValueError(
-            "the checkpoint does not say how far the run is in the data: it holds the states of "
-            f"{len(states)} training loaders, expected one of a ResumableDataLoader over all samples. Give plan_steps "
-            "steps_done and samples_done yourself"
-        )
+        return None
     steps = checkpoint["global_step"]
-    for callback in checkpoint.get("callbacks", {}).values():
+    for callback in callbacks:
         if "uncounted_attempts" in callback:
             steps = callback["updates"]
-    return {"steps_done": steps, "samples_done": states[0]["epoch"] * num_samples[0] + states[0]["position"]}
+    samples = states[0]["epoch"] * num_samples[0] + states[0]["position"]
+    return {"world_size": world_size, "steps_done": steps, "samples_done": samples}

@@ -76,6 +76,7 @@ class StepAudit(Callback):
         self.stopped_early = False
         self._updates_of_batch = 0
         self._world_size: int | None = None
+        self._planned_from = (0, 0)
         self._max_steps_means_updates = False
 
     @property
@@ -155,8 +156,12 @@ class StepAudit(Callback):
         done = attempts_of(trainer)
         self.attempts_before_audit = done - self.attempts
         if self.plan is None:
-            other_ranks = self._world_size not in (None, trainer.world_size)
-            self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done if other_ranks else 0)
+            if self._world_size not in (None, trainer.world_size):
+                self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done)
+            else:
+                self.plan, self.why_no_plan = _plan_of(trainer, pl_module, *self._planned_from)
+            if self.plan is not None:
+                self._planned_from = (self.plan.steps_done, self.plan.samples_done)
         self._world_size = trainer.world_size
         skippers = skippers_of(trainer)
         self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
@@ -210,6 +215,7 @@ class StepAudit(Callback):
             "updates": self.updates,
             "batches_per_epoch": dict(self.batches_per_epoch),
             "world_size": self._world_size,
+            "planned_from": self._planned_from,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -218,6 +224,7 @@ class StepAudit(Callback):
         self.updates = state_dict["updates"]
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
         self._world_size = state_dict.get("world_size")
+        self._planned_from = state_dict.get("planned_from", (0, 0))
         self._restored = True
 
 
@@ -235,8 +242,13 @@ def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:
                 )
 
 
-def _plan_of(trainer: Trainer, pl_module: LightningModule, steps_done: int) -> tuple[StepPlan | None, str]:
-    """The plan of a Trainer that is about to train, or why there is none; ``steps_done``: on other ranks."""
+def _plan_of(
+    trainer: Trainer, pl_module: LightningModule, steps_done: int, samples_done: int | None = None
+) -> tuple[StepPlan | None, str]:
+    """The plan of a Trainer that is about to train, or why there is none; what was done: on other ranks.
+
+    ``samples_done`` is None where the run comes to its ranks now: then it is where the loader stands.
+    """
     if not pl_module.automatic_optimization:
         return None, "with manual optimization, the module's own code decides when to step"
     if trainer.strategy.handles_gradient_accumulation:
@@ -254,12 +266,14 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule, steps_done: int) -> t
     loader: Any = trainer.train_dataloader
     sampler: Any = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
+        if samples_done is None:
+            samples_done = _samples_done(loader, sampler.num_samples)
         plan: StepPlan = sampler.plan(
             max_epochs=_epochs_that_step(trainer),
             max_steps=trainer.max_steps,
             limit_train_batches=trainer.limit_train_batches,
             steps_done=steps_done,
-            samples_done=_samples_done(loader, sampler.num_samples) if steps_done else 0,
+            samples_done=samples_done,
         )
         return plan, ""
     plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None
@@ -285,8 +299,9 @@ def _plan_of(trainer: Trainer, pl_module: LightningModule, steps_done: int) -> t
     later = copy.copy(sampler)
     later.set_epoch(epoch + 1)
     batches_later = min(len(later), batches) if trainer.limit_train_batches != 1.0 else len(later)
-    left = 0 if sampler.epoch > epoch else batches - done
-    samples_done = (epoch + 1) * batches_later - left
+    if samples_done is None:
+        left = 0 if sampler.epoch > epoch else batches - done
+        samples_done = (epoch + 1) * batches_later - left
     return plan_steps(batches_later, 1, steps_done=steps_done, samples_done=samples_done, **stops_and_windows), ""
 
 

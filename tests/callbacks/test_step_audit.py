@@ -249,6 +249,17 @@ def test_a_run_that_goes_on_with_other_ranks_is_planned_from_there(before, stop,
     assert max(steps) < 1.6 * min(steps[:-1])
 
 
+@pytest.mark.parametrize(("before", "stop", "after", "stop_again"), [(2, 6, 1, 15), (2, 6, 2, 9), (1, 11, 2, 13)])
+def test_a_run_that_is_stopped_again_keeps_the_plan_of_its_ranks(before, stop, after, stop_again, tmp_path):
+    run_on(before, tmp_path, stop=stop)
+    first = (tmp_path / "stopped.ckpt").rename(tmp_path / "first.ckpt")
+    planned, _, rates, _ = run_on(after, tmp_path, first)
+    run_on(after, tmp_path, first, stop=stop_again)
+    planned_again, attempts, rates_again, _ = run_on(after, tmp_path, tmp_path / "stopped.ckpt")
+    assert planned_again == attempts == planned
+    assert rates_again == rates[-len(rates_again) :]
+
+
 def test_a_horizon_that_a_checkpoint_brings_is_told(tmp_path):
     run_on(2, tmp_path, stop=6, horizon="T_max")
     planned, _, rates, told = run_on(1, tmp_path, tmp_path / "stopped.ckpt", horizon="T_max")

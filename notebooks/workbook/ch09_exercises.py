@@ -1,0 +1,128 @@
+"""What chapter 09 asks: the faults of a script, a resume that is planned by hand, and what a journal tells."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+from workbook.exercises import Exercise, NotSolved
+
+FAULTY_LINES = frozenset({3, 6, 8, 9, 13})
+NUM_LINES = 14
+
+
+def _judged(answer: Any) -> Any:
+    if isinstance(answer, str) or not isinstance(answer, Iterable):
+        raise NotSolved(f"faults: a set of line numbers is asked for, as {{1, 2}}, got {answer!r}.")
+    lines = set(answer)
+    return lambda line: line in lines
+
+
+faults = Exercise(
+    "faults",
+    solution=FAULTY_LINES,
+    judge=_judged,
+    cases=[dict(line=line) for line in range(1, NUM_LINES + 1)],
+    misconceptions={
+        "Shuffling is no fault (line 1): a Trainer replaces the order by one that the ranks share.": {1, *FAULTY_LINES},
+        "Line 3 leaves something out of the division. How many ranks share the samples, and what becomes of a "
+        "remainder?": FAULTY_LINES - {3},
+        "Line 5 is right: whether a value is NaN can be asked of a tensor. What is done about it is the question.": {
+            5,
+            *FAULTY_LINES,
+        },
+        "Line 6 skips on this rank alone, and a Trainer with several ranks ends there with an error (chapter 07).": (
+            FAULTY_LINES - {6}
+        ),
+        "Line 8 takes the mean over this micro-batch's labels. Do all micro-batches of a window have as many?": (
+            FAULTY_LINES - {8}
+        ),
+        "Line 9 counts what? An epoch's length in micro-batches is not one in optimizer steps (chapter 05).": (
+            FAULTY_LINES - {9}
+        ),
+        "Line 11 is right: with that flag a Trainer steps once in 4 micro-batches, and on an epoch's short rest.": {
+            11,
+            *FAULTY_LINES,
+        },
+        "Line 13 resumes a Trainer, and a plain loader knows no position (chapter 06).": FAULTY_LINES - {13},
+        "Line 14 is no fault: it writes what the run has come to.": {14, *FAULTY_LINES},
+    },
+)
+
+
+def _windows(samples: int, batch_size: int, k: int, ranks: int) -> int:
+    return math.ceil(math.ceil(samples / (batch_size * ranks)) / k)
+
+
+def _steps(samples_left: int, num_samples: int, epochs_later: int, batch_size: int, k: int, ranks: int) -> int:
+    return _windows(samples_left, batch_size, k, ranks) + epochs_later * _windows(num_samples, batch_size, k, ranks)
+
+
+def _wrong_steps(
+    samples_left: int, num_samples: int, epochs_later: int, batch_size: int, k: int, ranks: int
+) -> dict[str, int]:
+    here = samples_left, num_samples, epochs_later
+    whole = num_samples * epochs_later
+    per_update = batch_size * k * ranks
+    return {
+        "{got} forgets that the ranks share the samples.": _steps(*here, batch_size, k, 1),
+        "{got} counts micro-batches: a window of k is one step.": _steps(*here, batch_size, 1, ranks),
+        "{got} rounds down: the short window at an epoch's end steps as well.": samples_left // per_update
+        + epochs_later * (num_samples // per_update),
+        "{got} rounds down within the epoch that goes on: its short window steps as well.": samples_left // per_update
+        + epochs_later * _windows(num_samples, batch_size, k, ranks),
+        "{got} lets windows run across the ends of epochs: each epoch ends with a window of its own.": math.ceil(
+            (samples_left + whole) / per_update
+        ),
+        "{got} leaves out the epochs that come after this one.": _windows(samples_left, batch_size, k, ranks),
+        "{got} leaves out the rest of the epoch that was cut off.": epochs_later
+        * _windows(num_samples, batch_size, k, ranks),
+        "{got} trains the epoch that was cut off from its start again.": (epochs_later + 1)
+        * _windows(num_samples, batch_size, k, ranks),
+    }
+
+
+steps_after_resume = Exercise(
+    "steps_after_resume",
+    solution=_steps,
+    cases=[
+        dict(samples_left=8, num_samples=16, epochs_later=0, batch_size=4, k=1, ranks=1),
+        dict(samples_left=8, num_samples=16, epochs_later=0, batch_size=4, k=1, ranks=2),
+        dict(samples_left=8, num_samples=32, epochs_later=1, batch_size=4, k=1, ranks=1),
+        dict(samples_left=16, num_samples=32, epochs_later=1, batch_size=2, k=2, ranks=2),
+        dict(samples_left=16, num_samples=40, epochs_later=1, batch_size=2, k=4, ranks=2),
+        dict(samples_left=20, num_samples=32, epochs_later=1, batch_size=2, k=4, ranks=2),
+        dict(samples_left=4, num_samples=36, epochs_later=2, batch_size=2, k=4, ranks=2),
+        dict(samples_left=20, num_samples=40, epochs_later=2, batch_size=2, k=4, ranks=3),
+        dict(samples_left=87, num_samples=187, epochs_later=1, batch_size=9, k=4, ranks=3),
+    ],
+    misconceptions=_wrong_steps,
+)
+
+PLANNED = 30
+JOURNAL = """
+life 1  skipped.jsonl        attempt 4    attempt 9
+        skipped.rank1.jsonl  attempt 4    attempt 9
+life 2  skipped.jsonl        attempt 9    attempt 22
+        skipped.rank1.jsonl  attempt 9    attempt 22
+"""
+"""What the ranks of a run wrote that was killed between attempts 9 and 10, and resumed from a checkpoint after 7."""
+
+updates_made = Exercise(
+    "updates made",
+    solution=PLANNED - 3,
+    misconceptions={
+        "{got} takes every line of the journal for a skip of its own: each rank writes one, and attempt 9 was made "
+        "twice.": PLANNED - 8,
+        "{got} counts attempt 9 twice: the kill undid the first try, and the second life made it again.": PLANNED - 4,
+        "{got} counts a skip for each rank: all ranks skip together, and each writes it down.": PLANNED - 6,
+        "{got} counts the last life alone: the skip of attempt 4 is in the checkpoint from which it went on.": PLANNED
+        - 2,
+        "{got} is what was planned: a skipped attempt is none that updated.": PLANNED,
+        "{got} is the number of skipped attempts. How many updates are left?": 3,
+        "{got} adds the skips: an attempt that is skipped is not made up for, where epochs end the run.": PLANNED + 3,
+    },
+)
+
+EXERCISES = (faults, steps_after_resume, updates_made)
