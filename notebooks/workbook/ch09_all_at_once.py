@@ -146,7 +146,7 @@ def kill_explorer() -> Explorer:
     def render(first_kill: int, second_kill: int, ranks: int, ranks_later: int) -> tuple[Figure, str]:
         diary = simulated([first_kill, second_kill, None], [ranks, ranks_later, ranks_later])
         figure = figure_of_lives(
-            diary, "Every window is applied once, wherever the kills are", bad_sample=script.BAD_SAMPLE
+            diary, "What a kill undoes is trained again, wherever the kills are", bad_sample=script.BAD_SAMPLE
         )
         return figure, told(diary)
 
@@ -204,6 +204,7 @@ def figure_of_reads(shares: dict[int, list[float]], title: str) -> Figure:
         axes.text(number + 0.5, len(lives), str(times), ha="center", va="center")
     axes.set(title=title, xlabel="micro-batches of the epoch, of both ranks, in its order (number, from 0)")
     axes.set(xlim=(0, len(sums)), ylabel="what was applied")
+    axes.set_xticks([number + 0.5 for number in range(len(sums))], [str(number) for number in range(len(sums))])
     axes.set_yticks(range(len(lives) + 1), [*(f"life {life}" for life in lives), "times trained"])
     axes.invert_yaxis()
     return figure

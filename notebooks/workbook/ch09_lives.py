@@ -49,14 +49,17 @@ class Diary(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self.folder.mkdir(parents=True, exist_ok=True)
         images, labels, numbers = batch
-        skipped = sum(callback.skipped for callback in trainer.callbacks if isinstance(callback, SkipBadSteps))  # type: ignore[attr-defined]
-        attempts = trainer.global_step + skipped
         micro_batch = MicroBatch(
-            self.life, trainer.global_rank, trainer.current_epoch, attempts, images.shape[-1], numbers.tolist(),
-            int((labels >= 0).sum()),
+            self.life, trainer.global_rank, trainer.current_epoch, trainer.global_step + _skipped(trainer),
+            images.shape[-1], numbers.tolist(), int((labels >= 0).sum()),
         )  # fmt: skip
         with open(self.folder / f"diary.life{self.life}.rank{trainer.global_rank}.jsonl", "a") as file:
             file.write(json.dumps(micro_batch) + "\n")
+
+
+def _skipped(trainer: Trainer) -> int:
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    return sum(int(callback.skipped) for callback in callbacks if isinstance(callback, SkipBadSteps))
 
 
 class Kill(Callback):
@@ -91,9 +94,8 @@ class End(NamedTuple):
 def end_of(trainer: Trainer) -> End:
     """What a Trainer that has fitted can tell."""
     audits = [callback for callback in trainer.callbacks if isinstance(callback, StepAudit)]  # type: ignore[attr-defined]
-    skippers = [callback for callback in trainer.callbacks if isinstance(callback, SkipBadSteps)]  # type: ignore[attr-defined]
     group = trainer.optimizers[0].param_groups[0]
-    skipped = sum(skipper.skipped for skipper in skippers)
+    skipped = _skipped(trainer)
     return End(
         weights=[tensor.detach().cpu().clone() for tensor in trainer.lightning_module.state_dict().values()],
         rate=group["lr"] / group["initial_lr"],

@@ -99,15 +99,15 @@ class Digits(LightningModule):
         super().__init__()
         self.net = digit_net()
 
-    def training_step(self, batch: Sequence[Tensor]) -> tuple[Tensor, Tensor]:
+    def training_step(self, batch: Sequence[Tensor]) -> Any:
         images, labels, _ = batch
         loss_sum = F.cross_entropy(self.net(images), labels, reduction="sum", ignore_index=UNLABELLED)
         return loss_sum, (labels != UNLABELLED).sum()
 
     def configure_optimizers(self) -> Any:
         data, ranks = self.trainer.datamodule, self.trainer.world_size  # type: ignore[attr-defined]
-        run = run_so_far(self.trainer)
-        plan = plan_steps(len(data.dataset), data.schedule, world_size=ranks, max_epochs=self.trainer.max_epochs, **run)
+        run: dict[str, Any] = {"max_epochs": self.trainer.max_epochs, **run_so_far(self.trainer)}
+        plan = plan_steps(len(data.dataset), data.schedule, world_size=ranks, **run)
         optimizer = AdamW(self.parameters(), lr=0.01)
         schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
