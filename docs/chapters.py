@@ -6,15 +6,13 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from html import unescape
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from markdown.extensions.toc import nest_toc_tokens, slugify, unique
 from nbconvert import HTMLExporter
 from nbconvert.filters import markdown2html
-from pygments import highlight
-from pygments.formatters import HtmlFormatter
-from pygments.lexers import PythonLexer
 from symptoms import Symptom, find_section
 from traitlets.config import Config
 
@@ -35,13 +33,7 @@ class Heading:
         """The heading with a link to itself, and what readers may have come for."""
         link = f'<a class="headerlink" href="#{self.id}" title="Link to this section">¶</a>'
         heading = f'<h{self.level} id="{self.id}">{self.html}{link}</h{self.level}>'
-        if not self.symptoms:
-            return heading
-        rows = "".join(f"<li>{inline(row.seen)} <br>Use: {inline(row.use)}</li>" for row in self.symptoms)
-        return (
-            f'{heading}<div class="admonition symptom"><p class="admonition-title">What you may have seen</p>'
-            f"<ul>{rows}</ul></div>"
-        )
+        return heading + seen_here(self.symptoms, self.level + 1)
 
 
 class Chapter:
@@ -55,7 +47,9 @@ class Chapter:
 
     def __init__(self, notebook: Path) -> None:
         self.stem = notebook.stem
-        self._body, resources = exporter().from_filename(str(notebook), {"output_files_dir": notebook.stem})
+        body, resources = exporter().from_filename(str(notebook), {"output_files_dir": notebook.stem})
+        # The theme looks for <code>, for its colours and for the button that copies.
+        self._body = re.sub(r"<pre><span></span>(.*?)</pre>", r"<pre><code>\1</code></pre>", body, flags=re.DOTALL)
         self.images: dict[str, bytes] = resources["outputs"]
         self.headings: list[Heading] = []
         ids: set[str] = set()
@@ -90,13 +84,24 @@ class Chapter:
         )
 
 
+def seen_here(symptoms: list[Symptom], level: int) -> str:
+    """What a section explains: a heading of its own for each symptom, as the search finds and names headings."""
+    if not symptoms:
+        return ""
+    rows = []
+    for row in symptoms:
+        ref = "seen-" + slugify(row.seen, "-")
+        rows.append(f'<h{level} id="{ref}">{inline(row.seen)}</h{level}><p>Use: {inline(row.use)}</p>')
+    title = '<p class="admonition-title">What you may have seen</p>'
+    return f'<div class="admonition symptom">{title}{"".join(rows)}</div>'
+
+
 def exporter() -> HTMLExporter:
     """nbconvert's, with the template beside this file."""
     config = Config({"HTMLExporter": {"preprocessors": ["nbconvert.preprocessors.ExtractOutputPreprocessor"]}})
     html_exporter = HTMLExporter(config, template_file=str(TEMPLATE), exclude_anchor_links=True)
-    html_exporter.register_filter("highlight_code", highlighted)
-    html_exporter.register_filter("what_it_shows", lambda text: bracketed("figure", text))
-    html_exporter.register_filter("what_it_moves", lambda text: bracketed("interactive", text))
+    html_exporter.register_filter("what_it_shows", partial(bracketed, "figure"))
+    html_exporter.register_filter("what_it_moves", partial(bracketed, "interactive"))
     return html_exporter
 
 
@@ -104,11 +109,6 @@ def bracketed(kind: str, text: str) -> str:
     """What the workbook says in place of a picture or a widget, `[kind: …]`; empty if it is something else."""
     found = re.fullmatch(rf"\[{kind}: (.*)\]", text.strip(), re.DOTALL)
     return found[1] if found else ""
-
-
-def highlighted(code: str) -> str:
-    """Python in the theme's colours."""
-    return highlight(code, PythonLexer(), HtmlFormatter(cssclass="highlight", wrapcode=True))
 
 
 def inline(markdown: str) -> str:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
 from chapters import Chapter
 from ledger import ledger_page
 from mkdocs.config.defaults import MkDocsConfig
+from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import get_toc
@@ -48,6 +50,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in chapter.images.items():
             files.append(File.generated(config, f"chapters/{name}", content=content))
     for page, text in pages.items():
+        if not page.startswith(("chapters/", "index")):
+            text = f"---\nsearch:\n  boost: 0.5\n---\n{text}"  # a reader with a message is led to the chapters first
         files.append(File.generated(config, page, content=text))
     for picture in (ROOT / "notebooks").glob("*.png"):
         files.append(File.generated(config, f"assets/{picture.name}", abs_src_path=str(picture)))
@@ -63,3 +67,14 @@ def on_page_content(html: str, page: Page, **_: Any) -> str:
     page.toc = get_toc(chapter.toc_tokens())
     page.present_anchor_ids = {heading.id for heading in chapter.headings}
     return chapter.html()
+
+
+@event_priority(-50)  # the plugin `search` has written its index, and `offline` is to make a script of it
+def on_post_build(config: MkDocsConfig) -> None:
+    """A reader with a message is led to what explains it, before pages that happen to hold the same words."""
+    path = Path(config.site_dir, "search", "search_index.json")
+    index = json.loads(path.read_text(encoding="utf-8"))
+    for entry in index["docs"]:
+        if "#seen-" in entry["location"]:
+            entry["boost"] = 20
+    path.write_text(json.dumps(index, separators=(",", ":")), encoding="utf-8")

@@ -29,4 +29,5 @@ def ledger_page(claims: str, chapters: list[Chapter]) -> str:
         cells = (inline(row["claim"]), VERDICTS[row["verdict"]], inline(row["reason"]), where)
         rows.append(f'<tr id="{row["id"]}">{"".join(f"<td>{cell}</td>" for cell in cells)}</tr>')
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
-    return f'{INTRODUCTION}\n<div class="filtered">{table}</div>\n'
+    # Each chapter has its own rows: a search leads there.
+    return f'{INTRODUCTION}\n<div class="filtered" data-search-exclude>{table}</div>\n'

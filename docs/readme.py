@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from chapters import Chapter, Heading
+from chapters import Chapter, seen_here
 from symptoms import HEADING_OF_THE_TABLE, Symptom, read_symptoms
 
 FRONT = ("", HEADING_OF_THE_TABLE, "Chapters", "Two commands", "Licence")
@@ -12,6 +12,7 @@ FRONT = ("", HEADING_OF_THE_TABLE, "Chapters", "Two commands", "Licence")
 MEASURED = ("Notebooks as tests", "What was measured")
 """Those of the page on tests and measurements; every other section is about use in an own project."""
 REUSE = "reuse.md"
+HOW_TO_FIND = "Paste your error message into the search at the top of any page, or filter this table."
 
 
 def readme_pages(readme: str, chapters: list[Chapter]) -> dict[str, str]:
@@ -23,10 +24,9 @@ def readme_pages(readme: str, chapters: list[Chapter]) -> dict[str, str]:
     sections = split_sections(with_pages_as_targets(readme))
     symptoms = read_symptoms(readme)
     sections[HEADING_OF_THE_TABLE] = symptom_index(symptoms, chapters)
-    for symptom in symptoms:
-        if symptom.chapter is None:
-            name = symptom.place.partition(",")[0]
-            sections[name] = f"{explained_here(symptom)}\n{sections[name]}"
+    for name in sections:
+        here = [row for row in symptoms if row.chapter is None and row.place.partition(",")[0] == name]
+        sections[name] = f"\n{seen_here(here, level=3)}\n{sections[name]}"
     other = [name for name in sections if name not in FRONT + MEASURED]
     pages = {"index.md": FRONT, REUSE: tuple(other), "measured.md": MEASURED}
     return {page: joined(names, sections) for page, names in pages.items()}
@@ -56,7 +56,7 @@ def symptom_index(symptoms: list[Symptom], chapters: list[Chapter]) -> str:
     lines = ['<div class="filtered" data-search-exclude markdown>', "", "| what you see | read | use |", "|---|---|---|"]
     for symptom in symptoms:
         lines.append(f"| {symptom.seen} | {link_to_its_section(symptom, chapters)} | {symptom.use} |")
-    return "\n".join(["", *lines, "", "</div>", ""])
+    return "\n".join(["", HOW_TO_FIND, "", *lines, "", "</div>", ""])
 
 
 def link_to_its_section(symptom: Symptom, chapters: list[Chapter]) -> str:
@@ -66,11 +66,7 @@ def link_to_its_section(symptom: Symptom, chapters: list[Chapter]) -> str:
         return f"[{name}]({REUSE}#{name.lower().replace(' ', '-')})"
     for chapter in chapters:
         if chapter.stem.startswith(symptom.chapter):
-            heading: Heading = chapter.explain(symptom)
+            heading = chapter.explain(symptom)
             return f"[{symptom.place}](chapters/{chapter.stem}.md#{heading.id})"
     raise ValueError(f"README.md sends readers to a chapter that is not there: {symptom.place!r}")
 
-
-def explained_here(symptom: Symptom) -> str:
-    """What stands on top of a section of the README that explains a symptom."""
-    return f'\n!!! symptom "What you may have seen"\n\n    {symptom.seen}\n\n    Use: {symptom.use}\n'
