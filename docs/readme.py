@@ -53,7 +53,12 @@ def with_pages_as_targets(text: str) -> str:
 def symptom_index(symptoms: list[Symptom], chapters: list[Chapter]) -> str:
     """The table of symptoms, each with a link to the section that explains it."""
     # The sections themselves hold the symptoms, so that a search leads there rather than here.
-    lines = ['<div class="filtered" data-search-exclude markdown>', "", "| what you see | read | use |", "|---|---|---|"]
+    lines = [
+        '<div class="filtered" data-search-exclude markdown>',
+        "",
+        "| what you see | read | use |",
+        "|---|---|---|",
+    ]
     for symptom in symptoms:
         lines.append(f"| {symptom.seen} | {link_to_its_section(symptom, chapters)} | {symptom.use} |")
     return "\n".join(["", HOW_TO_FIND, "", *lines, "", "</div>", ""])
@@ -69,4 +74,3 @@ def link_to_its_section(symptom: Symptom, chapters: list[Chapter]) -> str:
             heading = chapter.explain(symptom)
             return f"[{symptom.place}](chapters/{chapter.stem}.md#{heading.id})"
     raise ValueError(f"README.md sends readers to a chapter that is not there: {symptom.place!r}")
-
