@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from html import unescape
 from functools import partial
+from html import unescape
 from pathlib import Path
 from typing import Any
 

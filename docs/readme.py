@@ -29,7 +29,11 @@ def readme_pages(readme: str, chapters: list[Chapter]) -> dict[str, str]:
         sections[name] = f"\n{seen_here(here, level=3)}\n{sections[name]}"
     other = [name for name in sections if name not in FRONT + MEASURED]
     pages = {"index.md": FRONT, REUSE: tuple(other), "measured.md": MEASURED}
-    return {page: joined(names, sections) for page, names in pages.items()}
+    texts = {page: joined(names, sections) for page, names in pages.items()}
+    # Each page has one title; the front page's is the README's.
+    texts[REUSE] = texts[REUSE].replace("## ", "# ", 1)
+    texts["measured.md"] = f"# Tests and measurements\n\n{texts['measured.md']}"
+    return texts
 
 
 def split_sections(readme: str) -> dict[str, str]:
@@ -61,7 +65,8 @@ def symptom_index(symptoms: list[Symptom], chapters: list[Chapter]) -> str:
     ]
     for symptom in symptoms:
         lines.append(f"| {symptom.seen} | {link_to_its_section(symptom, chapters)} | {symptom.use} |")
-    return "\n".join(["", HOW_TO_FIND, "", *lines, "", "</div>", ""])
+    start = ["", HOW_TO_FIND, "", '<div class="filtered" data-search-exclude markdown>', ""]
+    return "\n".join([*start, *lines, "", "</div>", ""])
 
 
 def link_to_its_section(symptom: Symptom, chapters: list[Chapter]) -> str:

@@ -1,8 +1,7 @@
 """The README's table of symptoms: what is seen, and the section of a chapter that explains it.
 
-A place reads `02, When do workers pay?`: a chapter's number, and the beginning of a heading, whose own number may be left
-out; or `05, Exercise 3`. What stands in parentheses, or after a semicolon or a second comma, narrows it down for a
-reader.
+A place reads `02, When do workers pay?`: a chapter's number, and the beginning of a heading, whose own number may be
+left out; or `05, Exercise 3`. What stands in parentheses, after a semicolon, or after `, rung`, is for the reader.
 """
 
 from __future__ import annotations

@@ -70,7 +70,7 @@ def site() -> Path:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """The address of a JupyterLab on a copy of the notebooks, in a process group of its own that is ended afterwards."""
+    """The address of a JupyterLab on a copy of the notebooks; it and its kernels are ended afterwards."""
     home = tmp_path_factory.mktemp("lab")
     shutil.copytree(ROOT / "notebooks", home / "notebooks", ignore=shutil.ignore_patterns("__pycache__"))
     for name, text in SETTINGS.items():

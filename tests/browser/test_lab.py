@@ -22,6 +22,7 @@ SHOWN = """async (box) => {
     return [new Uint8Array(digest).join(), box.querySelector("pre").textContent]
 }"""
 
+PLACE = "(cell) => [...document.querySelectorAll('.jp-Cell')].indexOf(cell)"
 OTHER = f"""async ([box, before]) => {{
     const now = await ({SHOWN})(box)
     return now[0] !== before[0] && now[1] !== before[1]
@@ -37,7 +38,7 @@ def notebook(request: pytest.FixtureRequest, chromium: Any, lab: str) -> Iterato
     page.wait_for_selector(".jp-Notebook-ExecutionIndicator[data-status=idle]", timeout=60_000)
     page.get_by_role("menuitem", name="Run", exact=True).click()
     page.get_by_role("menuitem", name="Run All Cells", exact=True).click()
-    page.wait_for_function("() => document.querySelector('.jp-CodeCell .jp-InputPrompt').textContent.includes('*')")
+    page.wait_for_function(f"() => !({DONE})()")  # the stored numbers give way to [*]
     page.wait_for_function(DONE, timeout=150_000)
     yield request.param, page
     page.close()
@@ -62,12 +63,10 @@ def test_run_all_reaches_the_bottom_and_sliders_move_by_keyboard(notebook: tuple
 def test_an_exercise_names_a_mistake_and_accepts_the_answer(notebook: tuple[str, Any]):
     name, page = notebook
     check, wrong, says, right = ANSWERS[name]
-    stub = page.locator(".jp-CodeCell").filter(has_text=f"{right.partition('=')[0]}= ...")
-    stub = page.locator(".jp-Cell").nth(
-        stub.evaluate("(cell) => [...document.querySelectorAll('.jp-Cell')].indexOf(cell)")
-    )
+    place = page.locator(".jp-CodeCell").filter(has_text=f"{right.partition('=')[0]}= ...").evaluate(PLACE)
+    stub = page.locator(".jp-Cell").nth(place)
     output = page.locator(".jp-CodeCell").filter(has_text=check).locator(".jp-OutputArea")
-    for answer, reply in ((wrong, says), (right, "right")):
+    for answer, reply in ((wrong, says), (right, "solved.")):
         stub.locator(".cm-content").click()
         page.keyboard.press("Control+A")
         page.keyboard.type(answer)
