@@ -57,12 +57,7 @@ def with_pages_as_targets(text: str) -> str:
 def symptom_index(symptoms: list[Symptom], chapters: list[Chapter]) -> str:
     """The table of symptoms, each with a link to the section that explains it."""
     # The sections themselves hold the symptoms, so that a search leads there rather than here.
-    lines = [
-        '<div class="filtered" data-search-exclude markdown>',
-        "",
-        "| what you see | read | use |",
-        "|---|---|---|",
-    ]
+    lines = ["| what you see | read | use |", "|---|---|---|"]
     for symptom in symptoms:
         lines.append(f"| {symptom.seen} | {link_to_its_section(symptom, chapters)} | {symptom.use} |")
     start = ["", HOW_TO_FIND, "", '<div class="filtered" data-search-exclude markdown>', ""]

@@ -103,7 +103,7 @@ def test_an_error_message_is_two_clicks_from_its_section(
         const here = document.getElementById(decodeURIComponent(location.hash.slice(1))).closest(".symptom")
         const above = [...document.querySelectorAll("h2, h3, h4")].filter(
             (h) => !h.closest(".symptom") && h.compareDocumentPosition(here) & Node.DOCUMENT_POSITION_FOLLOWING)
-        return above.at(-1).firstChild.textContent
+        return above.at(-1).textContent.replace("¶", "")
     }"""
     assert page.evaluate(headings) == section
 
