@@ -117,6 +117,8 @@ def end_group(server: subprocess.Popen[bytes], seconds: float = 20) -> None:
     """End the server and its kernels, each of which leads a process group of its own."""
     import psutil
 
+    if server.poll() is not None:
+        return
     family = [psutil.Process(server.pid), *psutil.Process(server.pid).children(recursive=True)]
     server.send_signal(signal.SIGTERM)  # it ends its kernels
     _, alive = psutil.wait_procs(family, timeout=seconds)

@@ -33,7 +33,8 @@ OTHER = f"""async ([box, before]) => {{
 def notebook(request: pytest.FixtureRequest, chromium: Any, lab: str) -> Iterator[tuple[str, Any]]:
     """A notebook in JupyterLab after Run All, and its name."""
     page = chromium.new_page(viewport={"width": 1400, "height": 1000})
-    page.goto(f"{lab}/lab/tree/{request.param}.ipynb")
+    # In a workspace of its own: another's notebook would come back, and its cells be in the page.
+    page.goto(f"{lab}/lab/workspaces/{request.param}/tree/{request.param}.ipynb")
     page.wait_for_selector(".jp-NotebookPanel .jp-CodeCell", timeout=60_000)
     page.get_by_text("Python 3 (ipykernel) | Idle").wait_for(timeout=60_000)  # cells that run earlier ask for a kernel
     page.get_by_role("menuitem", name="Run", exact=True).click()
