@@ -12,7 +12,7 @@ PYTEST := $(PY) -m pytest
 PARALLEL := -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test thorough lint matrix outsiders bench refresh lock wheelhouse clean
+.PHONY: help lab test thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -62,6 +62,14 @@ outsiders: .venv/pyvenv.cfg  ## the tests with others' libraries: transformers, 
 	$(PY) -m uv pip install --quiet --python .outsiders/bin/python --no-deps -e .
 	.outsiders/bin/python -m pytest tests/outsiders $(PYTEST_ARGS)
 
+# Static: it shows the stored outputs and reads the docstrings, so its environment has no torch.
+site: .site/installed  ## the book to read, in site/: chapters, symptoms, API, claims (open site/index.html)
+	NO_MKDOCS_2_WARNING=1 .site/bin/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml
+
+browser: .venv/installed site  ## the site, and the notebooks in JupyterLab, tried in Chromium
+	$(PY) -m pip install --quiet -r tests/browser/requirements.txt -c requirements.lock
+	$(PYTEST) tests/browser -m browser $(PYTEST_ARGS)
+
 bench: .venv/installed  ## the benchmarks, for an idle machine
 	$(PYTEST) tests/bench -o 'python_files=bench_*.py' -s $(PYTEST_ARGS)
 
@@ -92,7 +100,7 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 	  "left out. Copy it there and run: make test VENV_ARGS=--system-site-packages"
 
 clean:  ## remove .venv and the caches
-	rm -rf .venv .matrix .outsiders .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .outsiders .site site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
 .venv/pyvenv.cfg:
@@ -110,4 +118,9 @@ OFFLINE = $(if $(wildcard $(WHEELHOUSE)/*.whl),--no-index --find-links $(WHEELHO
 	  $(PY) -m pip install -r requirements.txt $(OFFLINE); \
 	else $(PY) -m pip install -r requirements.txt -c requirements.lock; fi
 	$(PY) -m ipykernel install --sys-prefix
+	touch $@
+
+.site/installed: docs/requirements.txt
+	$(PYTHON) -m venv .site
+	.site/bin/python -m pip install --quiet -r $<
 	touch $@
