@@ -12,9 +12,10 @@ import logging
 import warnings
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
+import torch.distributed as dist
 from lightning.pytorch import Callback, LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, Dataset
@@ -93,7 +94,7 @@ def quiet_trainer(**flags) -> Trainer:
 
 
 class Record(Callback):
-    """What a fit does: ``samples`` (the indices of each epoch), ``batches`` (their number), ``rates`` and ``updates``."""
+    """What a fit does: the ``samples`` and the number of ``batches`` of each epoch, its ``rates`` and ``updates``."""
 
     def __init__(self):
         self.samples: list[list[int]] = []
@@ -136,3 +137,54 @@ def fitted(trainer: Trainer, model: LightningModule, data: Any) -> Record:
         warnings.simplefilter("ignore")
         trainer.fit(model, data)
     return record
+
+
+class Loop(NamedTuple):
+    """What a plain loop does: the rate after each update, and the samples of each epoch."""
+
+    rates: list[float]
+    samples: list[list[int]]
+
+    @property
+    def final_percent(self) -> int:
+        return round(100 * self.rates[-1] / max(self.rates))
+
+
+def looped(model, loader, loss_fn, optimizer, *, scheduler=None, accumulate_grad_batches=1, max_epochs=1) -> Loop:
+    """The loop that ``preflight_loop`` takes the arguments of, as chapter 04 writes it: short windows step as well."""
+    rates, samples = [], []
+    for _ in range(max_epochs):
+        samples.append([])
+        for i, batch in enumerate(loader):
+            samples[-1] += batch[2].tolist()
+            (loss_fn(model, batch) / accumulate_grad_batches).backward()
+            if (i + 1) % accumulate_grad_batches == 0 or i + 1 == len(loader):
+                optimizer.step()
+                optimizer.zero_grad()
+                if scheduler is not None:
+                    scheduler.step()
+                rates.append(optimizer.param_groups[0]["lr"])
+    return Loop(rates, samples)
+
+
+def mean_squared_error(model: nn.Module, batch) -> torch.Tensor:
+    """The loss of a plain loop."""
+    x, y, _ = batch
+    return nn.functional.mse_loss(model(x), y)
+
+
+def plain_net() -> nn.Module:
+    """The net of a plain loop."""
+    return nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+
+
+def rank_and_world() -> tuple[int, int]:
+    """Of this process, also where no process group exists."""
+    return (dist.get_rank(), dist.get_world_size()) if dist.is_initialized() else (0, 1)
+
+
+def of_all_ranks(value: Any) -> list[Any]:
+    """What each rank gives, on each rank."""
+    values: list[Any] = [None] * dist.get_world_size()
+    dist.all_gather_object(values, value)
+    return values

@@ -1,4 +1,4 @@
-"""``max_steps`` comes from a floor division, so a run of 10 epochs ends with its 8th: each epoch has a 5th, short batch."""
+"""``max_steps`` comes from a floor division, so 10 epochs end with the 8th: each has a 5th, short batch."""
 
 from tests.preflight.parts import Net, fitted, loader, quiet_trainer
 

@@ -1,4 +1,4 @@
-"""The batch sampler takes a ``sampler``, as the error message asks, and the Trainer puts its own in: the streams are mixed.
+"""The batch sampler takes a ``sampler``, as the message asks; the Trainer puts its own in, and the streams are mixed.
 
 Batches are meant to hold 3 of the samples below 48 and 1 of the others.
 """

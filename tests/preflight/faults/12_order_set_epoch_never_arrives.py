@@ -1,4 +1,4 @@
-"""A Trainer calls ``set_epoch`` on the samplers that it finds; a batch sampler's own is never called: one order for ever."""
+"""A Trainer calls ``set_epoch`` on samplers and never on a batch sampler, so each epoch here has the same order."""
 
 import torch
 from torch.utils.data import BatchSampler, DataLoader
