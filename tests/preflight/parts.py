@@ -114,6 +114,8 @@ class Record(Callback):
         self.batches.append(0)
 
     def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if not self.batches:  # resumed within an epoch
+            self.on_train_epoch_start(trainer, pl_module)
         self.batches[-1] += 1
         if isinstance(batch, (list, tuple)) and len(batch) == 3:
             self.samples[-1] += batch[2].tolist()
