@@ -2,7 +2,7 @@
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.preflight.parts import Net, Points, fitted, quiet_trainer, rank_and_world
+from tests.preflight.parts import Net, Points, fitted, quiet_trainer
 
 CHECK = "order"
 RANKS = 2
@@ -12,9 +12,8 @@ WRONG, RIGHT = 1, 3  # different orders in three epochs
 class Pairs:
     """Batches of two of what an inner sampler draws."""
 
-    def __init__(self, name):
-        rank, world = rank_and_world()
-        self.inner = DistributedSampler(range(64), world, rank)
+    def __init__(self, name, world_size, rank):
+        self.inner = DistributedSampler(range(64), world_size, rank)
         setattr(self, name, self.inner)
 
     def __iter__(self):
@@ -25,9 +24,18 @@ class Pairs:
         return len(self.inner) // 2
 
 
+class Run(Net):
+    def __init__(self, name):
+        super().__init__()
+        self.name = name
+
+    def train_dataloader(self):
+        pairs = Pairs(self.name, self.trainer.world_size, self.trainer.global_rank)
+        return DataLoader(Points(), batch_sampler=pairs)
+
+
 def build(name):
-    data = DataLoader(Points(), batch_sampler=Pairs(name))
-    return quiet_trainer(strategy="ddp", devices=2, use_distributed_sampler=False), Net(), data
+    return quiet_trainer(strategy="ddp", devices=2, use_distributed_sampler=False), Run(name), None
 
 
 def make_run():

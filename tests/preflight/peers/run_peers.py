@@ -25,6 +25,7 @@ from tests.preflight import parts
 
 TOOLS = ("torchtest2", "torch-audit", "trainproof", "Lightning", "fast_dev_run")
 SPEED = re.compile("does not have many workers|log_every_n_steps|to speed up")
+ON_SPEED = ("TA200",)  # of torch-audit: widths that are no multiple of 8
 HANGS = ("24_dealing_uneven_ranks",)
 
 
@@ -142,7 +143,8 @@ def ask_torch_audit(fault, make):
         audit = Audit()
         fitted(*run, audit)
         auditor = audit.auditor
-    return {f"{f.rule_id} {f.severity.value}" for f in auditor.finish().findings if f.severity.value != "INFO"}
+    findings = [f for f in auditor.finish().findings if f.severity.value != "INFO" and f.rule_id not in ON_SPEED]
+    return {f"{f.rule_id} {f.severity.value}" for f in findings}
 
 
 def ask_trainproof(fault, make):
