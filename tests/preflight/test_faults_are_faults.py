@@ -42,6 +42,7 @@ def test_a_fault_and_its_twin(name):
     assert fault.WRONG != fault.RIGHT
 
 
+@pytest.mark.xdist_group("planted faults on two ranks")
 @pytest.mark.parametrize("name", [name for name in NAMES if of_ranks(name)])
 def test_a_fault_of_two_ranks_and_its_twin(name, on_two_ranks):
     fault = script("faults", name)

@@ -1,5 +1,6 @@
 """The dataset's noise is set in each epoch, and workers that persist hold a copy: they see the first only."""
 
+import numpy as np
 import torch
 from lightning.pytorch import Callback
 from torch.utils.data import DataLoader
@@ -19,12 +20,12 @@ class Levelled(Points):
 
     def __getitem__(self, index):
         x, y, _ = super().__getitem__(index)
-        return torch.cat([self.level, x[1:]]), y, index
+        return torch.cat([torch.as_tensor(self.level, dtype=torch.float32), x[1:]]), y, index
 
 
 class SetLevel(Callback):
     def on_train_epoch_end(self, trainer, pl_module):
-        trainer.train_dataloader.dataset.level.fill_(trainer.current_epoch + 1)
+        trainer.train_dataloader.dataset.level[0] = trainer.current_epoch + 1
 
 
 class LastLevels(Callback):
@@ -42,7 +43,7 @@ def build(level):
 
 
 def make_run():
-    return build(torch.zeros(1))
+    return build(np.zeros(1))
 
 
 def make_twin():
