@@ -1,0 +1,169 @@
+"""A Trainer's run in the process of a trial: it is put on the CPU, made silent, and started up to a point.
+
+Nothing here imports Lightning: its classes are asked from the Trainer that is given, which comes from ``lightning`` or
+from ``pytorch_lightning``.
+"""
+
+from __future__ import annotations
+
+import importlib
+import os
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import nn
+
+WRITING = {"Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "Preflight"}
+"""Callbacks that a trial leaves out, by the names of their classes: they write, print, or wait for a validation."""
+
+
+class Enough(BaseException):
+    """Ends a trial's fit: what was wanted has been seen."""
+
+
+@dataclass
+class LightningRun:
+    """What is given to ``Trainer.fit``, and the calls that trials make of it."""
+
+    trainer: Any
+    model: Any
+    data: Any
+
+    @property
+    def world_size(self) -> int:
+        return int(self.trainer.world_size)
+
+    def start(self, folder: Path, *, rank: int = 0, world_size: int = 1, **hooks: Callable[..., None]) -> None:
+        """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
+
+        ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
+        process group says who this rank is, and its collectives return at once with what this rank gave.
+        """
+        self._calm_down(folder)
+        self._become_rank(rank, world_size)
+        self.trainer.callbacks.append(Probe(hooks))
+        if hasattr(self.data, "prepare_data") and hasattr(self.data, "train_dataloader"):
+            how = {"datamodule": self.data}
+        elif self.data is not None:
+            how = {"train_dataloaders": self.data}
+        else:
+            how = {}
+        try:
+            self.trainer.fit(self.model, **how)
+        except Enough:
+            return
+
+    def _calm_down(self, folder: Path) -> None:
+        trainer = self.trainer
+        module = _module_of(trainer)
+        trainer.callbacks[:] = [callback for callback in trainer.callbacks if not _is_any_of(callback, WRITING)]
+        if trainer.loggers:
+            trainer.loggers = [importlib.import_module(f"{module}.loggers.logger").DummyLogger()]
+        trainer._default_root_dir = str(folder)
+        trainer.num_sanity_val_steps = 0
+        trainer.limit_val_batches = 0
+        trainer._data_connector.prepare_data = lambda: None  # it may download, and write
+
+    def _become_rank(self, rank: int, world_size: int) -> None:
+        trainer = self.trainer
+        connector, module = trainer._accelerator_connector, _module_of(trainer)
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        if world_size > 1:
+            from torch.testing._internal.distributed.fake_pg import FakeStore
+
+            dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
+        if "PL_GLOBAL_SEED" not in os.environ:
+            seed_as_another_process(rank)
+        strategies = importlib.import_module(f"{module}.strategies")
+        accelerators = importlib.import_module(f"{module}.accelerators")
+        precisions = importlib.import_module(f"{module}.plugins.precision")
+        precision = trainer.strategy.precision_plugin
+        if type(precision).__name__ in ("MixedPrecision", "FSDPPrecision", "DeepSpeedPrecision"):
+            precision = precisions.Precision()
+        strategy = strategies.SingleDeviceStrategy("cpu", accelerators.CPUAccelerator(), precision_plugin=precision)
+        strategy.global_rank = strategy.local_rank = rank
+        strategy.world_size = world_size
+        wants_sampler = connector.use_distributed_sampler and world_size > 1
+        connector.strategy = strategy
+
+        def requires_distributed_sampler(loader: Any) -> bool:
+            own = isinstance(loader.sampler, torch.utils.data.DistributedSampler)
+            stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
+            return wants_sampler and not own and not stream
+
+        trainer._data_connector._requires_distributed_sampler = requires_distributed_sampler
+        sampler_arguments = {"num_replicas": world_size, "rank": rank} if world_size > 1 else None
+        as_rank = {"distributed_sampler_kwargs": sampler_arguments, "num_devices": world_size}
+        # These two are properties of the class, which asks the strategy's type.
+        trainer.__class__ = type(type(trainer).__name__, (type(trainer),), as_rank)
+
+    def optimizer_steps_so_far(self) -> int:
+        return int(self.trainer.global_step)
+
+    def loaders(self) -> list[Any]:
+        """The training loaders as the Trainer made them again, when it has started."""
+        combined = self.trainer.fit_loop._combined_loader
+        return [] if combined is None else list(combined.flattened)
+
+    def set_epoch(self, loader: Any, epoch: int) -> None:
+        """Tell the samplers, as the Trainer does before each epoch."""
+        importlib.import_module(type(self.trainer.fit_loop).__module__)._set_sampler_epoch(loader, epoch)
+
+
+class Probe:
+    """A callback made of the hooks that are given."""
+
+    state_key = "preflight"
+
+    def __init__(self, hooks: dict[str, Callable[..., None]]) -> None:
+        self._hooks = hooks
+
+    def __getattr__(self, name: str) -> Callable[..., Any]:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        if name == "state_dict":
+            return dict
+        return self._hooks.get(name, _nothing)
+
+
+def _nothing(*_: Any, **__: Any) -> None:
+    return None
+
+
+def enough(*_: Any) -> None:
+    raise Enough
+
+
+def seed_as_another_process(number: int) -> None:
+    """Seed the global generators as they would be in a process that was started without a seed."""
+    seeds = np.random.SeedSequence([2026, number]).generate_state(3)
+    random.seed(int(seeds[0]))
+    np.random.seed(int(seeds[1]))  # noqa: NPY002
+    torch.manual_seed(int(seeds[2]))
+
+
+def is_trainer(trainer: Any) -> bool:
+    return _module_of(trainer) != ""
+
+
+def _module_of(trainer: Any) -> str:
+    """``"lightning.pytorch"`` or ``"pytorch_lightning"``; empty for anything that is no Trainer."""
+    for cls in type(trainer).__mro__:
+        module = cls.__module__
+        if cls.__name__ == "Trainer" and module.endswith(".trainer.trainer"):
+            return str(module.removesuffix(".trainer.trainer"))
+    return ""
+
+
+def _is_any_of(callback: Any, names: set[str]) -> bool:
+    return any(cls.__name__ in names for cls in type(callback).__mro__)
+
+

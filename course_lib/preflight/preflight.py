@@ -1,0 +1,111 @@
+"""Is a run right, before it costs a night?
+
+Most mistakes between samples and optimizer raise nothing: the run is shorter than its schedule, two ranks train the same
+samples, every epoch has one order. The rule: *try it on a copy, and count.*
+
+>>> report = preflight(trainer, model, data)
+>>> print(report)  # findings with their numbers, what could not be judged, and the run's facts
+
+What is tried, and on what, stands in the files beside this one: ``length``, ``horizon``, ``dealing`` … for each check,
+``copies`` for the processes that the trials run in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Mapping
+from pathlib import Path
+from typing import Any
+
+from course_lib.preflight.copies import Answer, try_on_copies
+from course_lib.preflight.horizon import judge_horizon
+from course_lib.preflight.length import judge_length
+from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.report import Judgement, NotReady, PreflightReport
+from course_lib.preflight.started import Started, start
+
+CHECKS = ("length", "horizon")
+"""The names of the checks, in the order in which they are made."""
+EXPECTATIONS = ("final_lr", "frozen", "repeats")
+
+
+def preflight(
+    trainer: Any,
+    model: Any,
+    data: Any = None,
+    *,
+    deep: bool = False,
+    expect: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    seconds: float = 20.0,
+) -> PreflightReport:
+    """Judge a run that is about to start, by trying it on copies; afterwards it is as it was before.
+
+    Args:
+        trainer: The Trainer that will fit.
+        model: The LightningModule.
+        data: A data module, the training loader, or ``None`` where the model has its own. A data module's
+            ``prepare_data`` is not called, as it may download: call it before.
+        deep: Make the checks that take longer as well.
+        expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
+            are not to be trained), ``repeats`` (why samples come more than once).
+        skip: Names of checks to leave out; the report says so.
+        seconds: What each trial may take; a check whose trial takes longer is not judged.
+
+    Raises:
+        ValueError: An argument is no Trainer, or names a check or an expectation that does not exist.
+    """
+    if not is_trainer(trainer):
+        raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see preflight_loop")
+    expect = _checked(expect, skip, seconds)
+    began = time.monotonic()
+    run = LightningRun(trainer, model, data)
+    judgement = _judged_by_start(run, expect, seconds)
+    return _report(judgement, skip, time.monotonic() - began)
+
+
+def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
+    """Raise the report, as an ``AssertionError``, if :func:`preflight` finds something; for a test."""
+    __tracebackhide__ = True  # pytest shows the caller's line
+    report = preflight(trainer, model, data, **options)
+    if not report.ok:
+        raise NotReady(report)
+
+
+def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float) -> dict[str, Any]:
+    for name in skip:
+        if name not in CHECKS:
+            raise ValueError(f"skip must name checks ({', '.join(CHECKS)}), got {name!r}")
+    for name in expect or ():
+        if name not in EXPECTATIONS:
+            raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    return dict(expect or {})
+
+
+def _judged_by_start(run: LightningRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+    judgement = Judgement()
+    [answer] = try_on_copies([lambda folder: start(run, folder)], seconds=seconds)
+    if answer.error:
+        judgement.not_judged |= {name: answer.error for name in ("length", "horizon")}
+        return judgement
+    started: Started = answer.value
+    judgement.add(judge_length(started))
+    judgement.add(judge_horizon(started, final_lr=expect.get("final_lr")))
+    return judgement
+
+
+def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:
+    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
+    found = {finding.check for finding in findings}
+    not_judged = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
+    return PreflightReport(
+        findings=findings,
+        passed=tuple(name for name in CHECKS if name not in found and name not in not_judged and name not in skip),
+        not_judged=not_judged,
+        notes=tuple(judgement.notes),
+        facts=judgement.facts,
+        skipped=tuple(skip),
+        seconds=seconds,
+    )
