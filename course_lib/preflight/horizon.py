@@ -116,8 +116,8 @@ def faults(schedule: Schedule, rates: Sequence[float], calls: Calls) -> Iterator
         )
     elif end is None:
         return
-    elif end > used + 1:
-        if all(now <= then for now, then in zip(rates[:used], rates[1:used], strict=False)):
+    elif max(end, _peak(rates)) > used + 1:
+        if _peak(rates) >= used and rates[0] < last:
             says = f"the warm-up is longer than the run: the rate still rises when it ends, at {last:.3g}"
         else:
             says = f"the rate ends at {last:.3g}, {_share(last, rates)} of its peak, and not at {rates[end]:.3g}"

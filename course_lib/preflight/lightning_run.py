@@ -39,14 +39,24 @@ class LightningRun:
     def world_size(self) -> int:
         return int(self.trainer.world_size)
 
-    def start(self, folder: Path, *, rank: int = 0, world_size: int = 1, **hooks: Callable[..., None]) -> None:
+    def start(
+        self,
+        folder: Path,
+        *,
+        rank: int = 0,
+        world_size: int = 1,
+        prepare_loader: Callable[[Any], None] | None = None,
+        **hooks: Callable[..., None],
+    ) -> None:
         """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
 
-        ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
+        ``prepare_loader`` is called with each training loader that the Trainer has made ready. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
         process group says who this rank is, and its collectives return at once with what this rank gave.
         """
         self._calm_down(folder)
         self._become_rank(rank, world_size)
+        if prepare_loader is not None:
+            self._prepare_loaders_by(prepare_loader)
         self.trainer.callbacks.append(Probe(hooks))
         if hasattr(self.data, "prepare_data") and hasattr(self.data, "train_dataloader"):
             how = {"datamodule": self.data}
@@ -105,17 +115,33 @@ class LightningRun:
         # These two are properties of the class, which asks the strategy's type.
         trainer.__class__ = type(type(trainer).__name__, (type(trainer),), as_rank)
 
-    def optimizer_steps_so_far(self) -> int:
-        return int(self.trainer.global_step)
+    def _prepare_loaders_by(self, prepare_loader: Callable[[Any], None]) -> None:
+        connector = self.trainer._data_connector
+        as_lightning = connector._prepare_dataloader
+
+        def prepared(dataloader: Any, *arguments: Any, **options: Any) -> Any:
+            loader = as_lightning(dataloader, *arguments, **options)
+            if isinstance(loader, torch.utils.data.DataLoader):
+                prepare_loader(loader)
+            return loader
+
+        connector._prepare_dataloader = prepared
 
     def loaders(self) -> list[Any]:
         """The training loaders as the Trainer made them again, when it has started."""
         combined = self.trainer.fit_loop._combined_loader
         return [] if combined is None else list(combined.flattened)
 
-    def set_epoch(self, loader: Any, epoch: int) -> None:
-        """Tell the samplers, as the Trainer does before each epoch."""
-        importlib.import_module(type(self.trainer.fit_loop).__module__)._set_sampler_epoch(loader, epoch)
+    def begin_epoch(self, epoch: int) -> None:
+        """Do what the Trainer does before each epoch: ask for the loader again if it is told to, and call set_epoch."""
+        loop = self.trainer.fit_loop
+        loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
+        loop.setup_data()
+        for loader in self.loaders():
+            importlib.import_module(type(loop).__module__)._set_sampler_epoch(loader, epoch)
+        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
+        calls._call_callback_hooks(self.trainer, "on_train_epoch_start")
+        calls._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
 
 
 class Probe:

@@ -14,18 +14,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Mapping
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from course_lib.preflight.copies import Answer, try_on_copies
+from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
+from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
 from course_lib.preflight.started import Started, start
 
-CHECKS = ("length", "horizon")
+CHECKS = ("length", "horizon", "dealing", "order", "changes", "setup")
 """The names of the checks, in the order in which they are made."""
+EPOCHS = 4
+"""Epochs that are dealt to the run's own ranks."""
+MOST_RANKS = 8
 EXPECTATIONS = ("final_lr", "frozen", "repeats")
 
 
@@ -61,6 +67,7 @@ def preflight(
     began = time.monotonic()
     run = LightningRun(trainer, model, data)
     judgement = _judged_by_start(run, expect, seconds)
+    judgement.add(_judged_by_dealing(run, expect, seconds))
     return _report(judgement, skip, time.monotonic() - began)
 
 
@@ -93,7 +100,70 @@ def _judged_by_start(run: LightningRun, expect: Mapping[str, Any], seconds: floa
     started: Started = answer.value
     judgement.add(judge_length(started))
     judgement.add(judge_horizon(started, final_lr=expect.get("final_lr")))
+    [answer] = try_on_copies([first_steps(run)], seconds=seconds)
+    if answer.error:
+        judgement.not_judged["setup"] = answer.error
+        return judgement
+    judgement.add(judge_setup(answer.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
+    judgement.add(judge_counting(answer.value, started))
     return judgement
+
+
+def _judged_by_dealing(run: LightningRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+    """What 1, 2 and 3 ranks are given, and as many as the run has."""
+    world_sizes = sorted({1, 2, 3} | ({run.world_size} if run.world_size <= MOST_RANKS else set()))
+    places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
+    trials = [
+        dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
+        for rank, world_size in places
+    ]
+    shares = dict(zip(places, map(_share_of, try_on_copies(trials, seconds=seconds)), strict=True))
+    judgement = Judgement()
+    repeats = bool(expect.get("repeats"))
+    for world_size in world_sizes:
+        of_ranks = [shares[rank, world_size] for rank in range(world_size)]
+        real = world_size == run.world_size
+        judged = judge_dealing(shares[0, 1], of_ranks, real=real, repeats=repeats)
+        if judged.findings and world_size > 1:
+            judged = _by_the_seed(run, shares[0, 1], judged, world_size, seconds)
+        judgement.add(judged)
+    own = shares.get((0, run.world_size))
+    if own is None:
+        why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
+        judgement.not_judged |= dict.fromkeys(("dealing", "order", "changes", "setup"), why)
+        return judgement
+    stops = run.trainer.max_steps == -1 and run.trainer.limit_train_batches == 1.0
+    for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
+        judgement.add(judged)
+    return judgement
+
+
+def _share_of(answer: Answer) -> Share:
+    return Share(None, None, why_not=answer.error) if answer.error else answer.value
+
+
+def _by_the_seed(run: LightningRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:
+    """Where ranks that are seeded alike are dealt what is right, the fault is that they draw on global generators."""
+    trials = [dealt_to(run, rank, world_size, seed=0) for rank in range(world_size)]
+    alike = [_share_of(answer) for answer in try_on_copies(trials, seconds=seconds)]
+    again = judge_dealing(alone, alike, real=True)
+    if again.findings or again.not_judged:
+        return judged
+    [finding] = judged.findings
+    return Judgement(
+        findings=[
+            replace(
+                finding,
+                check="order",
+                says=f"The ranks draw their orders on the global generators, which differ: {_small(finding.says)}",
+                cure="Draw the order from SeedSequence([seed, epoch]) on every rank, or call seed_everything first.",
+            )
+        ]
+    )
+
+
+def _small(sentence: str) -> str:
+    return f"{sentence[0].lower()}{sentence[1:]}"
 
 
 def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:

@@ -35,7 +35,7 @@ class Schedule:
 
 
 def walked(config: Any, calls: int) -> Schedule:
-    """Step a Trainer's schedule some four times as far as ``calls``, or until it raises or the time is up."""
+    """Step a Trainer's schedule well beyond ``calls``, or until it raises or the time is up."""
     scheduler = config.scheduler
     schedule = Schedule(
         name=type(scheduler).__name__,
@@ -46,7 +46,7 @@ def walked(config: Any, calls: int) -> Schedule:
     )
     if schedule.follows_metric:
         return schedule
-    rates, refused = walk(scheduler, max(4 * calls, calls + 8, 2 * max(horizons_of(scheduler), default=0)))
+    rates, refused = walk(scheduler, max(4 * calls, 2_000, 2 * max(horizons_of(scheduler), default=0)))
     return Schedule(schedule.name, schedule.interval, schedule.frequency, False, rates, refused)
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib.preflight.lightning_run import Enough, LightningRun
+from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.rates import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
 
@@ -52,7 +53,7 @@ def start(run: LightningRun, folder: Path) -> Started:
         raise Enough
 
     # A fit of 0 batches returns before training starts; it has made its loaders by then.
-    run.start(folder, world_size=run.world_size, on_train_start=look)
+    run.start(folder, world_size=run.world_size, prepare_loader=stop_workers, on_train_start=look)
     return seen[0] if seen else _look(run, run.trainer, run.model)
 
 
