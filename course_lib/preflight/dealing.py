@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import pickle
 import time
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ CHAPTER = "06_batch_samplers_ddp"
 MOST_INDICES = 300_000
 """The largest dataset whose epochs are dealt in a few seconds."""
 STREAM_SAMPLES = 20_000
+STREAM_CONTENTS = 1_000
 STREAM_SECONDS = 2.0
 """How far a stream is read."""
 
@@ -35,13 +37,17 @@ class Share:
 
     samples: int | None
     """The length of this rank's dataset."""
-    promised: int | None
-    """The batches that the Trainer counts in each epoch; None for a stream."""
+    promised: tuple[int | None, ...] = ()
+    """The batches that the Trainer counts in each epoch; None where it has no length, or a limit."""
     epochs: tuple[tuple[Batch, ...], ...] = ()
     """The indices of each batch; of a stream, a number for each sample's content."""
     draws: int = 0
     """How often something random was drawn after the loader was made."""
     has_set_epoch: bool = False
+    set_epoch_would_shuffle: bool = False
+    """Whether some set_epoch, called by hand, changes the order."""
+    asked_again: tuple[int | None, ...] = ()
+    """The length of the loader that the module would give in each epoch, if it were asked then."""
     own_sampler: bool = False
     """Whether the order comes from something else than torch's samplers of a whole dataset."""
     replacement: bool = False
@@ -49,6 +55,8 @@ class Share:
     batch_size: int | None = None
     reloads: bool = False
     stream: bool = False
+    stream_samples: int = 0
+    """How many were read."""
     ended: bool = True
     """Of a stream: whether it came to its end."""
     limited: bool = False
@@ -78,7 +86,7 @@ def dealt_to(
             raise Enough
 
         run.start(folder, rank=rank, world_size=world_size, prepare_loader=deal_indices, on_train_start=look)
-        return shares[0] if shares else Share(None, None, why_not="the run has no batch")
+        return shares[0] if shares else Share(None, why_not="the run has no batch")
 
     return trial
 
@@ -86,51 +94,72 @@ def dealt_to(
 def _share(run: LightningRun, epochs: int) -> Share:
     loaders = run.loaders()
     if len(loaders) != 1:
-        return Share(None, None, why_not=f"the run has {len(loaders)} training loaders")
+        return Share(None, why_not=f"the run has {len(loaders)} training loaders")
     loader = loaders[0]
     dataset = getattr(loader, "dataset", None)
     if dataset is None or not hasattr(loader, "batch_sampler"):
-        return Share(None, None, why_not=f"{type(loader).__name__} is no torch DataLoader")
+        return Share(None, why_not=f"{type(loader).__name__} is no torch DataLoader")
     if isinstance(dataset, IterableDataset):
         return _stream(loader, dataset)
     size = _length(dataset)
     if size is None or size > MOST_INDICES:
         how_many = "a number of samples that is not known" if size is None else f"{size:,} samples"
-        return Share(size, None, why_not=f"{how_many}: too many to be dealt in seconds")
+        return Share(size, why_not=f"{how_many}: too many to be dealt in seconds")
     if loader.batch_sampler is None and loader.sampler is None:
-        return Share(size, None, why_not="the loader has no sampler")
+        return Share(size, why_not="the loader has no sampler")
     return _read(run, loader, size, epochs)
 
 
 def _read(run: LightningRun, loader: Any, size: int, epochs: int) -> Share:
-    promised = _length(loader)
     read: list[tuple[Batch, ...]] = []
+    promised: list[int | None] = []
+    asked_again: list[int | None] = []
+    limited = run.is_limited
     limit = 4 * max(size, 1) + 8
+    if run.trainer.max_epochs not in (None, -1):
+        epochs = max(1, min(epochs, run.trainer.max_epochs))
     with draws_counted() as draws:
         for epoch in range(epochs):
             run.begin_epoch(epoch)
             loader = run.loaders()[0]
-            batches = [tuple(indices_of(batch)) for batch in islice(iter(loader), limit)]
+            promised.append(None if limited else _whole(run.trainer.fit_loop.max_batches))
+            batches = _batches(loader, limit)
             if len(batches) == limit:
-                return Share(size, promised, why_not=f"an epoch has not ended after {limit:,} batches")
-            read.append(tuple(batches))
+                return Share(size, why_not=f"an epoch has not ended after {limit:,} batches")
+            read.append(batches)
+            if epochs > 1:
+                again = run.asked_again()
+                asked_again.append(_length(loader) if again is None else _length(again))
         drawn = draws()
     sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     plain = type(loader.batch_sampler) in (BatchSampler, type(None)) and type(sampler) in _WHOLE
+    listeners = [part for part in parts_of(loader.batch_sampler or sampler) if hasattr(part, "set_epoch")]
+    for part in listeners:
+        part.set_epoch(epochs + 5)
     return Share(
         samples=size,
-        promised=promised,
+        promised=tuple(promised),
         epochs=tuple(read),
         draws=drawn,
-        has_set_epoch=any(hasattr(part, "set_epoch") for part in parts_of(loader.batch_sampler or sampler)),
+        has_set_epoch=bool(listeners),
+        set_epoch_would_shuffle=bool(listeners) and _batches(loader, limit) != read[-1],
+        asked_again=tuple(asked_again),
         own_sampler=not plain,
         replacement=bool(getattr(sampler, "replacement", False)),
         drop_last=bool(getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)),
         batch_size=loader.batch_size,
         reloads=bool(run.trainer.reload_dataloaders_every_n_epochs),
-        limited=run.trainer.limit_train_batches != 1.0,
+        limited=limited,
         overfits=bool(run.trainer.overfit_batches),
     )
+
+
+def _batches(loader: Any, limit: int) -> tuple[Batch, ...]:
+    return tuple(tuple(indices_of(batch)) for batch in islice(iter(loader), limit))
+
+
+def _whole(number: float) -> int | None:
+    return None if math.isinf(number) else int(number)
 
 
 _WHOLE = (RandomSampler, SequentialSampler)
@@ -145,16 +174,26 @@ def parts_of(sampler: Any, depth: int = 3) -> list[Any]:
 
 
 def _stream(loader: Any, dataset: Any) -> Share:
-    ends = time.monotonic() + STREAM_SECONDS
+    """Read a stream: the contents of its first samples, and whether it comes to an end."""
+    began, ended, read = time.monotonic(), True, 0
     contents: list[Batch] = []
-    share = Share(_length(dataset), _length(loader), stream=True, batch_size=loader.batch_size)
-    for sample in islice(iter(dataset), STREAM_SAMPLES):
-        contents.append((fingerprint(sample),))
-        if time.monotonic() > ends:
+    for sample in iter(dataset):
+        seconds = time.monotonic() - began
+        if read >= STREAM_SAMPLES or seconds > STREAM_SECONDS:
+            ended = False
             break
-    else:
-        return replace(share, epochs=(tuple(contents),), ended=len(contents) < STREAM_SAMPLES)
-    return replace(share, epochs=(tuple(contents),), ended=False)
+        if read < STREAM_CONTENTS and seconds < STREAM_SECONDS / 2:
+            contents.append((fingerprint(sample),))
+        read += 1
+    return Share(
+        _length(dataset),
+        promised=(_length(loader),),
+        epochs=(tuple(contents),),
+        stream=True,
+        batch_size=loader.batch_size,
+        stream_samples=read,
+        ended=ended,
+    )
 
 
 def fingerprint(sample: Any) -> int:

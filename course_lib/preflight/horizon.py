@@ -151,9 +151,10 @@ def end_of(rates: Sequence[float], *, raised: bool) -> int | None:
         if rates[call + 1] > rates[call] + rounding:
             return call
     settled = len(rates) - 1
-    while settled > 0 and abs(rates[settled - 1] - rates[-1]) <= rounding:
+    while settled > 0 and rates[settled - 1] == rates[-1]:
         settled -= 1
-    if settled < len(rates) - 1:
+    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(rates)  # by a factor, until it is rounded to 0
+    if settled < len(rates) - 1 and not falls_for_ever:
         return settled
     return len(rates) - 1 if raised else None
 

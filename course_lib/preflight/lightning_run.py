@@ -6,6 +6,7 @@ from ``pytorch_lightning``.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import random
@@ -133,15 +134,38 @@ class LightningRun:
         return [] if combined is None else list(combined.flattened)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Do what the Trainer does before each epoch: ask for the loader again if it is told to, and call set_epoch."""
+        """Do what the Trainer does between two epochs and before one: its hooks, the loader again, set_epoch."""
         loop = self.trainer.fit_loop
+        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
+
+        def hook(name: str) -> None:
+            with contextlib.suppress(Exception):  # it may want what only a whole epoch leaves behind
+                calls._call_callback_hooks(self.trainer, name)
+                calls._call_lightning_module_hook(self.trainer, name)
+
+        if epoch > 0:
+            loop.epoch_progress.current.processed = epoch
+            hook("on_train_epoch_end")
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
         loop.setup_data()
         for loader in self.loaders():
             importlib.import_module(type(loop).__module__)._set_sampler_epoch(loader, epoch)
-        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
-        calls._call_callback_hooks(self.trainer, "on_train_epoch_start")
-        calls._call_lightning_module_hook(self.trainer, "on_train_epoch_start")
+        hook("on_train_epoch_start")
+
+    def asked_again(self) -> Any:
+        """The training loader as the module or data module would make it now; None where it was given as a loader."""
+        trainer, loop = self.trainer, self.trainer.fit_loop
+        if not loop._data_source.is_module():
+            return None
+        loader = loop._data_source.dataloader()
+        process = importlib.import_module(type(loop).__module__)._process_dataloader
+        return process(trainer, trainer.state.fn, trainer.state.stage, loader)
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether the Trainer trains a part of each epoch only; 1 is one batch, 1.0 is all."""
+        limit = self.trainer.limit_train_batches
+        return not isinstance(limit, float) or limit != 1.0
 
 
 class Probe:
@@ -153,11 +177,11 @@ class Probe:
         self._hooks = hooks
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name.startswith("__"):
-            raise AttributeError(name)
         if name == "state_dict":
             return dict
-        return self._hooks.get(name, _nothing)
+        if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
+            return self._hooks.get(name, _nothing)
+        raise AttributeError(name)
 
 
 def _nothing(*_: Any, **__: Any) -> None:

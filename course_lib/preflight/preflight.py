@@ -132,7 +132,7 @@ def _judged_by_dealing(run: LightningRun, expect: Mapping[str, Any], seconds: fl
         why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "changes", "setup"), why)
         return judgement
-    stops = run.trainer.max_steps == -1 and run.trainer.limit_train_batches == 1.0
+    stops = run.trainer.max_steps == -1 and not run.is_limited
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
         judgement.add(judged)
     return judgement

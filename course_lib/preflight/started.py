@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,10 @@ from course_lib.preflight.lightning_run import Enough, LightningRun
 from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.rates import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
+
+
+MOST_EPOCHS = 50
+"""Epochs for which a loader that is made again in each is asked for its length."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +38,8 @@ class Started:
     max_time: bool
     overfits: bool
     plan: StepPlan | None
+    batches_by_epoch: tuple[int, ...] = ()
+    """Where the loader is made again in each epoch, the micro-batches of each."""
     why_no_plan: str = ""
     other_plans: dict[str, StepPlan] = field(default_factory=dict)
     """What the run would be without a setting that cuts it short, by the setting's name."""
@@ -81,6 +88,8 @@ def _look(run: LightningRun, trainer: Any, model: Any) -> Started:
     why = _why_no_plan(starts)
     if why:
         return replace(starts, why_no_plan=why)
+    if trainer.reload_dataloaders_every_n_epochs and 1 < starts.max_epochs <= MOST_EPOCHS:
+        starts = replace(starts, batches_by_epoch=tuple(_reloaded(run, starts.max_epochs)))
     planner = getattr(getattr(loader, "batch_sampler", None), "plan", None)
     others = {}
     if starts.max_steps != -1 and starts.max_epochs != -1:
@@ -108,12 +117,22 @@ def _why_no_plan(starts: Started) -> str:
     return ""
 
 
+def _reloaded(run: LightningRun, epochs: int) -> Iterator[int]:
+    for epoch in range(epochs):
+        run.begin_epoch(epoch)
+        yield max(1, int(run.trainer.fit_loop.max_batches))
+
+
 def _plan(starts: Started, planner: Any) -> StepPlan:
     stops = {"max_epochs": starts.max_epochs, "max_steps": starts.max_steps}
     if planner is not None and not starts.overfits:
         plan: StepPlan = planner(limit_train_batches=starts.limit_train_batches, **stops)
         return plan
     assert starts.batches is not None
+    if len(set(starts.batches_by_epoch)) > 1:
+        samples = math.lcm(*starts.batches_by_epoch)
+        sizes = {epoch: samples // batches for epoch, batches in enumerate(starts.batches_by_epoch)}
+        return plan_steps(samples, sizes, accumulate_grad_batches=starts.accumulate_grad_batches, **stops)
     # Each batch counts as one sample: how many samples are in it is not asked here.
     return plan_steps(starts.batches, 1, accumulate_grad_batches=starts.accumulate_grad_batches, **stops)
 
