@@ -7,12 +7,14 @@ import math
 import pickle
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from course_lib._words import counted, first_of
@@ -198,7 +200,29 @@ def _stream(loader: Any, dataset: Any) -> Share:
 
 def fingerprint(sample: Any) -> int:
     """A number of a sample's content."""
-    return int.from_bytes(hashlib.blake2b(pickle.dumps(sample), digest_size=8).digest(), "big")
+    digest = hashlib.blake2b(digest_size=8)
+    _digest(sample, digest.update)
+    return int.from_bytes(digest.digest(), "big")
+
+
+def _digest(value: Any, update: Callable[[bytes], None]) -> None:
+    # Pickles of equal tensors differ: they hold the storage that a tensor is a view of.
+    update(type(value).__name__.encode())
+    if isinstance(value, torch.Tensor):
+        value = value.detach().cpu()
+        update(f"{value.dtype}{tuple(value.shape)}".encode())
+        update(value.contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b"")
+    elif isinstance(value, np.ndarray) and value.dtype != object:
+        update(f"{value.dtype}{value.shape}".encode() + value.tobytes())
+    elif isinstance(value, Mapping):
+        for key, part in value.items():
+            update(repr(key).encode())
+            _digest(part, update)
+    elif isinstance(value, list | tuple):
+        for part in value:
+            _digest(part, update)
+    else:
+        update(pickle.dumps(value))
 
 
 def _length(thing: Any) -> int | None:

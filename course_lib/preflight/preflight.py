@@ -26,8 +26,9 @@ from course_lib.preflight.order import judge_changes, judge_order, judge_promise
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
 from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
 from course_lib.preflight.started import Started, start
+from course_lib.preflight.workers import judge_workers
 
-CHECKS = ("length", "horizon", "dealing", "order", "changes", "setup")
+CHECKS = ("length", "horizon", "dealing", "order", "workers", "changes", "setup")
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
@@ -100,7 +101,8 @@ def _judged_by_start(run: LightningRun, expect: Mapping[str, Any], seconds: floa
     started: Started = answer.value
     judgement.add(judge_length(started))
     judgement.add(judge_horizon(started, final_lr=expect.get("final_lr")))
-    [answer] = try_on_copies([first_steps(run)], seconds=seconds)
+    answer, workers = try_on_copies([first_steps(run), judge_workers(run)], seconds=seconds)
+    judgement.add(Judgement(not_judged={"workers": workers.error}) if workers.error else workers.value)
     if answer.error:
         judgement.not_judged["setup"] = answer.error
         return judgement
@@ -130,7 +132,7 @@ def _judged_by_dealing(run: LightningRun, expect: Mapping[str, Any], seconds: fl
     own = shares.get((0, run.world_size))
     if own is None:
         why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
-        judgement.not_judged |= dict.fromkeys(("dealing", "order", "changes", "setup"), why)
+        judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "changes", "setup"), why)
         return judgement
     stops = run.trainer.max_steps == -1 and not run.is_limited
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
