@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import math
 import pickle
 import time
 from collections import Counter
@@ -18,8 +17,9 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
+from course_lib.preflight.lightning_run import Enough, seed_as_another_process
 from course_lib.preflight.loaders import deal_indices, draws_counted, indices_of
+from course_lib.preflight.plain_loop import AnyRun
 from course_lib.preflight.report import Finding, Judgement
 
 CHAPTER = "06_batch_samplers_ddp"
@@ -71,7 +71,7 @@ class Share:
 
 
 def dealt_to(
-    run: LightningRun, rank: int, world_size: int, *, epochs: int = 1, seed: int | None = None
+    run: AnyRun, rank: int, world_size: int, *, epochs: int = 1, seed: int | None = None
 ) -> Callable[[Path], Share]:
     """A trial: start as this rank, and read the indices of some epochs.
 
@@ -93,7 +93,7 @@ def dealt_to(
     return trial
 
 
-def _share(run: LightningRun, epochs: int) -> Share:
+def _share(run: AnyRun, epochs: int) -> Share:
     loaders = run.loaders()
     if len(loaders) != 1:
         return Share(None, why_not=f"the run has {len(loaders)} training loaders")
@@ -112,19 +112,19 @@ def _share(run: LightningRun, epochs: int) -> Share:
     return _read(run, loader, size, epochs)
 
 
-def _read(run: LightningRun, loader: Any, size: int, epochs: int) -> Share:
+def _read(run: AnyRun, loader: Any, size: int, epochs: int) -> Share:
     read: list[tuple[Batch, ...]] = []
     promised: list[int | None] = []
     asked_again: list[int | None] = []
     limited = run.is_limited
     limit = 4 * max(size, 1) + 8
-    if run.trainer.max_epochs not in (None, -1):
-        epochs = max(1, min(epochs, run.trainer.max_epochs))
+    if run.max_epochs != -1:
+        epochs = max(1, min(epochs, run.max_epochs))
     with draws_counted() as draws:
         for epoch in range(epochs):
             run.begin_epoch(epoch)
             loader = run.loaders()[0]
-            promised.append(None if limited else _whole(run.trainer.fit_loop.max_batches))
+            promised.append(None if limited else run.counted_batches())
             batches = _batches(loader, limit)
             if len(batches) == limit:
                 return Share(size, why_not=f"an epoch has not ended after {limit:,} batches")
@@ -150,18 +150,14 @@ def _read(run: LightningRun, loader: Any, size: int, epochs: int) -> Share:
         replacement=bool(getattr(sampler, "replacement", False)),
         drop_last=bool(getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)),
         batch_size=loader.batch_size,
-        reloads=bool(run.trainer.reload_dataloaders_every_n_epochs),
+        reloads=run.reloads,
         limited=limited,
-        overfits=bool(run.trainer.overfit_batches),
+        overfits=run.overfits,
     )
 
 
 def _batches(loader: Any, limit: int) -> tuple[Batch, ...]:
     return tuple(tuple(indices_of(batch)) for batch in islice(iter(loader), limit))
-
-
-def _whole(number: float) -> int | None:
-    return None if math.isinf(number) else int(number)
 
 
 _WHOLE = (RandomSampler, SequentialSampler)

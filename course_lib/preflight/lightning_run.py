@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import math
 import os
 import random
 from collections.abc import Callable, Iterator
@@ -84,8 +85,7 @@ class LightningRun:
     def _become_rank(self, rank: int, world_size: int) -> None:
         trainer = self.trainer
         connector, module = trainer._accelerator_connector, _module_of(trainer)
-        if dist.is_initialized():
-            dist.destroy_process_group()
+        forget_process_group()
         if world_size > 1:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -161,6 +161,23 @@ class LightningRun:
         process = importlib.import_module(type(loop).__module__)._process_dataloader
         return process(trainer, trainer.state.fn, trainer.state.stage, loader)
 
+    def counted_batches(self) -> int | None:
+        """The micro-batches that the Trainer counts in the epoch that it has begun; None without a length."""
+        batches = self.trainer.fit_loop.max_batches
+        return None if math.isinf(batches) else int(batches)
+
+    @property
+    def max_epochs(self) -> int:
+        return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
+
+    @property
+    def reloads(self) -> bool:
+        return bool(self.trainer.reload_dataloaders_every_n_epochs)
+
+    @property
+    def overfits(self) -> bool:
+        return bool(self.trainer.overfit_batches)
+
     @property
     def is_limited(self) -> bool:
         """Whether the Trainer trains a part of each epoch only; 1 is one batch, 1.0 is all."""
@@ -188,8 +205,23 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-def enough(*_: Any) -> None:
-    raise Enough
+_forgotten: list[Any] = []
+
+
+def forget_process_group() -> None:
+    """Have no process group in this process any more, without ending it: its threads did not come along in a fork."""
+    if not dist.is_initialized():
+        return
+    c10d: Any = dist.distributed_c10d
+    world = c10d._world
+    _forgotten.append((dict(world.pg_map), c10d.GroupMember.WORLD))  # destroyed, a group would wait for its threads
+    c10d._update_default_pg(None)
+    for groups in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        groups.clear()
+    world.tags_to_pg.clear()
+    world.pg_coalesce_state.clear()
+    world.group_count = 0
+    c10d._unregister_all_process_groups()
 
 
 def seed_as_another_process(number: int) -> None:

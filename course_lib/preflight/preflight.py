@@ -13,19 +13,24 @@ What is tried, and on what, stands in the files beside this one: ``length``, ``h
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from typing import Any
 
+import torch
+from torch import Tensor, nn
+
+from course_lib._arguments import int_of_at_least
 from course_lib.preflight.copies import Answer, try_on_copies
 from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
 from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
-from course_lib.preflight.started import Started, start
+from course_lib.preflight.started import start
 from course_lib.preflight.workers import judge_workers
 
 CHECKS = ("length", "horizon", "dealing", "order", "workers", "changes", "setup")
@@ -64,9 +69,54 @@ def preflight(
     """
     if not is_trainer(trainer):
         raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see preflight_loop")
+    return _judged(LightningRun(trainer, model, data), deep, expect, skip, seconds)
+
+
+def preflight_loop(
+    model: nn.Module,
+    loader: Any,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    scheduler: Any = None,
+    accumulate_grad_batches: int = 1,
+    max_epochs: int = 1,
+    deep: bool = False,
+    expect: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    seconds: float = 20.0,
+) -> PreflightReport:
+    """The same for a loop without a Trainer, in which every window steps, and the short last one of an epoch as well::
+
+        for epoch in range(max_epochs):
+            for window in windows(loader, accumulate_grad_batches):
+                for batch in window:
+                    (loss_fn(model, batch) / accumulate_grad_batches).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+
+    Args:
+        model: What is trained.
+        loader: The training loader.
+        loss_fn: ``loss_fn(model, batch)`` -> the loss of a micro-batch.
+        optimizer: Steps once for each window.
+        scheduler: Is stepped after each update; ``None``: none.
+        accumulate_grad_batches: Micro-batches in a window.
+        max_epochs: Epochs to run.
+        deep, expect, skip, seconds: See :func:`preflight`.
+    """
+    windows = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
+    epochs = int_of_at_least(1, "max_epochs", max_epochs)
+    run = PlainLoop(model, loader, loss_fn, optimizer, scheduler, windows, epochs)
+    return _judged(run, deep, expect, skip, seconds)
+
+
+def _judged(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float
+) -> PreflightReport:
     expect = _checked(expect, skip, seconds)
     began = time.monotonic()
-    run = LightningRun(trainer, model, data)
     judgement = _judged_by_start(run, expect, seconds)
     judgement.add(_judged_by_dealing(run, expect, seconds))
     return _report(judgement, skip, time.monotonic() - began)
@@ -92,28 +142,32 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
     return dict(expect or {})
 
 
-def _judged_by_start(run: LightningRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+    """What the run says when it has started, and what its first windows and its workers do."""
     judgement = Judgement()
-    [answer] = try_on_copies([lambda folder: start(run, folder)], seconds=seconds)
-    if answer.error:
-        judgement.not_judged |= {name: answer.error for name in ("length", "horizon")}
-        return judgement
-    started: Started = answer.value
-    judgement.add(judge_length(started))
-    judgement.add(judge_horizon(started, final_lr=expect.get("final_lr")))
-    answer, workers = try_on_copies([first_steps(run), judge_workers(run)], seconds=seconds)
+    starts = run.started if isinstance(run, PlainLoop) else lambda folder: start(run, folder)
+    steps = run.first_steps if isinstance(run, PlainLoop) else first_steps(run)
+    began, stepped, workers = try_on_copies([starts, steps, judge_workers(run)], seconds=seconds)
     judgement.add(Judgement(not_judged={"workers": workers.error}) if workers.error else workers.value)
-    if answer.error:
-        judgement.not_judged["setup"] = answer.error
-        return judgement
-    judgement.add(judge_setup(answer.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
-    judgement.add(judge_counting(answer.value, started))
+    if began.error:
+        judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
+    else:
+        judgement.add(judge_length(began.value))
+        judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
+    if stepped.error:
+        judgement.not_judged["setup"] = stepped.error
+    else:
+        judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
+        if not began.error:
+            judgement.add(judge_counting(stepped.value, began.value))
     return judgement
 
 
-def _judged_by_dealing(run: LightningRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
     """What 1, 2 and 3 ranks are given, and as many as the run has."""
-    world_sizes = sorted({1, 2, 3} | ({run.world_size} if run.world_size <= MOST_RANKS else set()))
+    world_sizes = [1]
+    if isinstance(run, LightningRun):
+        world_sizes = sorted({1, 2, 3} | ({run.world_size} if run.world_size <= MOST_RANKS else set()))
     places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
     trials = [
         dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
@@ -134,7 +188,7 @@ def _judged_by_dealing(run: LightningRun, expect: Mapping[str, Any], seconds: fl
         why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "changes", "setup"), why)
         return judgement
-    stops = run.trainer.max_steps == -1 and not run.is_limited
+    stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
         judgement.add(judged)
     return judgement
@@ -144,7 +198,7 @@ def _share_of(answer: Answer) -> Share:
     return Share(None, None, why_not=answer.error) if answer.error else answer.value
 
 
-def _by_the_seed(run: LightningRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:
+def _by_the_seed(run: AnyRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:
     """Where ranks that are seeded alike are dealt what is right, the fault is that they draw on global generators."""
     trials = [dealt_to(run, rank, world_size, seed=0) for rank in range(world_size)]
     alike = [_share_of(answer) for answer in try_on_copies(trials, seconds=seconds)]

@@ -18,8 +18,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib._words import counted, plural
 from course_lib.preflight.copies import in_a_line
 from course_lib.preflight.dealing import fingerprint
-from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
+from course_lib.preflight.lightning_run import Enough, seed_as_another_process
 from course_lib.preflight.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.plain_loop import AnyRun
 from course_lib.preflight.report import Finding, Judgement
 
 CHAPTER = "02_dataloader_internals"
@@ -29,7 +30,7 @@ SAMPLES = 8
 """Samples that are fetched to see what grows."""
 
 
-def judge_workers(run: LightningRun) -> Callable[[Path], Judgement]:
+def judge_workers(run: AnyRun) -> Callable[[Path], Judgement]:
     """A trial: read a little with the run's workers."""
 
     def trial(folder: Path) -> Judgement:
