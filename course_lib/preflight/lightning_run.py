@@ -47,12 +47,13 @@ class LightningRun:
         *,
         rank: int = 0,
         world_size: int = 1,
-        prepare_loader: Callable[[Any], None] | None = None,
+        prepare_loader: Callable[[Any], Any] | None = None,
         **hooks: Callable[..., None],
     ) -> None:
         """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
 
-        ``prepare_loader`` is called with each training loader that the Trainer has made ready. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
+        ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another to
+        take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
         process group says who this rank is, and its collectives return at once with what this rank gave.
         """
         self._calm_down(folder)
@@ -116,15 +117,16 @@ class LightningRun:
         # These two are properties of the class, which asks the strategy's type.
         trainer.__class__ = type(type(trainer).__name__, (type(trainer),), as_rank)
 
-    def _prepare_loaders_by(self, prepare_loader: Callable[[Any], None]) -> None:
+    def _prepare_loaders_by(self, prepare_loader: Callable[[Any], Any]) -> None:
         connector = self.trainer._data_connector
         as_lightning = connector._prepare_dataloader
 
         def prepared(dataloader: Any, *arguments: Any, **options: Any) -> Any:
             loader = as_lightning(dataloader, *arguments, **options)
-            if isinstance(loader, torch.utils.data.DataLoader):
-                prepare_loader(loader)
-            return loader
+            if not isinstance(loader, torch.utils.data.DataLoader):
+                return loader
+            other = prepare_loader(loader)
+            return loader if other is None else other
 
         connector._prepare_dataloader = prepared
 

@@ -15,6 +15,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -31,9 +32,10 @@ from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
 from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
 from course_lib.preflight.started import start
+from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
-CHECKS = ("length", "horizon", "dealing", "order", "workers", "changes", "setup")
+CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "changes", "setup")
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
@@ -147,8 +149,10 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     judgement = Judgement()
     starts = run.started if isinstance(run, PlainLoop) else lambda folder: start(run, folder)
     steps = run.first_steps if isinstance(run, PlainLoop) else first_steps(run)
-    began, stepped, workers = try_on_copies([starts, steps, judge_workers(run)], seconds=seconds)
-    judgement.add(Judgement(not_judged={"workers": workers.error}) if workers.error else workers.value)
+    trials: list[Callable[[Path], Any]] = [starts, steps, judge_workers(run), judge_windows(run)]
+    began, stepped, workers, windows = try_on_copies(trials, seconds=seconds)
+    for name, answer in {"workers": workers, "window": windows}.items():
+        judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
@@ -186,7 +190,7 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
     own = shares.get((0, run.world_size))
     if own is None:
         why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
-        judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "changes", "setup"), why)
+        judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
     stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):

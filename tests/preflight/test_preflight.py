@@ -94,6 +94,8 @@ def test_a_run_after_it_is_the_run_without_it(seed, workers):
 
 def of_two_ranks(rank: int, judge: bool) -> tuple[object, ...]:
     torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
     model = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 6))
     callbacks = [Preflight()] if judge else []
     trainer = quiet_trainer(max_epochs=2, devices=2, strategy="ddp", callbacks=callbacks)
