@@ -22,8 +22,10 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
+from course_lib.preflight.bad_step import one_bad_batch
 from course_lib.preflight.copies import Answer, try_on_copies
 from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
+from course_lib.preflight.growth import growth_over_steps
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
@@ -35,11 +37,13 @@ from course_lib.preflight.started import start
 from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
-CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "changes", "setup")
+CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "bad_step", "growth", "changes", "setup")
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
+DEEP = ("growth",)
+"""Those that ``deep=True`` makes."""
 EXPECTATIONS = ("final_lr", "frozen", "repeats")
 
 
@@ -60,7 +64,7 @@ def preflight(
         model: The LightningModule.
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
-        deep: Make the checks that take longer as well.
+        deep: Make the checks that take longer as well: growth.
         expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
             are not to be trained), ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
@@ -120,6 +124,7 @@ def _judged(
     expect = _checked(expect, skip, seconds)
     began = time.monotonic()
     judgement = _judged_by_start(run, expect, seconds)
+    judgement.add(_judged_by_steps(run, deep, skip, seconds))
     judgement.add(_judged_by_dealing(run, expect, seconds))
     return _report(judgement, skip, time.monotonic() - began)
 
@@ -145,14 +150,11 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
 
 
 def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
-    """What the run says when it has started, and what its first windows and its workers do."""
+    """What the run says when it has started, and what its first windows show."""
     judgement = Judgement()
     starts = run.started if isinstance(run, PlainLoop) else lambda folder: start(run, folder)
     steps = run.first_steps if isinstance(run, PlainLoop) else first_steps(run)
-    trials: list[Callable[[Path], Any]] = [starts, steps, judge_workers(run), judge_windows(run)]
-    began, stepped, workers, windows = try_on_copies(trials, seconds=seconds)
-    for name, answer in {"workers": workers, "window": windows}.items():
-        judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
+    began, stepped = try_on_copies([starts, steps], seconds=seconds)
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
@@ -164,6 +166,24 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
         judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
         if not began.error:
             judgement.add(judge_counting(stepped.value, began.value))
+    return judgement
+
+
+def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: float) -> Judgement:
+    """The checks that run a few micro-batches, each in its own way and on its own copy."""
+    trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
+    judgement = Judgement()
+    if isinstance(run, LightningRun):
+        trials["bad_step"] = one_bad_batch(run)
+    else:
+        judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
+    if deep:
+        trials["growth"] = growth_over_steps(run)
+    else:
+        judgement.not_judged["growth"] = "it takes longer: deep=True"
+    trials = {name: trial for name, trial in trials.items() if name not in skip}
+    for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
+        judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
     return judgement
 
 
