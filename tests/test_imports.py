@@ -15,7 +15,8 @@ from tests.notebook_rules import ROOT
 
 PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
-    "callbacks": "ExactAccumulation FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
+    "callbacks": "ExactAccumulation FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
+    "StepCountError",
     "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
     "devices": "usable_device explain_device",

@@ -1,6 +1,7 @@
 """``python -m course_lib.preflight package.module:make_run``: judge a run from a shell.
 
-``make_run()`` returns ``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of ``preflight_loop``.
+``make_run()`` returns ``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of
+``preflight_loop``.
 The exit code is 0 where nothing was found, 1 where something was, and 2 where nothing could be judged.
 """
 

@@ -50,14 +50,14 @@ def one_bad_batch(run: LightningRun) -> Callable[[Path], Judgement]:
 
         def begin(trainer: Any, model: Any) -> None:
             seen.batches = run.counted_batches()
-            step = model.training_step
+            step = trainer.strategy.training_step
 
             def recorded(*arguments: Any, **options: Any) -> Any:
                 output = step(*arguments, **options)
                 seen.roots.append(_root(output))
                 return output
 
-            vars(model)["training_step"] = recorded
+            trainer.strategy.training_step = recorded
 
         def end(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
             if batch_idx > BAD:
@@ -146,7 +146,8 @@ def judge_bad_step(seen: Seen, world_size: int) -> Judgement:
     elif seen.ended_epoch_at is not None and seen.ended_epoch_at <= BAD:
         left = "the rest" if seen.batches is None else f"the last {counted(seen.batches - BAD, 'batch', 'batches')}"
         wrong = (
-            f"A hook answers batch {BAD}, which is NaN, with -1: the epoch ends there, and {left} of it are not trained.",
+            f"A hook answers batch {BAD}, which is NaN, with -1: the epoch ends there, and {left} of it "
+            "are not trained.",
             "To a Trainer, -1 skips the rest of the epoch and not the batch; nothing says so.",
         )
     elif returned_none and seen.bad_buffers:
@@ -164,8 +165,8 @@ def judge_bad_step(seen: Seen, world_size: int) -> Judgement:
         )
     elif seen.bad_parameters:
         judgement.notes.append(
-            f"bad_step: one batch of NaN makes {counted(len(seen.bad_parameters), 'parameter')} NaN for the rest of the run; "
-            "callbacks.SkipBadSteps would skip it"
+            f"bad_step: one batch of NaN makes {counted(len(seen.bad_parameters), 'parameter')} NaN for the rest of the "
+            "run; callbacks.SkipBadSteps would skip it"
         )
     if wrong is not None:
         judgement.findings.append(Finding("bad_step", *wrong, CURE, CHAPTER))

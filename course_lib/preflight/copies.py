@@ -173,7 +173,7 @@ def _sent(trial: Callable[[Path], Any], folder: Path, seconds: float) -> Answer:
     return answer
 
 
-# ----------------------------------------------------------------------------------------------------------- in the child
+# ---------------------------------------------------------------------------------------------------- in the child
 
 
 def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
@@ -216,7 +216,16 @@ def _write_nowhere_but_in(folder: Path) -> None:
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     inside = os.path.realpath(folder)
-    changes = {"os.remove", "os.rename", "os.mkdir", "os.rmdir", "os.truncate", "os.link", "os.symlink", "shutil.rmtree"}
+    changes = {
+        "os.remove",
+        "os.rename",
+        "os.mkdir",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "shutil.rmtree",
+    }
     devices = ("/dev/", "/proc/")
 
     def judge(event: str, arguments: tuple[Any, ...]) -> None:

@@ -301,8 +301,8 @@ def _deal_wrong(alone: Share, of_ranks: Sequence[Share], repeats: bool) -> Wrong
         return mixed
     if more > padding and len(shared) > padding and not (repeats or alone.replacement):
         return (
-            f"Ranks 0 and 1 are both given {counted(len(shared), 'sample')} of {len(once):,} in one epoch, {first_of(shared, 4)} "
-            "among them.",
+            f"Ranks 0 and 1 are both given {counted(len(shared), 'sample')} of {len(once):,} in one epoch, "
+            f"{first_of(shared, 4)} among them.",
             f"The {ranks} ranks train the same samples again and again instead of sharing them.",
             SHARE_OUT,
         )
@@ -329,8 +329,8 @@ def _alone_wrong(alone: Share) -> Wrong | None:
     batch = max((len(batch) for batch in alone.epochs[0]), default=1)
     if 0 < missing < batch:
         return (
-            f"{counted(missing, 'sample')} of {alone.samples:,} are in none of the {len(alone.epochs)} epochs that were "
-            "dealt, and drop_last is not set.",
+            f"{counted(missing, 'sample')} of {alone.samples:,} are in none of the {len(alone.epochs)} epochs that "
+            "were dealt, and drop_last is not set.",
             "They are never trained, and no error says so.",
             "Look at the sampler's last batch: prove it by course_lib.conformance.assert_batch_sampler.",
         )
@@ -355,7 +355,7 @@ def _mixed(alone: Share, of_ranks: Sequence[Share]) -> Wrong | None:
                 return (
                     f"On {len(of_ranks)} ranks the streams are mixed: batch {step} of rank {rank} holds "
                     f"{_as_sum(mixture(batch))} samples of them, and a batch holds {_as_sum(min(usual))} on one rank.",
-                    "The Trainer puts its own sampler into the batch sampler; what that keeps apart is shuffled together.",
+                    "The Trainer puts its own sampler into the batch sampler; what that keeps apart is mixed.",
                     "Let the batch sampler deal to the ranks itself: TwoStreamBatchSampler or ShardedBatchSampler.",
                 )
     return None
@@ -396,7 +396,7 @@ def _streams_wrong(alone: Share, of_ranks: Sequence[Share]) -> Wrong | None:
     if shortest > 1 and same > 0.5 * len(set(first[:shortest])):
         return (
             f"The stream gives ranks 0 and 1 the same samples: {same:,} of the first {shortest:,} are equal.",
-            f"The {len(of_ranks)} ranks train the same samples instead of sharing them; no sampler shares out a stream.",
+            f"The {len(of_ranks)} ranks train the same samples and do not share them; no sampler shares out a stream.",
             "In the stream's __iter__, take every world_size-th sample from rank on, as datasets.IntegerStream does.",
         )
     return None

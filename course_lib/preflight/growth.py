@@ -33,14 +33,16 @@ def growth_over_steps(run: LightningRun | PlainLoop) -> Callable[[Path], Judgeme
 
 
 def _in_fit(run: LightningRun, folder: Path) -> list[str] | None:
-    counts: list[Count] = []
     named: list[list[str]] = []
+    counts: list[Count] = []
     with Census() as census:
 
         def end(trainer: Any, *_: Any) -> None:
+            nonlocal counts
             done = trainer.fit_loop.total_batch_idx + 1
             if done == WARMUP:
                 census.begin()
+                counts = []  # a list from before would be seen to grow
             elif done > WARMUP:
                 counts.append(census.count())
             if done == WARMUP + STEPS:

@@ -96,10 +96,10 @@ def faults(schedule: Schedule, rates: Sequence[float], calls: Calls) -> Iterator
     """What is wrong with these rates in a run of so many calls, the gravest first."""
     used = calls.before_last_step + 1
     if schedule.refused and len(rates) <= calls.made:
-        end = len(rates) - 1
+        held = len(rates) - 1
         yield Fault(
-            end,
-            f"{schedule.name} ends after {counted(end, 'call')} and raises at the next; the run makes {calls.made:,}",
+            held,
+            f"{schedule.name} ends after {counted(held, 'call')} and raises at the next; the run makes {calls.made:,}",
             "The run ends with an exception on its way.",
         )
         return
@@ -153,7 +153,9 @@ def end_of(rates: Sequence[float], *, raised: bool) -> int | None:
     settled = len(rates) - 1
     while settled > 0 and rates[settled - 1] == rates[-1]:
         settled -= 1
-    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(rates)  # by a factor, until it is rounded to 0
+    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(
+        rates
+    )  # by a factor, until it is rounded to 0
     if settled < len(rates) - 1 and not falls_for_ever:
         return settled
     return len(rates) - 1 if raised else None

@@ -47,7 +47,7 @@ def judge_length(started: Started) -> Judgement:
                 f"max_epochs={started.max_epochs:,}, which would take {counted(whole.total_steps, 'optimizer step')}.",
                 f"The last {counted(started.max_epochs - plan.epochs_completed, 'epoch')} "
                 "are not trained or not to their end, and nothing says so.",
-                f"Set max_epochs alone, or max_steps={whole.total_steps}; plan_steps counts the short last windows too.",
+                f"Set max_epochs alone, or max_steps={whole.total_steps}; plan_steps counts short last windows too.",
                 CHAPTER,
             )
         )

@@ -11,7 +11,7 @@ import importlib
 import math
 import os
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,7 +19,6 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch import nn
 
 WRITING = {"Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "Preflight"}
 """Callbacks that a trial leaves out, by the names of their classes: they write, print, or wait for a validation."""
@@ -52,8 +51,9 @@ class LightningRun:
     ) -> None:
         """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
 
-        ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another to
-        take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks are pretended: the
+        ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another
+        to take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks
+        are pretended: the
         process group says who this rank is, and its collectives return at once with what this rank gave.
         """
         self._calm_down(folder)
@@ -91,6 +91,8 @@ class LightningRun:
             from torch.testing._internal.distributed.fake_pg import FakeStore
 
             dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+            groups: Any = dist.distributed_c10d._world.pg_map
+            groups[dist.group.WORLD] = ("fake", PretendedStore())
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         if "PL_GLOBAL_SEED" not in os.environ:
             seed_as_another_process(rank)
@@ -207,6 +209,27 @@ def _nothing(*_: Any, **__: Any) -> None:
     return None
 
 
+class PretendedStore:
+    """A process group's store in which all other ranks have set what this one sets."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._last = b""
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._last = value if isinstance(value, bytes) else value.encode()
+        self._values[key] = self._last
+
+    def get(self, key: str) -> bytes:
+        return self._values.get(key, self._last)
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        """Nothing is waited for."""
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+
 _forgotten: list[Any] = []
 
 
@@ -249,5 +272,3 @@ def _module_of(trainer: Any) -> str:
 
 def _is_any_of(callback: Any, names: set[str]) -> bool:
     return any(cls.__name__ in names for cls in type(callback).__mro__)
-
-

@@ -25,7 +25,7 @@ def judge_order(share: Share) -> Judgement:
     twice = [(a, b) for b in range(len(orders)) for a in range(b) if orders[a] == orders[b]]
     if not twice:
         return judgement
-    if not share.draws and not share.set_epoch_would_shuffle or all(order == sorted(order) for order in orders):
+    if (not share.draws and not share.set_epoch_would_shuffle) or all(order == sorted(order) for order in orders):
         judgement.notes.append("order: nothing shuffles, every epoch has the same order")
         return judgement
     first, again = twice[0]
@@ -83,8 +83,8 @@ def _miscounted(epoch: int, count: int, promised: int) -> Finding:
         means = f"The last {counted(count - promised, 'batch', 'batches')} are not trained."
     return Finding(
         "changes",
-        f"Epoch {epoch} has {counted(count, 'batch', 'batches')}, and the Trainer goes by the {promised:,} that it counted "
-        "before.",
+        f"Epoch {epoch} has {counted(count, 'batch', 'batches')}, and the Trainer goes by the {promised:,} that it "
+        "counted before.",
         means,
         "Let one batch sampler plan all epochs (ScheduledBatchSampler, SizeScheduleDataModule), or reload the loader: "
         "reload_dataloaders_every_n_epochs=1.",
@@ -98,10 +98,13 @@ def _asked_too_rarely(epoch: int, count: int, asked: int, reloads: bool) -> Find
         cure = "Decide in train_dataloader() itself, by self.trainer.current_epoch."
     else:
         why = "the Trainer asks once and keeps the first loader"
-        cure = "Set reload_dataloaders_every_n_epochs=1, or let a batch sampler plan all epochs (ScheduledBatchSampler)."
+        cure = (
+            "Set reload_dataloaders_every_n_epochs=1, or let a batch sampler plan all epochs (ScheduledBatchSampler)."
+        )
     return Finding(
         "changes",
-        f"In epoch {epoch}, train_dataloader() would give {counted(asked, 'batch', 'batches')}, and {count:,} are trained: {why}.",
+        f"In epoch {epoch}, train_dataloader() would give {counted(asked, 'batch', 'batches')}, and {count:,} are "
+        f"trained: {why}.",
         "The batch size that was to change does not, or too late; the schedule is planned for another length.",
         cure,
         "08_changing_batch_size",
@@ -117,7 +120,8 @@ def judge_promised_length(share: Share, *, epochs_end_the_run: bool) -> Judgemen
             judgement.findings.append(
                 Finding(
                     "length",
-                    f"The stream has not ended after {counted(read, 'sample')}, and only the number of its epochs ends the run.",
+                    f"The stream has not ended after {counted(read, 'sample')}, and only the number of its epochs "
+                    "ends the run.",
                     "A stream without an end never finishes its first epoch: no validation, no checkpoint, no end.",
                     "Set limit_train_batches (an int), which ends an epoch, or max_steps.",
                     "05_counting_steps",
@@ -137,7 +141,7 @@ def judge_promised_length(share: Share, *, epochs_end_the_run: bool) -> Judgemen
             f"len(loader) is {promised:,}, and an epoch yields {counted(came, 'batch', 'batches')}.",
             f"The Trainer counts by len: {unread}."
             if came > promised
-            else "The Trainer plans by len: the epoch ends before its last window, and the schedule is planned too long.",
+            else "The Trainer plans by len: the epoch ends before its last window, its schedule is planned too long.",
             "Let __len__ of the batch sampler say what __iter__ yields: -(-n // batch_size) with a short last batch.",
             "05_counting_steps",
         )

@@ -1,7 +1,7 @@
 """Is a run right, before it costs a night?
 
-Most mistakes between samples and optimizer raise nothing: the run is shorter than its schedule, two ranks train the same
-samples, every epoch has one order. The rule: *try it on a copy, and count.*
+Most mistakes between samples and optimizer raise nothing: the run is shorter than its schedule, two ranks train the
+same samples, every epoch has one order. The rule: *try it on a copy, and count.*
 
 >>> report = preflight(trainer, model, data)
 >>> print(report)  # findings with their numbers, what could not be judged, and the run's facts
@@ -219,7 +219,7 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
 
 
 def _share_of(answer: Answer) -> Share:
-    return Share(None, None, why_not=answer.error) if answer.error else answer.value
+    return Share(None, why_not=answer.error) if answer.error else answer.value
 
 
 def _by_the_seed(run: AnyRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:

@@ -144,23 +144,27 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
     silent = [p for p in trained if p.held and not p.has_gradient]
     cut_off = [p.name for p in silent if p.used]
     unused = [p.name for p in silent if not p.used]
-    still_trained = [p.name for p in steps.parameters if meant and p.name.startswith(meant) and p.has_gradient and p.held]
+    still_trained = [
+        p.name for p in steps.parameters if meant and p.name.startswith(meant) and p.has_gradient and p.held
+    ]
     batches = counted(steps.batches, "micro-batch", "micro-batches")
     if loose:
-        stranger = f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
+        stranger = (
+            f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
+        )
         judgement.findings.append(
             _finding(
                 f"No optimizer holds {_named(loose)}, of {counted(len(trained), 'trainable parameter')}{stranger}.",
                 "They keep the values that they have now; nothing says so.",
-                "Give the optimizer model.parameters() when the model is complete: replace layers before that, in __init__ "
-                "or configure_model. If it is meant, set requires_grad=False or expect={'frozen': [...]}.",
+                "Give the optimizer model.parameters() when the model is complete: replace layers before that, in "
+                "__init__ or configure_model. If it is meant, set requires_grad=False or expect={'frozen': [...]}.",
             )
         )
     if cut_off:
         judgement.findings.append(
             _finding(
-                f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the forward "
-                "runs through there.",
+                f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the "
+                "forward runs through there.",
                 "They are never trained" + (", and DDP waits for their gradients." if world_size > 1 else "."),
                 "Look for a detach, a no_grad or a .data between them and the loss.",
             )
@@ -178,7 +182,7 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
     if still_trained:
         judgement.findings.append(
             _finding(
-                f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and expected to be frozen.",
+                f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and meant to be frozen.",
                 "What was to stay as it is moves.",
                 "Set requires_grad=False before the optimizer is made.",
             )
@@ -201,8 +205,8 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     if started.max_epochs != -1 and batches < whole:
         judgement.findings.append(
             _finding(
-                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} micro-batches of "
-                f"max_epochs={started.max_epochs}.",
+                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} micro-batches "
+                f"of max_epochs={started.max_epochs}.",
                 "global_step counts the calls of all optimizers, and the run ends early without a message.",
                 f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
             )
@@ -213,7 +217,9 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
 
 
 def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding("setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "04_gradient_accumulation")
+    return Finding(
+        "setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "04_gradient_accumulation"
+    )
 
 
 def _named(names: Sequence[str], most: int = 3) -> str:

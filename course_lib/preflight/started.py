@@ -13,7 +13,6 @@ from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.rates import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
 
-
 MOST_EPOCHS = 50
 """Epochs for which a loader that is made again in each is asked for its length."""
 
@@ -95,9 +94,7 @@ def _look(run: LightningRun, trainer: Any, model: Any) -> Started:
     if starts.max_steps != -1 and starts.max_epochs != -1:
         others["max_steps"] = replace(starts, max_steps=-1)
     if starts.batches_without_limit not in (None, starts.batches):
-        others["limit_train_batches"] = replace(
-            starts, batches=starts.batches_without_limit, limit_train_batches=1.0
-        )
+        others["limit_train_batches"] = replace(starts, batches=starts.batches_without_limit, limit_train_batches=1.0)
     return replace(
         starts,
         plan=_plan(starts, planner),
@@ -124,7 +121,7 @@ def _reloaded(run: LightningRun, epochs: int) -> Iterator[int]:
 
 
 def _plan(starts: Started, planner: Any) -> StepPlan:
-    stops = {"max_epochs": starts.max_epochs, "max_steps": starts.max_steps}
+    stops: dict[str, Any] = {"max_epochs": starts.max_epochs, "max_steps": starts.max_steps}
     if planner is not None and not starts.overfits:
         plan: StepPlan = planner(limit_train_batches=starts.limit_train_batches, **stops)
         return plan

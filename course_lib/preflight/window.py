@@ -1,4 +1,4 @@
-"""window: the gradient of a window of micro-batches against that of one big batch, in the first and last of an epoch."""
+"""window: the gradient of a window of micro-batches against that of one big batch, in an epoch's first and last."""
 
 from __future__ import annotations
 
@@ -45,7 +45,9 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
     def trial(folder: Path) -> Judgement:
         if isinstance(run, PlainLoop):
             k = run.accumulate_grad_batches
-            windows = _of_loop(run) if k > 1 else []
+            if k == 1:
+                return Judgement()
+            windows = _of_loop(run)
         else:
             if not run.model.automatic_optimization:
                 return _not_judged("with manual optimization, the module's own code makes the windows")
@@ -58,8 +60,8 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
         judgement = _judge(windows, k)
         if k > 1 and any(isinstance(module, _BatchNorm) for module in run.model.modules()):
             judgement.notes.append(
-                "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one big batch there; it "
-                "was switched off for the comparison"
+                "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one big batch there; "
+                "it was switched off for the comparison"
             )
         return judgement
 
@@ -136,6 +138,7 @@ def _of_trainer(run: LightningRun, folder: Path, k: int) -> Windows:
     exact = any(type(callback).__name__ == "ExactAccumulation" for callback in trainer.callbacks)
     windows = Windows(model, lambda batch: _loss(model, batch, exact), 0)
     trainer.gradient_clip_val = None
+
     def few(loader: Any) -> Any:
         picked = _first_and_last_window(loader, k)
         windows.count = len(picked)
@@ -168,7 +171,9 @@ def _of_loop(run: PlainLoop) -> Windows:
     windows = Windows(run.model, lambda batch: run.loss_fn(run.model, batch), len(picked))
     run.optimizer.register_step_pre_hook(windows.step)
     run.optimizer.zero_grad()
-    for number, batch in enumerate(DataLoader(run.loader.dataset, batch_sampler=picked, collate_fn=run.loader.collate_fn)):
+    for number, batch in enumerate(
+        DataLoader(run.loader.dataset, batch_sampler=picked, collate_fn=run.loader.collate_fn)
+    ):
         windows.batch(batch)
         (run.loss_fn(run.model, batch) / k).backward()  # type: ignore[no-untyped-call]
         if (number + 1) % k == 0 or number + 1 == len(picked):
@@ -239,9 +244,7 @@ def put_together(batches: Sequence[Any]) -> Any:
 # --------------------------------------------------------------------------------------------------------- judging
 
 
-def _judge(windows: Windows | list[Any], k: int) -> Judgement:
-    if isinstance(windows, list):
-        return Judgement()
+def _judge(windows: Windows, k: int) -> Judgement:
     if windows.refused:
         return _not_judged(windows.refused)
     if not windows.compared:
@@ -264,8 +267,10 @@ def _finding(window: Compared, k: int) -> Finding:
     if window.factor is not None:
         short = f": it holds {len(sizes)} micro-batches and is divided by {k}" if len(sizes) < k else ""
         says = f"{holds} steps with {window.factor:.3g} times the gradient of one big batch{short}."
-        means = f"Its samples count {window.factor:.3g} times as much as those of a window of {counted(k, 'micro-batch', 'micro-batches')}."
+        means = f"Its samples count {window.factor:.3g} times as much as those of a window of {k} micro-batches."
     else:
-        says = f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
-        means = "The mean of the micro-batches' means is not the mean of their samples or labels: some weigh more than others."
+        says = (
+            f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
+        )
+        means = "The mean of the micro-batches' means is not the mean of their samples or labels: some weigh more."
     return Finding("window", says, means, exact, CHAPTER)

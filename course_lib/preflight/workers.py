@@ -124,8 +124,8 @@ def _draws_alike(loader: Any, workers: int) -> Finding | None:
         return None  # the sample is the same whenever it is fetched
     if workers > 1 and first[0] == first[1]:
         return _finding(
-            f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is fetched "
-            f"again in one of {workers}.",
+            f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is "
+            f"fetched again in one of {workers}.",
             f"Augmentations come {workers} times each, and the batches of one round are alike.",
             "Do not keep a generator in the dataset or seed by a constant in worker_init_fn: draw from torch, or from "
             "default_rng([seed, epoch, index]).",
@@ -170,8 +170,8 @@ def _another_order(loader: Any, workers: int) -> Finding | None:
         return None
     step = next((i for i, pair in enumerate(zip(without, with_workers, strict=False)) if pair[0] != pair[1]), 0)
     return _finding(
-        f"With {counted(workers, 'worker')} the order is another than without: batch {step} is {with_workers[step][:4]}… and "
-        f"not {without[step][:4]}….",
+        f"With {counted(workers, 'worker')} the order is another than without: batch {step} is {with_workers[step][:4]}… "
+        f"and not {without[step][:4]}….",
         "The number of workers changes what the run trains on; a loader with workers asks its sampler for two orders.",
         "Draw the order when the first index is asked for (make __iter__ a generator function), from (seed, epoch).",
     )
@@ -187,8 +187,8 @@ def _changes_unseen(loader: Any, between_epochs: Callable[[], None]) -> Finding 
     names = ", ".join(f"dataset.{name}" for name in changed)
     return _finding(
         f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 in this process, and with "
-        f"persistent_workers=True {counted(loader.num_workers, 'worker')} {plural(loader.num_workers, 'keeps', 'keep')} the copy "
-        "of epoch 0.",
+        f"persistent_workers=True {counted(loader.num_workers, 'worker')} {plural(loader.num_workers, 'keeps', 'keep')} the "
+        "copy of epoch 0.",
         "The workers go on with the old value; nothing says so.",
         "Make it a tensor in shared memory (share_memory_()), send it with the index, or leave persistent_workers out.",
     )
@@ -224,8 +224,8 @@ def _stream_twice(loader: Any, workers: int) -> Finding | None:
     if extra <= len(together) / 2:
         return None
     return _finding(
-        f"The stream gives {counted(together.total(), 'sample')} to {workers} workers, {len(together):,} of them different: "
-        "each worker reads all of it.",
+        f"The stream gives {counted(together.total(), 'sample')} to {workers} workers, {len(together):,} of them "
+        "different: each worker reads all of it.",
         f"Every sample is trained {loader.num_workers} times in an epoch.",
         "In __iter__, take every n-th sample by torch.utils.data.get_worker_info(), as datasets.IntegerStream does.",
     )
