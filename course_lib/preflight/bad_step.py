@@ -165,7 +165,7 @@ def judge_bad_step(seen: Seen, world_size: int) -> Judgement:
         )
     elif seen.bad_parameters:
         judgement.notes.append(
-            f"bad_step: one batch of NaN makes {counted(len(seen.bad_parameters), 'parameter')} NaN for the rest of the "
+            f"bad_step: a batch of NaN makes {counted(len(seen.bad_parameters), 'parameter')} NaN for the rest of the "
             "run; callbacks.SkipBadSteps would skip it"
         )
     if wrong is not None:

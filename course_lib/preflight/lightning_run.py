@@ -52,8 +52,8 @@ class LightningRun:
         """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
 
         ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another
-        to take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other ranks
-        are pretended: the
+        to take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other
+        ranks are pretended: the
         process group says who this rank is, and its collectives return at once with what this rank gave.
         """
         self._calm_down(folder)

@@ -205,8 +205,8 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     if started.max_epochs != -1 and batches < whole:
         judgement.findings.append(
             _finding(
-                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} micro-batches "
-                f"of max_epochs={started.max_epochs}.",
+                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} "
+                f"micro-batches of max_epochs={started.max_epochs}.",
                 "global_step counts the calls of all optimizers, and the run ends early without a message.",
                 f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
             )

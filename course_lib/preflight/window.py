@@ -14,7 +14,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._words import counted
 from course_lib.preflight.dealing import MOST_INDICES
 from course_lib.preflight.lightning_run import Enough, LightningRun
 from course_lib.preflight.plain_loop import PlainLoop
@@ -60,8 +59,8 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
         judgement = _judge(windows, k)
         if k > 1 and any(isinstance(module, _BatchNorm) for module in run.model.modules()):
             judgement.notes.append(
-                "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one big batch there; "
-                "it was switched off for the comparison"
+                "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one "
+                "big batch there; it was switched off for the comparison"
             )
         return judgement
 

@@ -170,8 +170,8 @@ def _another_order(loader: Any, workers: int) -> Finding | None:
         return None
     step = next((i for i, pair in enumerate(zip(without, with_workers, strict=False)) if pair[0] != pair[1]), 0)
     return _finding(
-        f"With {counted(workers, 'worker')} the order is another than without: batch {step} is {with_workers[step][:4]}… "
-        f"and not {without[step][:4]}….",
+        f"With {counted(workers, 'worker')} the order is another than without: batch {step} is "
+        f"{with_workers[step][:4]}… and not {without[step][:4]}….",
         "The number of workers changes what the run trains on; a loader with workers asks its sampler for two orders.",
         "Draw the order when the first index is asked for (make __iter__ a generator function), from (seed, epoch).",
     )
@@ -187,8 +187,8 @@ def _changes_unseen(loader: Any, between_epochs: Callable[[], None]) -> Finding 
     names = ", ".join(f"dataset.{name}" for name in changed)
     return _finding(
         f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 in this process, and with "
-        f"persistent_workers=True {counted(loader.num_workers, 'worker')} {plural(loader.num_workers, 'keeps', 'keep')} the "
-        "copy of epoch 0.",
+        f"persistent_workers=True {counted(loader.num_workers, 'worker')} {plural(loader.num_workers, 'keeps', 'keep')} "
+        "the copy of epoch 0.",
         "The workers go on with the old value; nothing says so.",
         "Make it a tensor in shared memory (share_memory_()), send it with the index, or leave persistent_workers out.",
     )
