@@ -186,9 +186,9 @@ def _changes_unseen(loader: Any, between_epochs: Callable[[], None]) -> Finding 
         return None
     names = ", ".join(f"dataset.{name}" for name in changed)
     return _finding(
-        f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 in this process, and with "
-        f"persistent_workers=True {counted(loader.num_workers, 'worker')} {plural(loader.num_workers, 'keeps', 'keep')} "
-        "the copy of epoch 0.",
+        f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 here, and with "
+        f"persistent_workers=True the copies of {counted(loader.num_workers, 'worker')} stay "
+        "those of epoch 0.",
         "The workers go on with the old value; nothing says so.",
         "Make it a tensor in shared memory (share_memory_()), send it with the index, or leave persistent_workers out.",
     )
