@@ -15,8 +15,9 @@
 - ``course_lib.memory``: where a step's memory goes, measured or predicted (``measure_peak``, ``predict_peak``).
 - ``course_lib.schedules``: sizes that grow and batches that shrink, also within an epoch (``SizeSchedule``,
   ``ScheduledBatchSampler``).
+- ``course_lib.preflight``: judge a run on copies before it starts (``preflight``, ``assert_ready``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``); needs the extra ``lightning``.
+  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``, ``Preflight``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

@@ -15,7 +15,8 @@ from tests.notebook_rules import ROOT
 
 PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
-    "callbacks": "ExactAccumulation FindBatchSize SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
+    "callbacks": "ExactAccumulation FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
+    "StepCountError",
     "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
     "devices": "usable_device explain_device",
@@ -25,6 +26,7 @@ PUBLIC = {
     "memory": "measure_peak predict_peak find_batch_size find_batch_sizes watch_growth peak_report saved_bytes "
     "CATEGORIES PeakMemory PeakPrediction FittedBatchSize GrowthReport Moment StorageLedger",
     "pipeline": "trace predict_throughput simulate_pipeline BatchTrace",
+    "preflight": "assert_ready preflight preflight_loop CHECKS Finding NotReady PreflightReport",
     "resume": "ResumableDataLoader",
     "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "
     "count_batches_everywhere EpochBatchSampler SamplerTail",

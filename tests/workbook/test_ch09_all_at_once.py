@@ -165,15 +165,6 @@ def test_two_nodes_of_torchrun_that_are_killed_and_started_again_end_with_the_sa
     assert weights_told(start()) == [hash_without_a_kill]
 
 
-def test_torchrun_starts_the_ranks_again_when_one_dies_and_they_go_on(hash_without_a_kill, tmp_path):
-    agent = torchrun(tmp_path, 0, free_port(), "--nproc-per-node=2", "--max-restarts=1")
-    wait_for_checkpoint(tmp_path)
-    ranks = [p for p in psutil.Process(agent.pid).children(recursive=True) if script.__file__ in p.cmdline()]
-    assert len(ranks) == 2
-    ranks[1].kill()
-    assert weights_told([agent]) == [hash_without_a_kill]
-
-
 def test_the_batch_sizes_are_what_the_finder_finds():
     assert script.find_batch_sizes_within(script.BUDGET_BYTES) == script.BATCH_SIZES
 

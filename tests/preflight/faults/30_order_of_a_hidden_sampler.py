@@ -2,7 +2,7 @@
 
 from torch.utils.data import DataLoader, DistributedSampler
 
-from tests.preflight.parts import Net, Points, fitted, quiet_trainer
+from tests.preflight.parts import Net, Points, fitted, quiet_trainer, rank_and_world
 
 CHECK = "order"
 RANKS = 2
@@ -12,8 +12,9 @@ WRONG, RIGHT = 1, 3  # different orders in three epochs
 class Pairs:
     """Batches of two of what an inner sampler draws."""
 
-    def __init__(self, name, world_size, rank):
-        self.inner = DistributedSampler(range(64), world_size, rank)
+    def __init__(self, name):
+        rank, world = rank_and_world()
+        self.inner = DistributedSampler(range(64), world, rank)
         setattr(self, name, self.inner)
 
     def __iter__(self):
@@ -25,13 +26,14 @@ class Pairs:
 
 
 class Run(Net):
+    """Makes its loader when the ranks are there."""
+
     def __init__(self, name):
         super().__init__()
         self.name = name
 
     def train_dataloader(self):
-        pairs = Pairs(self.name, self.trainer.world_size, self.trainer.global_rank)
-        return DataLoader(Points(), batch_sampler=pairs)
+        return DataLoader(Points(), batch_sampler=Pairs(self.name))
 
 
 def build(name):

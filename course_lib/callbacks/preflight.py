@@ -1,0 +1,65 @@
+"""The check before a run, at the start of its fit.
+
+>>> Trainer(callbacks=[Preflight()], ...).fit(model)  # raises where the run will not do what its settings promise
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from typing import Any
+
+from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+
+from course_lib.preflight import NotReady, PreflightReport, preflight
+
+
+class Preflight(Callback):
+    """Judge the run when a fit begins, before its first batch; see :func:`course_lib.preflight.preflight`.
+
+    Rank 0 judges, on copies, and the others wait for its report.
+
+    Args:
+        strict: Raise :class:`course_lib.preflight.NotReady` where something is found, on all ranks, instead of warning.
+        deep, expect, skip, seconds: See :func:`course_lib.preflight.preflight`.
+
+    Attributes:
+        report: That of the last fit.
+    """
+
+    def __init__(
+        self,
+        *,
+        strict: bool = True,
+        deep: bool = False,
+        expect: Mapping[str, Any] | None = None,
+        skip: Collection[str] = (),
+        seconds: float = 20.0,
+    ) -> None:
+        self.strict = strict
+        self.report: PreflightReport | None = None
+        self._options: dict[str, Any] = {"deep": deep, "expect": expect, "skip": skip, "seconds": seconds}
+
+    def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
+        if stage != "fit":
+            return
+        report = None
+        if trainer.is_global_zero:
+            report = preflight(trainer, pl_module, _data_of(trainer), **self._options)
+        self.report = trainer.strategy.broadcast(report)
+        assert self.report is not None, "rank 0 has judged"
+        if self.report.ok:
+            rank_zero_info(f"Preflight: {self.report}")
+        elif self.strict:
+            raise NotReady(self.report)
+        else:
+            rank_zero_warn(f"Preflight: {self.report}")
+
+
+def _data_of(trainer: Trainer) -> Any:
+    """What the fit was given as data; None where the module has its own."""
+    datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
+    if datamodule is not None:
+        return datamodule
+    source = trainer.fit_loop._data_source
+    return None if source.is_module() else source.instance

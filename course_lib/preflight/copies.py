@@ -1,0 +1,255 @@
+"""Trials run in a child process: whatever they do to the run, this process keeps it as it is.
+
+The child is a fork, so that it has the very objects, and whatever it does to them stays with it. It writes no file
+outside its temporary folder, and ends with its workers when it has answered or when its time is up. Where this process
+cannot be forked (Windows, a GPU that is in use), the objects are sent to a process of its own as copies.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import random
+import select
+import signal
+import sys
+import tempfile
+import time
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NoReturn
+
+import torch
+import torch.distributed as dist
+
+from course_lib.launch import RankError, RankTimeout, run_ranks
+
+AT_ONCE = 2
+"""How many trials run at the same time."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a trial returned, or why it did not return."""
+
+    value: Any = None
+    error: str = ""
+    """Empty where the trial returned."""
+
+
+def try_on_copies(trials: Sequence[Callable[[Path], Any]], *, seconds: float) -> list[Answer]:
+    """Run each trial in a child process of its own, with a temporary folder, and return their answers in order.
+
+    ``seconds`` is what each may take. What they return is pickled.
+    """
+    with contextlib.ExitStack() as stack:
+        folders = [Path(stack.enter_context(temporary_folder())) for _ in trials]
+        if hasattr(os, "fork") and not torch.cuda.is_initialized():
+            return _forked(list(zip(trials, folders, strict=True)), seconds)
+        return [_sent(trial, folder, seconds) for trial, folder in zip(trials, folders, strict=True)]
+
+
+def temporary_folder() -> tempfile.TemporaryDirectory[str]:
+    return tempfile.TemporaryDirectory(prefix="preflight-", ignore_cleanup_errors=True)
+
+
+# ------------------------------------------------------------------------------------------------------- forks
+
+
+@dataclass
+class _Child:
+    pid: int
+    pipe: int
+    ends: float
+    answer: bytes = b""
+
+
+def _forked(trials: list[tuple[Callable[[Path], Any], Path]], seconds: float) -> list[Answer]:
+    waiting = list(enumerate(trials))
+    running: dict[int, _Child] = {}
+    answers = [Answer(error="was not started")] * len(trials)
+    try:
+        while waiting or running:
+            while waiting and len(running) < AT_ONCE:
+                number, (trial, folder) = waiting.pop(0)
+                running[number] = _fork(trial, folder, time.monotonic() + seconds)
+            pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
+            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], pause)
+            for number, child in list(running.items()):
+                done = child.pipe in readable and not _read(child)
+                if done or time.monotonic() >= child.ends:
+                    del running[number]
+                    code = _end(child)
+                    answers[number] = _answer_of(child, code) if done else _too_late(seconds)
+    finally:
+        for child in running.values():
+            _end(child)
+    return answers
+
+
+def _too_late(seconds: float) -> Answer:
+    return Answer(error=f"it did not finish in {seconds:g} s")
+
+
+def _fork(trial: Callable[[Path], Any], folder: Path, ends: float) -> _Child:
+    reading, writing = os.pipe()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    generator = random.getstate()
+    with warnings.catch_warnings():
+        # Python warns of forks where there are threads; the child uses none of theirs.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        pid = os.fork()
+    if pid == 0:
+        os.close(reading)
+        random.setstate(generator)  # Python seeds it again in a child
+        _be_the_child(trial, folder, writing)
+    os.close(writing)
+    return _Child(pid, reading, ends)
+
+
+def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int) -> NoReturn:
+    # Never back into the caller's code: that would run twice.
+    try:
+        os.setsid()  # its workers end with it
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
+            signal.signal(number, signal.SIG_DFL)
+        torch.set_num_threads(1)  # the pool of threads was not forked
+        with _silent():
+            answer = pickle.dumps(_answered(trial, folder))
+        with os.fdopen(pipe, "wb") as file:
+            file.write(answer)
+    finally:
+        os.killpg(0, signal.SIGKILL)  # workers that live on would keep the pipe open
+        os._exit(1)
+
+
+def _read(child: _Child) -> bool:
+    """Take what has come; False where the child has closed its end."""
+    piece = os.read(child.pipe, 1 << 20)
+    child.answer += piece
+    return bool(piece)
+
+
+def _end(child: _Child) -> int:
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(child.pid, signal.SIGKILL)
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(child.pid, signal.SIGKILL)
+    os.close(child.pipe)
+    with contextlib.suppress(ChildProcessError):
+        return os.waitstatus_to_exitcode(os.waitpid(child.pid, 0)[1])
+    return 0
+
+
+def _answer_of(child: _Child, code: int) -> Answer:
+    if not child.answer:
+        return Answer(error=f"its process ended without an answer (exit code {code})")
+    answer: Answer = pickle.loads(child.answer)
+    return answer
+
+
+# ------------------------------------------------------------------------------------------------ copies that are sent
+
+
+def _sent(trial: Callable[[Path], Any], folder: Path, seconds: float) -> Answer:
+    def on_its_rank(rank: int) -> Answer:
+        dist.destroy_process_group()
+        with _silent():
+            return _answered(trial, folder)
+
+    try:
+        answer: Answer = run_ranks(on_its_rank, 1, timeout=seconds, backend="gloo")[0].value
+    except RankTimeout:
+        return _too_late(seconds)
+    except RankError as error:
+        return Answer(error=f"its process ended: {str(error).splitlines()[0]}")
+    except ValueError as error:
+        return Answer(error=f"this process can't be forked, and the run can't be sent to another: {error}")
+    return answer
+
+
+# ---------------------------------------------------------------------------------------------------- in the child
+
+
+def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
+    _write_nowhere_but_in(folder)
+    try:
+        return Answer(trial(folder))
+    except BaseException as error:
+        return Answer(error=in_a_line(error))
+
+
+def in_a_line(error: BaseException) -> str:
+    """``"ValueError: … (in model.py, line 7)"``: an exception, and the last line of code that is not a library's."""
+    text = " ".join(str(error).split())
+    if len(text) > 300:
+        text = f"{text[:300]}…"
+    places = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
+    own = [frame for frame in places if "course_lib" not in frame.filename]
+    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
+    return f"{type(error).__name__}: {text}{where}"
+
+
+@contextlib.contextmanager
+def _silent() -> Iterator[None]:
+    with open(os.devnull, "w", encoding="utf-8") as nowhere, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for number in (1, 2):
+            with contextlib.suppress(OSError):
+                os.dup2(nowhere.fileno(), number)
+        with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
+            yield
+
+
+class WritesAFile(PermissionError):
+    """The run would have written to a file."""
+
+
+def _write_nowhere_but_in(folder: Path) -> None:
+    """Refuse, for the rest of this process, to change files outside the folder."""
+    sys.dont_write_bytecode = True
+    tempfile.tempdir = str(folder)
+    os.environ["TMPDIR"] = str(folder)
+    inside = os.path.realpath(folder)
+    changes = {
+        "os.remove",
+        "os.rename",
+        "os.mkdir",
+        "os.rmdir",
+        "os.truncate",
+        "os.link",
+        "os.symlink",
+        "shutil.rmtree",
+    }
+    devices = ("/dev/", "/proc/")
+
+    def judge(event: str, arguments: tuple[Any, ...]) -> None:
+        if event == "open":
+            path, mode, flags = arguments
+            writes = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
+            if not writes and not (isinstance(mode, str) and set(mode) & set("wax+")):
+                return
+        elif event in changes:
+            path = arguments[0]
+        else:
+            return
+        if not isinstance(path, str | bytes | os.PathLike):
+            return  # a file that is open already
+        real = os.path.realpath(os.fsdecode(path))
+        if not real.startswith((inside, *devices)):
+            raise WritesAFile(f"the trial was not allowed to write to {os.fsdecode(path)}")
+
+    sys.addaudithook(judge)
+    save = torch.save
+
+    def guarded_save(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
+        if isinstance(f, str | os.PathLike):
+            judge("open", (f, "w", 0))  # torch opens it in C++, where no hook sees it
+        save(obj, f, *arguments, **options)
+
+    torch.save = guarded_save

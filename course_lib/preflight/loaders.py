@@ -1,0 +1,90 @@
+"""A loader that deals without loading: its dataset gives each index back as the sample."""
+
+from __future__ import annotations
+
+import contextlib
+import random
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import IterableDataset, Subset
+
+
+class Indices:
+    """Stands in for a map-style dataset; a ``Subset`` gives the index in what it is a part of."""
+
+    def __init__(self, dataset: Any) -> None:
+        self.subsets: list[Any] = []
+        while isinstance(dataset, Subset):
+            self.subsets.append(dataset.indices)
+            dataset = dataset.dataset
+        self.dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self.subsets[0] if self.subsets else self.dataset)
+
+    def __getitem__(self, index: Any) -> Any:
+        for indices in self.subsets:
+            index = indices[index]
+        return index
+
+
+def deal_indices(loader: Any) -> None:
+    """Make a loader deal indices, in this process, whatever it loaded; its samplers stay."""
+    stop_workers(loader)
+    if not isinstance(loader.dataset, IterableDataset):
+        vars(loader)["dataset"] = Indices(loader.dataset)
+        loader.collate_fn = _as_it_is
+
+
+def stop_workers(loader: Any) -> None:
+    """Have a loader fetch in this process."""
+    attributes = vars(loader)
+    attributes.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pin_memory=False)
+    attributes.update(worker_init_fn=None, _iterator=None, _DataLoader__multiprocessing_context=None)
+
+
+def _as_it_is(samples: Any) -> Any:
+    return samples
+
+
+def indices_of(batch: Any) -> list[int]:
+    """The indices of a batch that was dealt; a TypeError where it holds anything else."""
+    if isinstance(batch, list | tuple):
+        return [int(index) for index in batch]
+    return [int(batch)]
+
+
+@contextlib.contextmanager
+def draws_counted() -> Iterator[Callable[[], int]]:
+    """Count what is drawn by the usual functions for orders; gives a function that says how often."""
+    count = [0]
+    places = [
+        (torch, "randperm"),
+        (torch, "randint"),
+        (torch, "multinomial"),
+        (torch, "rand"),
+        (np.random, "default_rng"),
+        (np.random, "permutation"),
+        (np.random, "shuffle"),
+        (random, "shuffle"),
+        (random, "sample"),
+    ]
+    before = [(module, name, getattr(module, name)) for module, name in places]
+
+    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(*arguments: Any, **options: Any) -> Any:
+            count[0] += 1
+            return function(*arguments, **options)
+
+        return counted
+
+    for module, name, function in before:
+        setattr(module, name, counting(function))
+    try:
+        yield lambda: count[0]
+    finally:
+        for module, name, function in before:
+            setattr(module, name, function)

@@ -1,0 +1,261 @@
+"""Is a run right, before it costs a night?
+
+Most mistakes between samples and optimizer raise nothing: the run is shorter than its schedule, two ranks train the
+same samples, every epoch has one order. The rule: *try it on a copy, and count.*
+
+>>> report = preflight(trainer, model, data)
+>>> print(report)  # findings with their numbers, what could not be judged, and the run's facts
+
+What is tried, and on what, stands in the files beside this one: ``length``, ``horizon``, ``dealing`` … for each check,
+``copies`` for the processes that the trials run in.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from course_lib._arguments import int_of_at_least
+from course_lib.preflight.bad_step import one_bad_batch
+from course_lib.preflight.copies import Answer, try_on_copies
+from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
+from course_lib.preflight.growth import growth_over_steps
+from course_lib.preflight.horizon import judge_horizon
+from course_lib.preflight.length import judge_length
+from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.report import Judgement, NotReady, PreflightReport
+from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
+from course_lib.preflight.started import start
+from course_lib.preflight.window import judge_windows
+from course_lib.preflight.workers import judge_workers
+
+CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "bad_step", "growth", "changes", "setup")
+"""The names of the checks, in the order in which they are made."""
+EPOCHS = 4
+"""Epochs that are dealt to the run's own ranks."""
+MOST_RANKS = 8
+DEEP = ("growth",)
+"""Those that ``deep=True`` makes."""
+EXPECTATIONS = ("final_lr", "frozen", "repeats")
+
+
+def preflight(
+    trainer: Any,
+    model: Any,
+    data: Any = None,
+    *,
+    deep: bool = False,
+    expect: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    seconds: float = 20.0,
+) -> PreflightReport:
+    """Judge a run that is about to start, by trying it on copies; afterwards it is as it was before.
+
+    Args:
+        trainer: The Trainer that will fit.
+        model: The LightningModule.
+        data: A data module, the training loader, or ``None`` where the model has its own. A data module's
+            ``prepare_data`` is not called, as it may download: call it before.
+        deep: Make the checks that take longer as well: growth.
+        expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
+            are not to be trained), ``repeats`` (why samples come more than once).
+        skip: Names of checks to leave out; the report says so.
+        seconds: What each trial may take; a check whose trial takes longer is not judged.
+
+    Raises:
+        ValueError: An argument is no Trainer, or names a check or an expectation that does not exist.
+    """
+    if not is_trainer(trainer):
+        raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see preflight_loop")
+    return _judged(LightningRun(trainer, model, data), deep, expect, skip, seconds)
+
+
+def preflight_loop(
+    model: nn.Module,
+    loader: Any,
+    loss_fn: Callable[[nn.Module, Any], Tensor],
+    optimizer: torch.optim.Optimizer,
+    *,
+    scheduler: Any = None,
+    accumulate_grad_batches: int = 1,
+    max_epochs: int = 1,
+    deep: bool = False,
+    expect: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    seconds: float = 20.0,
+) -> PreflightReport:
+    """The same for a loop without a Trainer, in which every window steps, and the short last one of an epoch as well::
+
+        for epoch in range(max_epochs):
+            for window in windows(loader, accumulate_grad_batches):
+                for batch in window:
+                    (loss_fn(model, batch) / accumulate_grad_batches).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                scheduler.step()
+
+    Args:
+        model: What is trained.
+        loader: The training loader.
+        loss_fn: ``loss_fn(model, batch)`` -> the loss of a micro-batch.
+        optimizer: Steps once for each window.
+        scheduler: Is stepped after each update; ``None``: none.
+        accumulate_grad_batches: Micro-batches in a window.
+        max_epochs: Epochs to run.
+        deep, expect, skip, seconds: See :func:`preflight`.
+    """
+    windows = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
+    epochs = int_of_at_least(1, "max_epochs", max_epochs)
+    run = PlainLoop(model, loader, loss_fn, optimizer, scheduler, windows, epochs)
+    return _judged(run, deep, expect, skip, seconds)
+
+
+def _judged(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float
+) -> PreflightReport:
+    expect = _checked(expect, skip, seconds)
+    began = time.monotonic()
+    judgement = _judged_by_start(run, expect, seconds)
+    judgement.add(_judged_by_steps(run, deep, skip, seconds))
+    judgement.add(_judged_by_dealing(run, expect, seconds))
+    return _report(judgement, skip, time.monotonic() - began)
+
+
+def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
+    """Raise the report, as an ``AssertionError``, if :func:`preflight` finds something; for a test."""
+    __tracebackhide__ = True  # pytest shows the caller's line
+    report = preflight(trainer, model, data, **options)
+    if not report.ok:
+        raise NotReady(report)
+
+
+def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float) -> dict[str, Any]:
+    for name in skip:
+        if name not in CHECKS:
+            raise ValueError(f"skip must name checks ({', '.join(CHECKS)}), got {name!r}")
+    for name in expect or ():
+        if name not in EXPECTATIONS:
+            raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    return dict(expect or {})
+
+
+def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+    """What the run says when it has started, and what its first windows show."""
+    judgement = Judgement()
+    starts = run.started if isinstance(run, PlainLoop) else lambda folder: start(run, folder)
+    steps = run.first_steps if isinstance(run, PlainLoop) else first_steps(run)
+    began, stepped = try_on_copies([starts, steps], seconds=seconds)
+    if began.error:
+        judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
+    else:
+        judgement.add(judge_length(began.value))
+        judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
+    if stepped.error:
+        judgement.not_judged["setup"] = stepped.error
+    else:
+        judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
+        if not began.error:
+            judgement.add(judge_counting(stepped.value, began.value))
+    return judgement
+
+
+def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: float) -> Judgement:
+    """The checks that run a few micro-batches, each in its own way and on its own copy."""
+    trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
+    judgement = Judgement()
+    if isinstance(run, LightningRun):
+        trials["bad_step"] = one_bad_batch(run)
+    else:
+        judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
+    if deep:
+        trials["growth"] = growth_over_steps(run)
+    else:
+        judgement.not_judged["growth"] = "it takes longer: deep=True"
+    trials = {name: trial for name, trial in trials.items() if name not in skip}
+    for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
+        judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
+    return judgement
+
+
+def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
+    """What 1, 2 and 3 ranks are given, and as many as the run has."""
+    world_sizes = [1]
+    if isinstance(run, LightningRun):
+        world_sizes = sorted({1, 2, 3} | ({run.world_size} if run.world_size <= MOST_RANKS else set()))
+    places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
+    trials = [
+        dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
+        for rank, world_size in places
+    ]
+    shares = dict(zip(places, map(_share_of, try_on_copies(trials, seconds=seconds)), strict=True))
+    judgement = Judgement()
+    repeats = bool(expect.get("repeats"))
+    for world_size in world_sizes:
+        of_ranks = [shares[rank, world_size] for rank in range(world_size)]
+        real = world_size == run.world_size
+        judged = judge_dealing(shares[0, 1], of_ranks, real=real, repeats=repeats)
+        if judged.findings and world_size > 1:
+            judged = _by_the_seed(run, shares[0, 1], judged, world_size, seconds)
+        judgement.add(judged)
+    own = shares.get((0, run.world_size))
+    if own is None:
+        why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
+        judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
+        return judgement
+    stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
+    for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
+        judgement.add(judged)
+    return judgement
+
+
+def _share_of(answer: Answer) -> Share:
+    return Share(None, why_not=answer.error) if answer.error else answer.value
+
+
+def _by_the_seed(run: AnyRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:
+    """Where ranks that are seeded alike are dealt what is right, the fault is that they draw on global generators."""
+    trials = [dealt_to(run, rank, world_size, seed=0) for rank in range(world_size)]
+    alike = [_share_of(answer) for answer in try_on_copies(trials, seconds=seconds)]
+    again = judge_dealing(alone, alike, real=True)
+    if again.findings or again.not_judged:
+        return judged
+    [finding] = judged.findings
+    return Judgement(
+        findings=[
+            replace(
+                finding,
+                check="order",
+                says=f"The ranks draw their orders on the global generators, which differ: {_small(finding.says)}",
+                cure="Draw the order from SeedSequence([seed, epoch]) on every rank, or call seed_everything first.",
+            )
+        ]
+    )
+
+
+def _small(sentence: str) -> str:
+    return f"{sentence[0].lower()}{sentence[1:]}"
+
+
+def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:
+    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
+    found = {finding.check for finding in findings}
+    not_judged = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
+    return PreflightReport(
+        findings=findings,
+        passed=tuple(name for name in CHECKS if name not in found and name not in not_judged and name not in skip),
+        not_judged=not_judged,
+        notes=tuple(judgement.notes),
+        facts=judgement.facts,
+        skipped=tuple(skip),
+        seconds=seconds,
+    )

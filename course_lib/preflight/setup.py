@@ -1,0 +1,227 @@
+"""setup: the first micro-batches are run, to see which parameters are trained and what the steps are counted by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from course_lib._words import counted, plural
+from course_lib.preflight.lightning_run import Enough, LightningRun
+from course_lib.preflight.loaders import stop_workers
+from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.started import Started
+
+WINDOWS = 2
+"""Windows that are run."""
+MOST_BATCHES = 16
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """One parameter after the first micro-batches."""
+
+    name: str
+    trainable: bool
+    held: bool
+    """Whether some optimizer has it."""
+    has_gradient: bool
+    used: bool
+    """Whether the module that it belongs to was called."""
+
+
+@dataclass(frozen=True)
+class FirstSteps:
+    """What is seen in the first micro-batches."""
+
+    batches: int
+    global_step: int
+    parameters: tuple[Parameter, ...]
+    strangers: int
+    """Parameters that an optimizer holds and the model does not have."""
+    finds_unused: bool = False
+    """Whether DDP is told to look for unused parameters."""
+
+
+class Watch:
+    """Sees which parameters of a model get a gradient, and which of its modules are called."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.model = model
+        self.with_gradient: set[int] = set()
+        self.called: set[int] = set()
+        self._known: set[int] = set()
+
+    def look(self) -> None:
+        """Watch what has been added since the last look as well."""
+        for module in self.model.modules():
+            if id(module) not in self._known:
+                self._known.add(id(module))
+                module.register_forward_pre_hook(self._was_called)
+        for parameter in self.model.parameters():
+            if id(parameter) not in self._known and parameter.requires_grad:
+                self._known.add(id(parameter))
+                parameter.register_post_accumulate_grad_hook(self._has_gradient)
+
+    def _was_called(self, module: nn.Module, _: Any) -> None:
+        self.called.add(id(module))
+
+    def _has_gradient(self, parameter: torch.Tensor) -> None:
+        self.with_gradient.add(id(parameter))
+
+    def parameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Parameter, ...]:
+        held = held_by(optimizers)
+        owners = {id(p): id(module) for module in self.model.modules() for p in module.parameters(recurse=False)}
+        return tuple(
+            Parameter(
+                name=name,
+                trainable=parameter.requires_grad,
+                held=id(parameter) in held,
+                has_gradient=id(parameter) in self.with_gradient,
+                used=owners.get(id(parameter)) in self.called,
+            )
+            for name, parameter in self.model.named_parameters()
+        )
+
+    def strangers(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
+        return len(held_by(optimizers) - {id(parameter) for parameter in self.model.parameters()})
+
+
+def held_by(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
+    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+
+
+def first_steps(run: LightningRun) -> Callable[[Path], FirstSteps]:
+    """A trial: train the first windows."""
+
+    def trial(folder: Path) -> FirstSteps:
+        watch = Watch(run.model)
+        seen: list[FirstSteps] = []
+        kwargs = getattr(run.trainer.strategy, "_ddp_kwargs", {})
+
+        def begin(trainer: Any, *_: Any) -> None:
+            watch.look()
+
+        def end(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
+            done = trainer.fit_loop.total_batch_idx + 1
+            seen[:] = [
+                FirstSteps(
+                    batches=done,
+                    global_step=trainer.global_step,
+                    parameters=watch.parameters(trainer.optimizers),
+                    strangers=watch.strangers(trainer.optimizers),
+                    finds_unused=bool(kwargs.get("find_unused_parameters") or kwargs.get("static_graph")),
+                )
+            ]
+            if done >= min(MOST_BATCHES, WINDOWS * trainer.accumulate_grad_batches):
+                raise Enough
+
+        run.start(
+            folder,
+            world_size=run.world_size,
+            prepare_loader=stop_workers,
+            on_train_start=begin,
+            on_train_batch_start=begin,
+            on_train_batch_end=end,
+        )
+        if not seen:
+            raise RuntimeError("the run has no batch")
+        return seen[0]
+
+    return trial
+
+
+def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] = ()) -> Judgement:
+    """What the first windows show of the parameters; ``frozen``: prefixes of names that are not to be trained."""
+    judgement = Judgement()
+    meant = tuple(frozen)
+    trained = [p for p in steps.parameters if p.trainable and not (meant and p.name.startswith(meant))]
+    loose = [p.name for p in trained if not p.held]
+    silent = [p for p in trained if p.held and not p.has_gradient]
+    cut_off = [p.name for p in silent if p.used]
+    unused = [p.name for p in silent if not p.used]
+    still_trained = [
+        p.name for p in steps.parameters if meant and p.name.startswith(meant) and p.has_gradient and p.held
+    ]
+    batches = counted(steps.batches, "micro-batch", "micro-batches")
+    if loose:
+        stranger = (
+            f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
+        )
+        judgement.findings.append(
+            _finding(
+                f"No optimizer holds {_named(loose)}, of {counted(len(trained), 'trainable parameter')}{stranger}.",
+                "They keep the values that they have now; nothing says so.",
+                "Give the optimizer model.parameters() when the model is complete: replace layers before that, in "
+                "__init__ or configure_model. If it is meant, set requires_grad=False or expect={'frozen': [...]}.",
+            )
+        )
+    if cut_off:
+        judgement.findings.append(
+            _finding(
+                f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the "
+                "forward runs through there.",
+                "They are never trained" + (", and DDP waits for their gradients." if world_size > 1 else "."),
+                "Look for a detach, a no_grad or a .data between them and the loss.",
+            )
+        )
+    if unused and world_size > 1 and not steps.finds_unused:
+        judgement.findings.append(
+            _finding(
+                f"{_named(unused)} {'is' if len(unused) == 1 else 'are'} not used by the forward in {batches}.",
+                "DDP waits for a gradient of every parameter: the second batch raises, or the run hangs.",
+                "Take the layer out, freeze it, or use strategy='ddp_find_unused_parameters_true'.",
+            )
+        )
+    elif unused:
+        judgement.notes.append(f"setup: {_named(unused)} not used by the forward, and so not trained")
+    if still_trained:
+        judgement.findings.append(
+            _finding(
+                f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and meant to be frozen.",
+                "What was to stay as it is moves.",
+                "Set requires_grad=False before the optimizer is made.",
+            )
+        )
+    return judgement
+
+
+def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
+    """What ``max_steps`` counts where the module steps by itself."""
+    judgement = Judgement()
+    if started.automatic or not started.batches or started.max_steps == -1 or not steps.global_step:
+        return judgement
+    per_batch = steps.global_step / steps.batches
+    batches = int(started.max_steps / per_batch)
+    judgement.facts["global_step per micro-batch"] = f"{per_batch:g}"
+    if started.optimizers < 2 or per_batch <= 1:
+        return judgement
+    told = f"{counted(started.optimizers, 'optimizer')} count {per_batch:g} steps for each micro-batch"
+    whole = started.max_epochs * started.batches
+    if started.max_epochs != -1 and batches < whole:
+        judgement.findings.append(
+            _finding(
+                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} "
+                f"micro-batches of max_epochs={started.max_epochs}.",
+                "global_step counts the calls of all optimizers, and the run ends early without a message.",
+                f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
+            )
+        )
+    else:
+        judgement.notes.append(f"setup: {told}, so max_steps={started.max_steps:,} is {batches:,} micro-batches")
+    return judgement
+
+
+def _finding(says: str, means: str, cure: str) -> Finding:
+    return Finding(
+        "setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "04_gradient_accumulation"
+    )
+
+
+def _named(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return f"{shown} and {len(names) - most} more" if len(names) > most else shown

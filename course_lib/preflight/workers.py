@@ -1,0 +1,260 @@
+"""workers: the same random numbers, attributes that do not arrive, streams that come twice, caches, another order."""
+
+from __future__ import annotations
+
+import copy
+import multiprocessing
+from collections import Counter
+from collections.abc import Callable, Iterator
+from itertools import islice
+from multiprocessing.reduction import ForkingPickler
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from course_lib._words import counted, plural
+from course_lib.preflight.copies import in_a_line
+from course_lib.preflight.dealing import fingerprint
+from course_lib.preflight.lightning_run import Enough, seed_as_another_process
+from course_lib.preflight.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.plain_loop import AnyRun
+from course_lib.preflight.report import Finding, Judgement
+
+CHAPTER = "02_dataloader_internals"
+STREAM_SAMPLES = 500
+MOST_WORKERS = 4
+SAMPLES = 8
+"""Samples that are fetched to see what grows."""
+
+
+def judge_workers(run: AnyRun) -> Callable[[Path], Judgement]:
+    """A trial: read a little with the run's workers."""
+
+    def trial(folder: Path) -> Judgement:
+        loaders: list[Any] = []
+        judgements: list[Judgement] = []
+
+        def keep(loader: Any) -> None:
+            kept = copy.copy(loader)
+            vars(kept)["batch_sampler"] = _copied(loader.batch_sampler)
+            loaders.append(kept)
+            stop_workers(loader)
+
+        def look(trainer: Any, model: Any) -> None:
+            between = None
+            if loaders and getattr(loaders[0], "persistent_workers", False):
+                between = lambda: run.begin_epoch(1)  # noqa: E731
+            judgements.append(judge_loader_workers(loaders[0], between) if loaders else Judgement())
+            raise Enough
+
+        run.start(folder, world_size=run.world_size, prepare_loader=keep, on_train_start=look)
+        return judgements[0] if judgements else Judgement(not_judged={"workers": "the run has no batch"})
+
+    return trial
+
+
+def judge_loader_workers(loader: Any, between_epochs: Callable[[], None] | None = None) -> Judgement:
+    """Judge the workers of one loader; ``between_epochs`` does what the run does between two epochs."""
+    judgement = Judgement()
+    if loader.num_workers == 0:
+        return judgement
+    workers = min(MOST_WORKERS, loader.num_workers)
+    dataset = loader.dataset
+    found = _cannot_be_sent(loader)
+    if found is None and isinstance(dataset, IterableDataset):
+        found = _stream_twice(loader, max(2, workers)) if loader.num_workers > 1 else None
+    elif found is None:
+        found = _draws_alike(loader, workers) or _another_order(loader, workers)
+        if found is None and between_epochs is not None:
+            found = _changes_unseen(loader, between_epochs)
+        if found is None and loader.num_workers > 1:
+            found = _caches(loader)
+    if found is not None:
+        judgement.findings.append(found)
+    return judgement
+
+
+def _copied(sampler: Any) -> Any:
+    try:
+        return copy.deepcopy(sampler)
+    except Exception:  # then its order is not tried
+        return None
+
+
+def _finding(says: str, means: str, cure: str) -> Finding:
+    return Finding("workers", says, means, cure, CHAPTER)
+
+
+def _cannot_be_sent(loader: Any) -> Finding | None:
+    context = loader.multiprocessing_context
+    method = context.get_start_method() if context is not None else multiprocessing.get_start_method()
+    if method == "fork":
+        return None
+    for name in ("dataset", "collate_fn", "worker_init_fn"):
+        try:
+            ForkingPickler.dumps(getattr(loader, name))
+        except Exception as error:
+            return _finding(
+                f"The loader's {name} cannot be sent to a worker that is started by {method}: {in_a_line(error)}.",
+                "The run raises before its first batch.",
+                "Use functions and classes of a module in place of lambdas and local ones.",
+            )
+    return None
+
+
+def _draws_alike(loader: Any, workers: int) -> Finding | None:
+    """Fetch one sample again and again, in each worker twice, in two epochs."""
+    if len(loader.dataset) == 0:
+        return None
+    probe: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_sampler=[[0]] * (2 * workers),
+        num_workers=workers,
+        collate_fn=_fingerprints,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=_quick_context(loader),
+        generator=loader.generator,
+    )
+    epochs = [[fetched[0] for fetched in probe] for _ in range(2)]
+    first, second = epochs
+    if all(first[worker] == first[worker + workers] for worker in range(workers)):
+        return None  # the sample is the same whenever it is fetched
+    if workers > 1 and first[0] == first[1]:
+        return _finding(
+            f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is "
+            f"fetched again in one of {workers}.",
+            f"Augmentations come {workers} times each, and the batches of one round are alike.",
+            "Do not keep a generator in the dataset or seed by a constant in worker_init_fn: draw from torch, or from "
+            "default_rng([seed, epoch, index]).",
+        )
+    if first[0] == second[0]:
+        return _finding(
+            "The workers draw the same random numbers in every epoch: sample 0 comes first with the same values.",
+            "Each epoch repeats the augmentations of the first.",
+            "Draw from torch's generator, which workers get a new seed for in each epoch, or from "
+            "default_rng([seed, epoch, index]).",
+        )
+    return None
+
+
+def _quick_context(loader: Any) -> Any:
+    """Workers of a trial are forked where that can be: a worker that is spawned takes seconds to start."""
+    if "fork" in multiprocessing.get_all_start_methods():
+        return multiprocessing.get_context("fork")
+    return loader.multiprocessing_context
+
+
+def _fingerprints(samples: list[Any]) -> list[int]:
+    return [fingerprint(sample) for sample in samples]
+
+
+def _another_order(loader: Any, workers: int) -> Finding | None:
+    if loader.batch_sampler is None:
+        return None
+
+    def order(num_workers: int) -> list[list[int]]:
+        dealing = copy.copy(loader)
+        vars(dealing)["batch_sampler"] = copy.deepcopy(loader.batch_sampler)
+        deal_indices(dealing)
+        vars(dealing)["num_workers"] = num_workers
+        vars(dealing)["_DataLoader__multiprocessing_context"] = _quick_context(loader) if num_workers else None
+        vars(dealing)["prefetch_factor"] = 2 if num_workers else None
+        seed_as_another_process(0)
+        return [indices_of(batch) for batch in islice(iter(dealing), 50)]
+
+    without, with_workers = order(0), order(workers)
+    if without == with_workers:
+        return None
+    step = next((i for i, pair in enumerate(zip(without, with_workers, strict=False)) if pair[0] != pair[1]), 0)
+    return _finding(
+        f"With {counted(workers, 'worker')} the order is another than without: batch {step} is "
+        f"{with_workers[step][:4]}… and not {without[step][:4]}….",
+        "The number of workers changes what the run trains on; a loader with workers asks its sampler for two orders.",
+        "Draw the order when the first index is asked for (make __iter__ a generator function), from (seed, epoch).",
+    )
+
+
+def _changes_unseen(loader: Any, between_epochs: Callable[[], None]) -> Finding | None:
+    before = _values(loader.dataset)
+    between_epochs()
+    after = _values(loader.dataset)
+    changed = [name for name in after if after[name] != before.get(name)]
+    if not changed:
+        return None
+    names = ", ".join(f"dataset.{name}" for name in changed)
+    return _finding(
+        f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 here, and with "
+        f"persistent_workers=True the copies of {counted(loader.num_workers, 'worker')} stay "
+        "those of epoch 0.",
+        "The workers go on with the old value; nothing says so.",
+        "Make it a tensor in shared memory (share_memory_()), send it with the index, or leave persistent_workers out.",
+    )
+
+
+def _values(dataset: Any) -> dict[str, Any]:
+    """What can be compared of a dataset's attributes; a tensor by its version, unless workers share it."""
+    values: dict[str, Any] = {}
+    for name, value in vars(dataset).items():
+        if isinstance(value, torch.Tensor):
+            if not value.is_shared():
+                values[name] = (id(value), value._version)
+        elif isinstance(value, np.ndarray):
+            if value.nbytes < 1 << 20:
+                values[name] = value.tobytes()
+        elif isinstance(value, bool | int | float | str | tuple | None):
+            values[name] = value
+    return values
+
+
+def _stream_twice(loader: Any, workers: int) -> Finding | None:
+    alone = _contents(islice(iter(loader.dataset), STREAM_SAMPLES))
+    reading: DataLoader[Any] = DataLoader(
+        loader.dataset,
+        batch_size=None,
+        num_workers=workers,
+        collate_fn=fingerprint,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=_quick_context(loader),
+    )
+    together = Counter(islice(iter(reading), workers * STREAM_SAMPLES))
+    extra = sum(times - alone.get(content, 1) for content, times in together.items() if times > alone.get(content, 1))
+    if extra <= len(together) / 2:
+        return None
+    return _finding(
+        f"The stream gives {counted(together.total(), 'sample')} to {workers} workers, {len(together):,} of them "
+        "different: each worker reads all of it.",
+        f"Every sample is trained {loader.num_workers} times in an epoch.",
+        "In __iter__, take every n-th sample by torch.utils.data.get_worker_info(), as datasets.IntegerStream does.",
+    )
+
+
+def _contents(samples: Iterator[Any]) -> Counter[int]:
+    return Counter(map(fingerprint, samples))
+
+
+def _caches(loader: Any) -> Finding | None:
+    """Fetch samples in this process, and see which containers of the dataset grow with them."""
+    dataset = loader.dataset
+    most = min(2 * SAMPLES, len(dataset))
+    sizes = [_sizes(dataset)]
+    for index in range(most):
+        dataset[index]
+        if index in (most // 2 - 1, most - 1):
+            sizes.append(_sizes(dataset))
+    grows = [name for name, size in sizes[-1].items() if sizes[0].get(name, 0) < sizes[1].get(name, 0) < size]
+    if len(sizes) < 3 or not grows:
+        return None
+    name = grows[0]
+    return _finding(
+        f"dataset.{name} grows with what is fetched, to {counted(sizes[-1][name], 'entry', 'entries')} after "
+        f"{counted(most, 'sample')}, and each of {loader.num_workers} workers fills one of its own.",
+        "The workers' memory grows for as long as they live, to a copy of the data in each.",
+        "Cache in shared memory or on disk, bound the cache, or leave it out.",
+    )
+
+
+def _sizes(dataset: Any) -> dict[str, int]:
+    return {name: len(value) for name, value in vars(dataset).items() if isinstance(value, list | dict | set)}

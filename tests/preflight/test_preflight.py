@@ -1,0 +1,310 @@
+"""preflight finds each planted fault under its check and nothing in a right run, and leaves the run as it was."""
+
+import hashlib
+import json
+import os
+import random
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR
+from torch.utils.data import DataLoader
+
+from course_lib.callbacks import Preflight
+from course_lib.launch import run_ranks
+from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
+from course_lib.preflight.copies import try_on_copies
+from course_lib.preflight.rates import walk
+from tests.notebook_rules import ROOT
+from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts
+
+NOT_FOUND = {
+    "34_window_zero_grad_missing",  # the windows of manual optimization are not judged
+    "35_window_not_divided",
+    "36_window_tail_leaks",
+    "66_changes_reset_within_epoch",  # no trial runs a validation
+}
+FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in CHECKS and name not in NOT_FOUND]
+
+
+def judged(module, run, **options) -> PreflightReport:
+    options.setdefault("expect", getattr(module, "EXPECT", None))
+    if getattr(module, "LOOP", False):
+        return preflight_loop(**run, **options)
+    return preflight(*run, **options)
+
+
+DEEP = ("growth",)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_a_planted_fault_is_found_under_its_check_alone(name):
+    fault = script("faults", name)
+    report = judged(fault, fault.make_run(), deep=fault.CHECK in DEEP)
+    assert [finding.check for finding in report.findings] == [fault.CHECK], str(report)
+    assert any(character.isdigit() for character in report.findings[0].says)
+
+
+@pytest.mark.parametrize("name", FAULTS)
+def test_nothing_is_found_in_its_right_twin(name):
+    fault = script("faults", name)
+    report = judged(fault, fault.make_twin(), deep=fault.CHECK in DEEP)
+    assert report.ok, str(report)
+
+
+@pytest.mark.parametrize("name", scripts("right"))
+def test_nothing_is_found_in_a_right_run(name):
+    right = script("right", name)
+    report = judged(right, right.make_run())
+    assert report.ok, str(report)
+    assert not any("Error" in why for why in report.not_judged.values()), str(report)
+
+
+# ------------------------------------------------------------------------------------- it leaves the run alone
+
+
+def generators() -> list[object]:
+    python, numpy = random.getstate(), np.random.get_state()  # noqa: NPY002
+    return [python, numpy[1].tolist(), numpy[2], torch.get_rng_state().tolist()]
+
+
+def weights(model) -> str:
+    digest = hashlib.sha256()
+    for tensor in model.state_dict().values():
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+def whole_run(judge: bool, seed: int, workers: int) -> tuple[object, ...]:
+    """What a run ends with, and what it was given on its way, with or without a check before it."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed)  # noqa: NPY002
+    generator = torch.Generator().manual_seed(seed) if seed % 2 else None
+    data = DataLoader(Points(40), 8, shuffle=True, num_workers=workers, generator=generator)
+    model = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 10))
+    trainer = quiet_trainer(max_epochs=2)
+    if judge:
+        assert preflight(trainer, model, data).ok
+    before = generators(), weights(model), None if generator is None else generator.get_state().tolist()
+    record = fitted(trainer, model, data)
+    return *before, weights(model), record.samples, record.rates, generators()
+
+
+@pytest.mark.parametrize(("seed", "workers"), [(0, 0), (1, 0), (2, 2), (3, 2)])
+def test_a_run_after_it_is_the_run_without_it(seed, workers):
+    assert whole_run(True, seed, workers) == whole_run(False, seed, workers)
+
+
+def of_two_ranks(rank: int, judge: bool) -> tuple[object, ...]:
+    torch.manual_seed(5)
+    random.seed(5)
+    np.random.seed(5)  # noqa: NPY002
+    model = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 6))
+    callbacks = [Preflight()] if judge else []
+    trainer = quiet_trainer(max_epochs=2, devices=2, strategy="ddp", callbacks=callbacks)
+    record = fitted(trainer, model, loader(40, 8))
+    if judge:
+        assert callbacks[0].report.facts["ranks"] == 2
+    return weights(model), record.samples, record.rates, generators()
+
+
+def test_a_run_on_two_ranks_is_the_same_with_the_callback():
+    with_it, without = (run_ranks(of_two_ranks, 2, args=(judge,), timeout=120) for judge in (True, False))
+    assert [result.value for result in with_it] == [result.value for result in without]
+    assert with_it[0].value[1] != with_it[1].value[1]
+
+
+class Writes(Net):
+    """Appends to a file in each step, and writes another by torch."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def training_step(self, batch, batch_idx):
+        with (self.folder / "log.txt").open("a") as file:
+            file.write("step\n")
+        return super().training_step(batch, batch_idx)
+
+    def on_train_start(self):
+        torch.save({}, str(self.folder / "weights.pt"))
+
+
+def test_no_file_is_changed(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "log.txt").write_text("before\n")
+    trainer = quiet_trainer(logger=True, enable_checkpointing=True, enable_progress_bar=True)
+    report = preflight(trainer, Writes(tmp_path), loader())
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt"]
+    assert (tmp_path / "log.txt").read_text() == "before\n"
+    assert "was not allowed to write to" in report.not_judged["setup"]
+
+
+def test_no_process_is_left_and_nothing_is_printed(capfd):
+    preflight(quiet_trainer(), Net(), loader(num_workers=2, persistent_workers=True))
+    captured = capfd.readouterr()
+    assert captured.out == "" and "Epoch" not in captured.err
+    children = subprocess.run(["ps", "--ppid", str(os.getpid()), "-o", "comm="], capture_output=True, text=True).stdout
+    assert "pt_data_worker" not in children
+
+
+# ------------------------------------------------------------------------------------- its own machinery
+
+
+def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer():
+    began = time.monotonic()
+    slow, quick = try_on_copies([lambda folder: time.sleep(60), lambda folder: 7], seconds=1.0)
+    assert slow.error == "it did not finish in 1 s" and quick.value == 7
+    assert time.monotonic() - began < 5
+
+
+def test_a_trial_that_dies_or_raises_says_so():
+    def raises(folder: Path):
+        raise KeyError("no such layer")
+
+    died, raised = try_on_copies([lambda folder: os._exit(3), raises], seconds=10.0)
+    assert "exit code 3" in died.error
+    assert raised.error.startswith("KeyError: 'no such layer' (test_preflight.py, line ")
+
+
+def test_a_trial_changes_its_copy_only():
+    values = [1]
+    random.seed(0)
+    state = random.getstate()
+    [answer] = try_on_copies([lambda folder: (values.append(2), random.random(), list(values))[2]], seconds=10.0)
+    assert answer.value == [1, 2] and values == [1] and random.getstate() == state
+
+
+class Hangs(Net):
+    def training_step(self, batch, batch_idx):
+        time.sleep(60)
+
+
+def test_a_run_that_hangs_in_a_check_is_judged_in_the_others():
+    report = preflight(quiet_trainer(), Hangs(), loader(), seconds=2)
+    assert report.not_judged["setup"] == "it did not finish in 2 s"
+    assert {"length", "horizon", "dealing", "order"} <= set(report.passed)
+
+
+class OfAGpu(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch, batch_idx).to("cuda:7")
+
+
+class Huge(Points):
+    def __len__(self):
+        return 10**9
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "unjudged"),
+    [
+        (OfAGpu(), loader(), {"setup"}),
+        (Net(), DataLoader(Huge(), 8), {"dealing", "order", "changes"}),
+        (Net(), [torch.zeros(2)], {"dealing", "order", "changes", "setup"}),
+        (Net(), None, set(CHECKS) - {"window"}),
+    ],
+)
+def test_what_cannot_be_tried_is_listed_with_its_reason(model, data, unjudged):
+    report = preflight(quiet_trainer(), model, data, seconds=10)
+    assert report.ok, str(report)
+    assert unjudged <= set(report.not_judged) and all(report.not_judged.values())
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+
+
+# ------------------------------------------------------------------------------------- the ways in
+
+
+def wrong_run():
+    model = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 24))
+    return quiet_trainer(accumulate_grad_batches=4), model, loader()
+
+
+def right_run():
+    return quiet_trainer(), Net(), loader()
+
+
+def test_assert_ready_raises_the_report():
+    assert_ready(*right_run())
+    with pytest.raises(NotReady, match="24 is the number of micro-batches of the run") as raised:
+        assert_ready(*wrong_run())
+    assert raised.value.report.findings[0].check == "horizon"
+
+
+def test_the_callback_raises_before_the_first_batch_or_warns():
+    trainer, model, data = wrong_run()
+    trainer.callbacks.append(Preflight())
+    before = weights(model)
+    with pytest.raises(NotReady):
+        trainer.fit(model, data)
+    assert weights(model) == before and trainer.global_step == 0
+    trainer, model, data = wrong_run()
+    trainer.callbacks.append(Preflight(strict=False))
+    with pytest.warns(UserWarning, match="Not ready: 1 finding"):
+        trainer.fit(model, data)
+    assert trainer.global_step == 6
+
+
+@pytest.mark.parametrize(("function", "code"), [("right_run", 0), ("wrong_run", 1), ("no_run", 2)])
+def test_the_shell_command_says_it_by_its_exit_code(function, code):
+    command = [sys.executable, "-m", "course_lib.preflight", f"tests.preflight.test_preflight:{function}"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == code, done.stderr
+    assert ["Ready", "Not ready", "Could not judge"][code] in done.stdout + done.stderr
+
+
+def test_what_is_skipped_is_printed_and_not_found():
+    report = preflight(*wrong_run(), skip=["horizon"])
+    assert report.ok and "Left out, as asked: horizon." in str(report) and "horizon" not in report.passed
+    assert "optimizer steps" in report.facts and report.facts["optimizer steps"] == 6
+
+
+def test_expectations_become_checks():
+    schedule = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 24, eta_min=0.01))
+    assert preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0.01}).ok
+    [finding] = preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0}).findings
+    assert finding.check == "horizon" and "0 was expected" in finding.says
+    [finding] = preflight(quiet_trainer(), Net(), loader(), expect={"frozen": ["body"]}).findings
+    assert finding.check == "setup" and "body.0.weight" in finding.says
+
+
+@pytest.mark.parametrize(
+    "arguments", [{"skip": ["lenght"]}, {"expect": {"final_rate": 0}}, {"seconds": 0}, {"trainer": None}]
+)
+def test_bad_arguments_are_named(arguments):
+    trainer, model, data = right_run()
+    with pytest.raises(ValueError, match="got"):
+        preflight(arguments.pop("trainer", trainer), model, data, **arguments)
+
+
+# ------------------------------------------------------------------------------------- oracle: what a fit does
+
+
+@pytest.mark.parametrize("interval", ["step", "epoch"])
+@pytest.mark.parametrize(
+    "schedule",
+    [
+        lambda optimizer: CosineAnnealingLR(optimizer, 12),
+        lambda optimizer: ExponentialLR(optimizer, 0.9),
+        lambda optimizer: OneCycleLR(optimizer, 0.05, total_steps=40),
+        lambda optimizer: SequentialLR(optimizer, [LinearLR(optimizer), CosineAnnealingLR(optimizer, 9)], [3]),
+    ],
+)
+def test_the_walked_rates_are_those_of_a_fit(schedule, interval):
+    def run():
+        return quiet_trainer(accumulate_grad_batches=3), Scheduled(schedule, interval), loader(52)
+
+    record = fitted(*run())
+    report = preflight(*run())
+    assert report.facts["optimizer steps"] == record.updates == 9
+    optimizer = torch.optim.SGD([torch.zeros(1)], lr=0.05)
+    [rates], _ = walk(schedule(optimizer), 9)
+    last = rates[8 if interval == "step" else 2]
+    assert report.facts["rate of the first, the last step"].startswith(f"{rates[0]:.3g}, {last:.3g} ")
+    assert record.rates[-2] == pytest.approx(last)  # the last micro-batch alone makes the last step
