@@ -7,10 +7,11 @@ import pytest
 import timm
 import torch
 import transformers
-from course_lib.preflight import preflight
 from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
+
+from course_lib.preflight import preflight
 
 QUIET = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 
