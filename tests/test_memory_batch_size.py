@@ -122,6 +122,22 @@ def test_largest_size(remembered):
     assert fit(10**9, max_batch_size=1).batch_size == 1
 
 
+@pytest.mark.parametrize("most", [4, 5, 6, 7])
+def test_caution_goes_no_lower_than_the_smallest_multiple(most):
+    # Convolutions are doubted, so the first trial is of half the size; half of 5 is no multiple of 4.
+    model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def batch_of(batch_size):
+        return torch.ones(batch_size, 1, 32, 32), torch.zeros(batch_size, dtype=torch.long)
+
+    limit = predict_peak(
+        lambda: model, batch_of, functools.partial(torch.optim.SGD, lr=0.1), batch_size=most, device="cpu"
+    )
+    fitted = find_batch_size(model, batch_of, optimizer, limit_bytes=limit.peak_bytes + 20_000, multiple_of=4)
+    assert fitted.batch_size == 4
+
+
 def test_a_table_per_shape():
     model = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.AdaptiveAvgPool2d(1), nn.Flatten())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

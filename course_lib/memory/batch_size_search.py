@@ -174,14 +174,16 @@ class Search:
         """The size to try next; 0 where what has run is good enough, or nothing is left to try."""
         if not self.predicted and len(self.lines) < 2:
             return self._next_size_without_lines()
-        largest = self.largest()
+        largest = careful = self.largest()
         if not largest and not self.fitted:
             raise MemoryError(self._too_large())
         if self.predicted and self.doubts and not self.trials:
-            largest = (largest + 1) // 2  # kernels that a prediction can't see into
+            careful = (largest + 1) // 2  # kernels that a prediction can't see into
         if last and not self.fitted:
-            largest = max(1, largest * 9 // 10)
-        size = self.rounded(largest)
+            careful = max(1, careful * 9 // 10)
+        size = self.rounded(careful)
+        if not size and self.rounded(largest):
+            size = next(size for size in range(1, largest + 1) if self.rounded(size) == size)  # the smallest allowed
         if not size and not self.fitted:
             raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
         if self._tried(size) or size <= max(self.fitted, default=0) * CLOSE:
