@@ -78,7 +78,7 @@ class Kill(Callback):
 
 
 class End(NamedTuple):
-    """What a run has come to, on one rank."""
+    """How a run ended, on one rank."""
 
     weights: list[Tensor]
     """Parameters and buffers."""
