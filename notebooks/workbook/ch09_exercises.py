@@ -46,7 +46,7 @@ faults = Exercise(
             *FAULTY_LINES,
         },
         "Line 13 resumes a Trainer, and a plain loader knows no position (chapter 06).": FAULTY_LINES - {13},
-        "Line 14 is no fault: it prints how the run ended.": {14, *FAULTY_LINES},
+        "Line 14 is no fault: it saves the run as it ended.": {14, *FAULTY_LINES},
     },
 )
 

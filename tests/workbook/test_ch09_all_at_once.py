@@ -247,7 +247,7 @@ def test_the_steps_after_a_resume_are_those_of_a_plan(case):
 @pytest.mark.parametrize(
     ("exercise", "answer", "told"),
     [
-        (faults, {3, 6, 8, 9, 13, 14}, "it writes what the run has come to"),
+        (faults, {3, 6, 8, 9, 13, 14}, "it saves the run as it ended"),
         (faults, {6, 8, 9, 13}, "How many ranks share the samples"),
         (faults, [1, 3, 6, 8, 9, 13], "Shuffling is no fault"),
         (faults, "3", "a set of line numbers is asked for"),
