@@ -20,6 +20,7 @@ from course_lib.launch import run_ranks
 from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
 from course_lib.preflight.copies import try_on_copies
 from course_lib.preflight.rates import walk
+from tests import effort
 from tests.notebook_rules import ROOT
 from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts
 
@@ -40,6 +41,8 @@ def judged(module, run, **options) -> PreflightReport:
 
 
 DEEP = ("growth",)
+EVERY = effort.cases(quick=3, thorough=1)
+"""Of the twins and the right runs; the faults are all tried."""
 
 
 @pytest.mark.parametrize("name", FAULTS)
@@ -50,14 +53,14 @@ def test_a_planted_fault_is_found_under_its_check_alone(name):
     assert any(character.isdigit() for character in report.findings[0].says)
 
 
-@pytest.mark.parametrize("name", FAULTS)
+@pytest.mark.parametrize("name", FAULTS[::EVERY])
 def test_nothing_is_found_in_its_right_twin(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_twin(), deep=fault.CHECK in DEEP)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", scripts("right"))
+@pytest.mark.parametrize("name", scripts("right")[::EVERY])
 def test_nothing_is_found_in_a_right_run(name):
     right = script("right", name)
     report = judged(right, right.make_run())
