@@ -642,7 +642,7 @@ def refusals(rank):
 def test_both_ranks_are_told_at_once():
     results = run_ranks(refusals, timeout=120)
     assert max(result.seconds for result in results) < 10
-    unequal = "the ranks have different numbers of windows (rank 0: 2, rank 1: {}): the longer ones would wait for ever"
+    unequal = "the ranks have different numbers of windows (rank 0: 2, rank 1: {}): the longer ones would wait forever"
     empty = "at least one micro-batch, got an empty one on rank 1: every rank takes part"
     around = "loss_sum_fn did not run the forward through the DistributedDataParallel model"
     refused = "a count was refused on rank 1, whose own message says why"
