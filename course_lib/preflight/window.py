@@ -81,6 +81,11 @@ def _accumulation(trainer: Any) -> dict[int, int]:
 # -------------------------------------------------------------------------------------------------------- the trials
 
 
+def _drops(module: nn.Module) -> bool:
+    """Whether it may drop by itself, as attention does by a number that it holds, or by that of a Dropout in it."""
+    return any("drop" in name for name in (*vars(module), *dict(module.named_children())))
+
+
 class Windows:
     """Collects the micro-batches of a window, and compares when its step is made."""
 
@@ -96,8 +101,8 @@ class Windows:
         self.batches.append(batch)
         self.seen += 1
         for module in self.model.modules():
-            if isinstance(module, _BatchNorm | _DropoutNd):
-                module.eval()
+            if isinstance(module, _BatchNorm | _DropoutNd) or (module is not self.model and _drops(module)):
+                module.training = False
 
     def step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer is about to step, and the gradients are there."""
