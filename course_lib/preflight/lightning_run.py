@@ -75,7 +75,7 @@ class LightningRun:
     def _calm_down(self, folder: Path) -> None:
         trainer = self.trainer
         module = _module_of(trainer)
-        trainer.callbacks[:] = [callback for callback in trainer.callbacks if not _is_any_of(callback, WRITING)]
+        trainer.callbacks[:] = [callback for callback in trainer.callbacks if not is_any_of(callback, WRITING)]
         if trainer.loggers:
             trainer.loggers = [importlib.import_module(f"{module}.loggers.logger").DummyLogger()]
         trainer._default_root_dir = str(folder)
@@ -175,6 +175,14 @@ class LightningRun:
         return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
 
     @property
+    def accumulate_grad_batches(self) -> int | dict[int, int]:
+        """Micro-batches in a window, or what a GradientAccumulationScheduler says by epoch."""
+        for callback in self.trainer.callbacks:
+            if is_any_of(callback, {"GradientAccumulationScheduler"}):
+                return dict(callback.scheduling)
+        return int(self.trainer.accumulate_grad_batches)
+
+    @property
     def reloads(self) -> bool:
         return bool(self.trainer.reload_dataloaders_every_n_epochs)
 
@@ -201,11 +209,11 @@ class Probe:
         if name == "state_dict":
             return dict
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
-            return self._hooks.get(name, _nothing)
+            return self._hooks.get(name, nothing)
         raise AttributeError(name)
 
 
-def _nothing(*_: Any, **__: Any) -> None:
+def nothing(*_: Any, **__: Any) -> None:
     return None
 
 
@@ -270,5 +278,5 @@ def _module_of(trainer: Any) -> str:
     return ""
 
 
-def _is_any_of(callback: Any, names: set[str]) -> bool:
+def is_any_of(callback: Any, names: set[str]) -> bool:
     return any(cls.__name__ in names for cls in type(callback).__mro__)

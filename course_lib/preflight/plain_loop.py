@@ -77,10 +77,10 @@ class PlainLoop:
             plan = plan_steps(
                 batches, 1, accumulate_grad_batches=self.accumulate_grad_batches, max_epochs=self.max_epochs
             )
-        config = SimpleNamespace(scheduler=self.scheduler, interval="step", frequency=1, reduce_on_plateau=False)
         follows_metric = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        config.reduce_on_plateau = follows_metric
-        walks = self.scheduler is not None and plan is not None
+        config = SimpleNamespace(
+            scheduler=self.scheduler, interval="step", frequency=1, reduce_on_plateau=follows_metric
+        )
         return Started(
             world_size=1,
             automatic=True,
@@ -98,7 +98,7 @@ class PlainLoop:
             overfits=False,
             plan=plan,
             why_no_plan="" if batches else "the loader has no length" if batches is None else "the run has no batch",
-            schedules=(walked(config, plan.micro_batches),) if walks and plan else (),
+            schedules=(walked(config, plan.micro_batches),) if plan and self.scheduler is not None else (),
         )
 
     def first_steps(self, folder: Path) -> FirstSteps:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from course_lib.preflight.lightning_run import Enough, LightningRun
+from course_lib.preflight.lightning_run import Enough, LightningRun, is_any_of
 from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.rates import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
@@ -77,7 +77,7 @@ def _look(run: LightningRun, trainer: Any, model: Any) -> Started:
         drop_last=bool(getattr(loader, "drop_last", False)),
         samples=_length_of(getattr(loader, "dataset", None)),
         limit_train_batches=trainer.limit_train_batches,
-        accumulate_grad_batches=_accumulation(trainer),
+        accumulate_grad_batches=run.accumulate_grad_batches,
         max_epochs=_epochs_that_step(trainer),
         max_steps=int(trainer.max_steps),
         max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
@@ -134,17 +134,10 @@ def _plan(starts: Started, planner: Any) -> StepPlan:
     return plan_steps(starts.batches, 1, accumulate_grad_batches=starts.accumulate_grad_batches, **stops)
 
 
-def _accumulation(trainer: Any) -> int | dict[int, int]:
-    for callback in trainer.callbacks:
-        if any(cls.__name__ == "GradientAccumulationScheduler" for cls in type(callback).__mro__):
-            return dict(callback.scheduling)
-    return int(trainer.accumulate_grad_batches)
-
-
 def _epochs_that_step(trainer: Any) -> int:
     """``max_epochs`` without the epoch that StochasticWeightAveraging adds."""
     for callback in trainer.callbacks:
-        if any(cls.__name__ == "StochasticWeightAveraging" for cls in type(callback).__mro__):
+        if is_any_of(callback, {"StochasticWeightAveraging"}):
             return int(getattr(callback, "_max_epochs", trainer.max_epochs))
     return -1 if trainer.max_epochs is None else int(trainer.max_epochs)
 

@@ -15,7 +15,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib.preflight.dealing import MOST_INDICES
-from course_lib.preflight.lightning_run import Enough, LightningRun
+from course_lib.preflight.lightning_run import Enough, LightningRun, nothing
 from course_lib.preflight.plain_loop import PlainLoop
 from course_lib.preflight.report import Finding, Judgement
 
@@ -50,14 +50,16 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
         else:
             if not run.model.automatic_optimization:
                 return _not_judged("with manual optimization, the module's own code makes the windows")
-            k = max(_accumulation(run.trainer).values())
+            by_epoch = run.accumulate_grad_batches
+            sizes = set(by_epoch.values()) if isinstance(by_epoch, dict) else {by_epoch}
+            k = max(sizes)
             if k == 1:
                 return Judgement()
-            if len(set(_accumulation(run.trainer).values())) > 1:
+            if len(sizes) > 1:
                 return _not_judged("accumulate_grad_batches changes between epochs")
             windows = _of_trainer(run, folder, k)
         judgement = _judge(windows, k)
-        if k > 1 and any(isinstance(module, _BatchNorm) for module in run.model.modules()):
+        if any(isinstance(module, _BatchNorm) for module in run.model.modules()):
             judgement.notes.append(
                 "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one "
                 "big batch there; it was switched off for the comparison"
@@ -69,13 +71,6 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
 
 def _not_judged(why: str) -> Judgement:
     return Judgement(not_judged={"window": why})
-
-
-def _accumulation(trainer: Any) -> dict[int, int]:
-    for callback in trainer.callbacks:
-        if any(cls.__name__ == "GradientAccumulationScheduler" for cls in type(callback).__mro__):
-            return dict(callback.scheduling)
-    return {0: int(trainer.accumulate_grad_batches)}
 
 
 # -------------------------------------------------------------------------------------------------------- the trials
@@ -202,7 +197,7 @@ def _loss(model: Any, batch: Any, exact: bool) -> Tensor:
     step = type(model).training_step
     arguments = (batch, 0)[: len(inspect.signature(step).parameters) - 1]
     own = {name: vars(model)[name] for name in ("log", "log_dict") if name in vars(model)}
-    model.__dict__.update(log=_nothing, log_dict=_nothing)
+    model.__dict__.update(log=nothing, log_dict=nothing)
     try:
         output = step(model, *arguments)
     finally:
@@ -215,10 +210,6 @@ def _loss(model: Any, batch: Any, exact: bool) -> Tensor:
     if not isinstance(loss, Tensor):
         raise ValueError(f"training_step gave {type(loss).__name__} for one big batch")
     return loss
-
-
-def _nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def size_of(batch: Any) -> int:
