@@ -391,18 +391,21 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
 
 def _since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:
     """The ranks, and what was done before the run came to them; None: the loader's state does not say it."""
-    callbacks = checkpoint.get("callbacks", {}).values()
+    # Callbacks and loaders of others keep what they like: a list is a state as well.
+    callbacks = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
     for callback in callbacks:
         since = callback.get("since_ranks")
         if since and since["world_size"] == world_size:
             return dict(since)
     states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-    num_samples = [state.get("num_samples", state.get("num_primary")) for state in states]
-    if len(states) != 1 or None in num_samples:
+    if len(states) != 1 or not isinstance(states[0], dict):
+        return None
+    num_samples = states[0].get("num_samples", states[0].get("num_primary"))
+    if num_samples is None:
         return None
     steps = checkpoint["global_step"]
     for callback in callbacks:
         if "uncounted_attempts" in callback:
             steps = callback["updates"]
-    samples = states[0]["epoch"] * num_samples[0] + states[0]["position"]
+    samples = states[0]["epoch"] * num_samples + states[0]["position"]
     return {"world_size": world_size, "steps_done": steps, "samples_done": samples}

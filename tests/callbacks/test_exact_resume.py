@@ -170,6 +170,20 @@ def test_a_schedule_of_windows_goes_on_within_an_epoch(tmp_path):
         assert torch.equal(resumed.weight, whole.weight)
 
 
+def test_a_callback_of_others_may_keep_a_list(tmp_path):
+    class KeepsAList(Callback):
+        def state_dict(self):
+            return [1, 2]
+
+    def fit(max_epochs, ckpt_path=None):
+        trainer = quiet_trainer(max_epochs=max_epochs, callbacks=[KeepsAList(), ExactResume()])
+        trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2), ckpt_path=ckpt_path, weights_only=False)
+        return trainer
+
+    fit(1).save_checkpoint(tmp_path / "first.ckpt")
+    assert fit(2, tmp_path / "first.ckpt").global_step == 8
+
+
 def test_sigterm_saves_what_can_be_resumed(tmp_path):
     whole = state_of(train(tmp_path / "whole")[0])
     dies = Dies(22, "forward", how=lambda: signal.raise_signal(signal.SIGTERM))
