@@ -221,6 +221,8 @@ def broken_claims(claims: list[dict[str, str]], notebooks: dict[str, Notebook]) 
             yield f"{row_name} is there {ids.count(row['id'])} times"
         if row["verdict"] not in VERDICTS:
             yield f"{row_name} has the verdict {row['verdict']!r}, allowed are {sorted(VERDICTS)}"
+        if re.search(r"__|\*", re.sub(r"`[^`]*`", "", row["claim"] + row["reason"])):
+            yield f"{row_name} has __ or * outside of `code`, which its table shows as bold"
         if row["chapter"] in notebooks:
             cells = {cell.get("id"): cell for cell in code_cells(notebooks[row["chapter"]])}
             where = f"{row_name} is proved by cell {row['cell']} of {row['chapter']}, which"

@@ -303,6 +303,7 @@ BROKEN_CLAIMS = {
     ),
     "field missing": ([{"id": "C1", "chapter": "05_x"}], "claim C1 must have"),
     "field blank": ([CLAIM | {"reason": ""}], "claim C1 must have"),
+    "bold by mistake": ([CLAIM | {"reason": "it is in __iter__"}], "claim C1 has __ or * outside of `code`"),
     "chapter without": ([CLAIM | {"chapter": "06_y"}], "05_x proves no claim"),
 }
 
