@@ -794,12 +794,12 @@ def listed(samples):
         (lambda: sys.exit(3), RuntimeError, r"worker \(pid\(s\) \d+\) exited unexpectedly: worker 1, exit code 3"),
         (lambda: os._exit(0), RuntimeError, r"exited unexpectedly: worker 1, exit code 0"),
         (
-            lambda: os.kill(os.getpid(), signal.SIGTERM),
+            lambda: signal.raise_signal(signal.SIGTERM),
             RuntimeError,
             r"worker \(pid \d+\) is killed by signal: SIGTERM: worker 1",
         ),
         (
-            lambda: os.kill(os.getpid(), signal.SIGBUS),
+            lambda: signal.raise_signal(signal.SIGBUS),
             RuntimeError,
             "signal: SIGBUS .*shared memory is full.*: worker 1",
         ),

@@ -41,7 +41,8 @@ class Explorer:
         self._html = ipywidgets.HTML()
         for control in controls.values():
             control.style.description_width = "initial"
-            control.layout.width = "22em"
+            control.layout.width = f"{16 + len(control.description) // 2}em"  # half an em for a letter
+            control.layout.max_width = "100%"
             control.observe(self._update, names="value")
         self._update()
 
