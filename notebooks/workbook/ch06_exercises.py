@@ -48,6 +48,9 @@ shard_by_hand = Exercise(
         "The larger part comes last here. tensor_split and array_split make the *first* parts the larger ones.": (
             [[2, 3], [6, 7], [10, 11, 12]]
         ),
+        "All parts have two samples here, and nobody trains on 12. Of six parts of 13, the first has three.": (
+            [[2, 3], [6, 7], [10, 11]]
+        ),
     },
 )
 

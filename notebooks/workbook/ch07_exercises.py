@@ -125,6 +125,8 @@ batches_trained = Exercise(
         "{got} takes -1 for 'skip this batch': it ends the epoch.": 32,
         "{got} is one bad batch less per epoch: -1 does not skip a batch, it ends the epoch.": 33,
         "{got} counts the bad batches that end the epochs as trained: the hook runs before training_step.": 14,
+        "{got} counts the bad batches of the first two epochs as trained: the hook runs before training_step.": 13,
+        "{got} counts the last epoch's bad batch 0 as trained: the hook runs before training_step.": 12,
         "{got} lets the first epoch go on to its second bad batch: the first one has ended it.": 15,
         "{got} ends the whole training at the first bad batch: the next epoch starts as usual.": 5,
         "{got} ends the first epoch, and skips one batch in the others: there -1 means the same.": 27,
