@@ -172,6 +172,8 @@ def _windows(batches: Iterable[Any], k: int, number_of_windows: int | None) -> I
 
 
 class WindowTotal(NamedTuple):
+    """The count of a window over all ranks, and how many ranks there are."""
+
     global_count: float
     world_size: int
 

@@ -17,6 +17,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
 
 SamplerTail = Literal["spread", "drop", "pad"]
+"""What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""
 
 
 class EpochBatchSampler(ABC):

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 LrRule = Literal["linear", "sqrt", "none"]
+"""How the learning rate follows the samples of an update: in proportion, by the square root, or not."""
 
 RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda ratio: 1.0}
 

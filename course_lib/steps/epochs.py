@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
 Tail = Literal["step", "carry", "drop"]
+"""What becomes of a short window at an epoch's end: it steps, its gradients go on into the next epoch, or are lost."""
 
 
 class Window(NamedTuple):

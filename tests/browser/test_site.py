@@ -1,5 +1,6 @@
 """The site as a reader has it: opened from the disk, by a search for an error message, on a telephone or a desk."""
 
+import importlib
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -122,6 +123,15 @@ def test_each_symptom_of_the_readme_is_found_by_its_words(page: Any, site: Path)
         if urldefrag(first).url != urldefrag(section).url or "#seen-" not in first:
             missed.append((seen, first))
     assert missed == []
+
+
+def test_every_public_name_has_its_place_in_the_reference(page: Any, site: Path):
+    for path in sorted((site / "api").glob("*.html")):
+        page.goto(path.as_uri())
+        ids = set(page.evaluate("[...document.querySelectorAll('[id]')].map((element) => element.id)"))
+        topic = importlib.import_module(f"course_lib.{path.stem}")
+        names = getattr(topic, "__all__", [])
+        assert {name for name in names if not any(place.endswith(f".{name}") for place in ids)} == set(), path.stem
 
 
 def test_the_ledger_is_filtered_by_words_and_by_verdict(page: Any, site: Path):
