@@ -23,6 +23,7 @@ import threading
 import time
 import traceback
 import types
+import typing
 import warnings
 import weakref
 from collections import Counter, UserDict, UserList, deque
@@ -1488,6 +1489,11 @@ def test_find_batch_size_takes_it_and_reads_nothing():
     loader, model = MiniDataLoader(dataset, 4, shuffle=True, generator=seeded()), torch.nn.Linear(32, 2)
     fitted = find_batch_size(model, loader, torch.optim.SGD(model.parameters(), 0.1), limit_bytes=10**9)
     assert fitted.batch_size == 40 and loader.state_dict()["order_generator"].equal(seeded().get_state())
+
+
+def test_it_is_annotated_with_what_it_yields_as_torchs():
+    for loader in (MiniDataLoader, DataLoader):
+        assert typing.get_args(loader[list[torch.Tensor]]) == (list[torch.Tensor],)
 
 
 def test_its_signature_is_torchs():

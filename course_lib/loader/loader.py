@@ -10,7 +10,7 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe
@@ -20,8 +20,10 @@ from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
 
+Sample = TypeVar("Sample", covariant=True)
 
-class MiniDataLoader(DataLoader[Any]):
+
+class MiniDataLoader(DataLoader[Sample]):
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
 
     Torch's constructor checks the arguments and makes the samplers; the iterators and the workers are our own.
@@ -235,14 +237,14 @@ def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: b
 class _Batches:
     """The iterator over an epoch; this one fetches where it is asked."""
 
-    def __init__(self, loader: MiniDataLoader) -> None:
+    def __init__(self, loader: MiniDataLoader[Any]) -> None:
         self._index_sampler, self._dataset, self._is_stream = loader._index_sampler, loader.dataset, loader._is_stream
         self._pins = can_pin(loader)
         self._begin(loader, new_workers=True)
         self._prepare(loader)
         self._read_again()
 
-    def _begin(self, loader: MiniDataLoader, new_workers: bool) -> None:
+    def _begin(self, loader: MiniDataLoader[Any], new_workers: bool) -> None:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
@@ -252,7 +254,7 @@ class _Batches:
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader._order_generator.clone_state())
 
-    def _prepare(self, loader: MiniDataLoader) -> None:
+    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
         self._fetch = loader._make_fetch()
 
     def _read_again(self) -> None:
@@ -302,7 +304,7 @@ def _draw_seed(generator: torch.Generator | None) -> int:
 class _WorkerBatches(_Batches):
     """The iterator over an epoch that workers fetch: a task is dealt for each batch that is delivered."""
 
-    def _prepare(self, loader: MiniDataLoader) -> None:
+    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
         self._crew = Crew(loader, loader._make_fetch, self._base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
@@ -315,7 +317,7 @@ class _WorkerBatches(_Batches):
     def closed(self) -> bool:
         return self._crew.closed
 
-    def begin_epoch(self, loader: MiniDataLoader) -> None:
+    def begin_epoch(self, loader: MiniDataLoader[Any]) -> None:
         while any(self._load):  # what an epoch that was left has not been given
             self._take()
         for worker in range(len(self._workers)):
