@@ -1,25 +1,26 @@
-"""The run of the chapter: 512 digits, windows of 4 micro-batches, AdamW, a cosine to 0, and a repeatable order."""
+"""The run of chapter 10: 512 digits, windows of 4 micro-batches, AdamW, a cosine to 0, an order that repeats."""
 
 from lightning.pytorch import LightningModule
 from torch import Generator, nn, optim, randperm
 from torch.nn.functional import cross_entropy
+from torch.optim.lr_scheduler import CosineAnnealingLR
 from torch.utils.data import DataLoader, Sampler, TensorDataset
 
 from course_lib.datasets import load_digits
 from workbook.trainers import quiet_trainer
 
-EPOCHS, BATCH, WINDOW, SAMPLES = 6, 16, 4, 512
+SAMPLES, BATCH, WINDOW, EPOCHS = 512, 16, 4, 6
 
 
 class Shuffled(Sampler):
-    """A random order that is the same whenever the script is started."""
+    """A random order, the same whenever the script is started."""
+
+    def __len__(self):
+        return SAMPLES
 
     def __iter__(self):
         generator = Generator().manual_seed(2026)
         return iter(randperm(SAMPLES, generator=generator).tolist())
-
-    def __len__(self):
-        return SAMPLES
 
 
 class Digits(LightningModule):
@@ -31,17 +32,24 @@ class Digits(LightningModule):
         images, labels = batch
         return cross_entropy(self.net(images), labels)
 
-    def configure_optimizers(self):
+    def parameter_groups(self):
+        """Weights decay, biases do not."""
         weights = [p for p in self.parameters() if p.ndim == 2]
         biases = [p for p in self.parameters() if p.ndim == 1]
-        groups = [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
-        optimizer = optim.AdamW(groups, lr=0.01)
-        schedule = optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=EPOCHS * SAMPLES // BATCH)
+        return [{"params": weights, "weight_decay": 0.1}, {"params": biases, "weight_decay": 0.0}]
+
+    def horizon(self):
+        """The cosine reaches 0 at the end of the last epoch."""
+        return EPOCHS * SAMPLES // BATCH
+
+    def configure_optimizers(self):
+        optimizer = optim.AdamW(self.parameter_groups(), lr=0.01)
+        schedule = CosineAnnealingLR(optimizer, self.horizon())
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
-def make_run(module=Digits, sampler=Shuffled):
+def make_run(module=Digits, sampler=Shuffled, **flags):
     images, labels = load_digits()
     dataset = TensorDataset(images[:SAMPLES], labels[:SAMPLES])
-    trainer = quiet_trainer(max_epochs=EPOCHS, accumulate_grad_batches=WINDOW)
+    trainer = quiet_trainer(max_epochs=EPOCHS, accumulate_grad_batches=WINDOW, accelerator="cpu", **flags)
     return trainer, module(), DataLoader(dataset, BATCH, sampler=sampler())
