@@ -129,19 +129,18 @@ def figure_of_trials(tried: Tried, title: str, shown: int = 16) -> Figure:
     rate.set(ylim=(0, 115))
     order.imshow([epoch[:shown] for epoch in tried.orders], cmap="cividis", aspect="auto")
     order.set(title=f"the first {shown} samples of each epoch", ylabel="epochs (number, from 0)")
-    order.set(xlabel="place in the epoch; colour: index of the sample")
+    order.set(xlabel="place in the epoch (from 0); colour: index of the sample")
+    order.set_xticks(range(0, shown, 5))
     order.set_yticks(range(len(tried.orders)))
-    names = list(tried.held)
-    sizes = [tried.held[name][0] for name in names]
-    colours = [BLUE if tried.held[name][1] else VERMILION for name in names]
-    parameters.barh(range(len(names)), [1 if tried.held[name][1] else 0.02 for name in names], color=colours)
-    parameters.set_yticks(
-        range(len(names)), [f"{name}\n{size:,} numbers" for name, size in zip(names, sizes, strict=True)]
-    )
-    for row, name in enumerate(names):
-        if not tried.held[name][1]:
-            parameters.text(0.05, row, "no optimizer holds it", va="center", color=VERMILION)
-    parameters.set(title="what the optimizer holds", xlabel="share that is trained", xlim=(0, 1.05))
+    for row in range(1, len(tried.orders)):
+        order.axhline(row - 0.5, color="white", linewidth=1.5)
+    labels = [f"{name}\n{numbers:,} numbers" for name, (numbers, _) in tried.held.items()]
+    for row, (_, is_held) in enumerate(tried.held.values()):
+        parameters.barh(row, 100 if is_held else 0, color=BLUE)
+        if not is_held:
+            parameters.text(2, row, "no optimizer holds it", va="center", color=VERMILION)
+    parameters.set_yticks(range(len(labels)), labels)
+    parameters.set(title="what the optimizer holds", xlabel="% of the numbers of a parameter", xlim=(0, 105))
     parameters.invert_yaxis()
     return figure
 
