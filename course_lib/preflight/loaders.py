@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import random
+import sys
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -61,18 +62,19 @@ def indices_of(batch: Any) -> list[int]:
 def draws_counted() -> Iterator[Callable[[], int]]:
     """Count what is drawn by the usual functions for orders; gives a function that says how often."""
     count = [0]
-    places = [
-        (torch, "randperm"),
-        (torch, "randint"),
-        (torch, "multinomial"),
-        (torch, "rand"),
-        (np.random, "default_rng"),
-        (np.random, "permutation"),
-        (np.random, "shuffle"),
-        (random, "shuffle"),
-        (random, "sample"),
+    drawing: list[Any] = [
+        torch.randperm,
+        torch.randint,
+        torch.multinomial,
+        torch.rand,
+        np.random.default_rng,
+        np.random.permutation,
+        np.random.shuffle,
+        random.shuffle,
+        random.sample,
+        random.Random.shuffle,
+        random.Random.sample,
     ]
-    before = [(module, name, getattr(module, name)) for module, name in places]
 
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
@@ -81,10 +83,18 @@ def draws_counted() -> Iterator[Callable[[], int]]:
 
         return counted
 
-    for module, name, function in before:
-        setattr(module, name, counting(function))
+    stand_ins = {id(function): counting(function) for function in drawing}
+    before: list[tuple[Any, str, Any]] = [
+        # A module that imported a function by its name has it under a name of its own.
+        (module, name, value)
+        for module in [*sys.modules.values(), random.Random]
+        for name, value in list(getattr(module, "__dict__", {}).items())
+        if id(value) in stand_ins
+    ]
+    for place, name, function in before:
+        setattr(place, name, stand_ins[id(function)])
     try:
         yield lambda: count[0]
     finally:
-        for module, name, function in before:
-            setattr(module, name, function)
+        for place, name, function in before:
+            setattr(place, name, function)

@@ -154,10 +154,12 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
         )
         judgement.findings.append(
             _finding(
-                f"No optimizer holds {_named(loose)}, of {counted(len(trained), 'trainable parameter')}{stranger}.",
-                "They keep the values that they have now; nothing says so.",
-                "Give the optimizer model.parameters() when the model is complete: replace layers before that, in "
-                "__init__ or configure_model. If it is meant, set requires_grad=False or expect={'frozen': [...]}.",
+                f"No optimizer holds {_named(loose)}: {len(loose):,} of "
+                f"{counted(len(trained), 'trainable parameter')}{stranger}.",
+                "What no optimizer holds keeps the values that it has now; nothing says so.",
+                "Give the optimizer model.parameters() when the model is complete, or groups that leave none out. "
+                "Replace layers before that, in __init__ or configure_model. If it is meant, set requires_grad=False "
+                "or expect={'frozen': [...]}.",
             )
         )
     if cut_off:
@@ -217,9 +219,7 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
 
 
 def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding(
-        "setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "04_gradient_accumulation"
-    )
+    return Finding("setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "10_check_your_run")
 
 
 def _named(names: Sequence[str], most: int = 3) -> str:

@@ -12,8 +12,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import randperm
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, Sampler
 
 from course_lib.callbacks import Preflight
 from course_lib.launch import run_ranks
@@ -219,6 +220,39 @@ def test_what_cannot_be_tried_is_listed_with_its_reason(model, data, unjudged):
     assert report.ok, str(report)
     assert unjudged <= set(report.not_judged) and all(report.not_judged.values())
     assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+
+
+class OneOrder(Sampler):
+    """``drawn_by(n)`` gives the same order whenever the sampler is asked."""
+
+    def __init__(self, drawn_by):
+        self.drawn_by = drawn_by
+
+    def __iter__(self):
+        return iter(self.drawn_by(64))
+
+    def __len__(self):
+        return 64
+
+
+def by_name(n):
+    return randperm(n, generator=torch.Generator().manual_seed(0)).tolist()
+
+
+def by_a_generator_of_its_own(n):
+    order = list(range(n))
+    random.Random(0).shuffle(order)
+    return order
+
+
+def by_hand(n):
+    return [*range(1, n, 2), *range(0, n, 2)]
+
+
+@pytest.mark.parametrize(("drawn_by", "found"), [(by_name, 1), (by_a_generator_of_its_own, 1), (by_hand, 0)])
+def test_one_order_for_all_epochs_is_a_fault_only_where_it_was_drawn(drawn_by, found):
+    report = preflight(quiet_trainer(), Net(), loader(shuffle=None, sampler=OneOrder(drawn_by)))
+    assert [finding.check for finding in report.findings] == ["order"] * found
 
 
 # ------------------------------------------------------------------------------------- the ways in

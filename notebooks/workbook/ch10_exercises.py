@@ -1,0 +1,314 @@
+"""What chapter 10 asks: three runs to be mended. Each is trained and counted, and then judged by preflight as well."""
+
+from __future__ import annotations
+
+import sys
+import warnings
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from itertools import chain, islice
+from typing import Any, NamedTuple
+
+import cloudpickle
+import torch
+import torch.distributed as dist
+from lightning.pytorch import Callback
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+from torch.utils.data import DataLoader
+
+from course_lib.callbacks import Preflight
+from course_lib.launch import run_ranks
+from course_lib.preflight import preflight
+from course_lib.samplers import ShardedBatchSampler
+from workbook.ch10_runs.parts import IGNORED, Line, Neighbours, Points, Tagger, Tags
+from workbook.exercises import PropertyExercise
+from workbook.trainers import quiet_trainer
+
+MakeRun = Callable[[], Any]
+STILL = "what was counted is right, and preflight still finds this:"
+
+
+class Uneven(Exception):
+    """The ranks have different numbers of batches: trained, they would wait for each other without an end."""
+
+
+class Record(Callback):
+    """What a fit is given and does."""
+
+    def __init__(self) -> None:
+        self.epochs: list[list[list[int]]] = []
+        """The indices of each batch of each epoch; of batches without indices, their size."""
+        self.rates: list[float] = []
+        self.gradient: Tensor | None = None
+        """That of the first optimizer step, flat."""
+        self.counts: list[int] = []
+        """The batches of an epoch on each rank."""
+
+    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        if trainer.world_size > 1:
+            own = sum(1 for _ in trainer.train_dataloader.batch_sampler)
+            counts: list[Any] = [None] * trainer.world_size
+            dist.all_gather_object(counts, own)
+            self.counts = counts
+            if len(set(counts)) > 1:
+                raise Uneven
+
+    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
+        self.epochs.append([])
+
+    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
+        self.epochs[-1].append(batch[2].tolist() if len(batch) == 3 else [len(batch[0])])
+
+    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
+        self.rates.append(optimizer.param_groups[0]["lr"])
+        if self.gradient is None:
+            self.gradient = torch.cat([p.grad.reshape(-1).double() for p in pl_module.parameters()])
+
+
+def _fit(run: Any, callback: Callback) -> None:
+    if not (isinstance(run, tuple) and len(run) == 3):
+        raise ValueError(f"the function should return (trainer, model, data), got {type(run).__name__}")
+    trainer, model, data = run
+    trainer.callbacks.append(callback)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        trainer.fit(model, data)
+
+
+def _fitted(run: Any) -> Record:
+    record = Record()
+    _fit(run, record)
+    return record
+
+
+def _fault_of_preflight(make_run: MakeRun) -> str | None:
+    for finding in preflight(*make_run()).findings:
+        return f"{STILL} {finding.says}"
+    return None
+
+
+# ------------------------------------------------------------------------------------------ 1: ten epochs, to the end
+
+EPOCHS = 10
+
+
+def _fault_of_length(make_run: MakeRun) -> str | None:
+    record = _fitted(make_run())
+    samples = [len(set(chain.from_iterable(epoch))) for epoch in record.epochs]
+    missing = 36 - max(samples, default=0)
+    whole = samples.count(36)
+    if samples and missing:
+        return f"{missing} of 36 samples are missing in every epoch: the short last batch has to be trained as well."
+    if whole != EPOCHS or len(record.epochs) != EPOCHS:
+        steps = len(record.rates)
+        return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
+    peak, last = max(record.rates), record.rates[-1]
+    if last > min(record.rates):
+        return (
+            f"all epochs are trained, and the rate falls to {100 * min(record.rates) / peak:.0f} % of its peak and "
+            f"rises again, to {100 * last / peak:.0f} % at the last step: the cosine has another number of steps."
+        )
+    if last > 0.01 * peak:
+        return f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0."
+    return _fault_of_preflight(make_run)
+
+
+def _ten_epochs(max_steps: int, horizon: int | None, max_epochs: int = EPOCHS, **options: Any) -> MakeRun:
+    def make_run() -> Any:
+        trainer = quiet_trainer(max_epochs=max_epochs, max_steps=max_steps, accelerator="cpu")
+        return trainer, Line(horizon), DataLoader(Points(36), 8, shuffle=True, **options)
+
+    return make_run
+
+
+stops_early = PropertyExercise(
+    "stops early",
+    _fault_of_length,
+    {
+        "the run ends after 8 full epochs and 40 optimizer steps": _ten_epochs(40, 40),
+        "the run ends after 12 full epochs": _ten_epochs(-1, 60, max_epochs=12),
+        "the short last batch has to be trained as well": _ten_epochs(40, 40, drop_last=True),
+        "rises again, to 12 % at the last step": _ten_epochs(50, 40),
+        "the rate ends at 43 % of its peak": _ten_epochs(-1, 90),
+        "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
+    },
+)
+
+
+# --------------------------------------------------------------------------------------------- 2: shared by two ranks
+
+
+class _Dealt(NamedTuple):
+    batches: list[list[int]]
+    """Of this rank, in the first epoch."""
+    counts: list[int]
+    raised: str
+
+
+def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
+    record, raised = Record(), ""
+    try:
+        _fit(make_run(), record)
+    except Uneven:
+        pass
+    except Exception as error:
+        raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
+    return _Dealt(record.epochs[0] if record.epochs else [], record.counts, raised)
+
+
+def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
+    """What preflight finds on a rank of the run: a Trainer of several ranks cannot be made in Jupyter."""
+    judge = Preflight(strict=False)
+    _fit(make_run(), judge)
+    assert judge.report is not None
+    return [finding.says for finding in judge.report.findings]
+
+
+def _travels_by_value(function: Any) -> None:
+    module = sys.modules[function.__module__]
+    if module.__spec__ is None and module.__name__ != "__main__":  # no file that a rank could import it from
+        cloudpickle.register_pickle_by_value(module)
+
+
+def _fault_of_dealing(make_run: MakeRun) -> str | None:
+    _travels_by_value(make_run)
+    ranks = [result.value for result in run_ranks(_dealt_to, args=(make_run,), timeout=120, backend="gloo")]
+    first = ranks[0]
+    if first.raised:
+        return f"on two ranks it raises {first.raised[:200]}"
+    if len(first.counts) != 2:
+        return "the run has one rank: it should have devices=2 and strategy='ddp'."
+    if first.counts[0] != first.counts[1]:
+        return (
+            f"rank 0 has {first.counts[0]} batches in an epoch and rank 1 has {first.counts[1]}: the one with more "
+            "waits for gradients that never come. (The check stopped before that.)"
+        )
+    given = Counter(chain.from_iterable(chain.from_iterable(rank.batches for rank in ranks)))
+    missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
+    if twice == 44:
+        return "both ranks train all 44 samples: nobody shares them out."
+    if missing or twice:
+        return f"of the 44 samples, {missing} are trained by no rank in the first epoch, and {twice} twice."
+    torn = sum(len({index // 4 for index in batch}) > 1 for rank in ranks for batch in rank.batches)
+    if torn:
+        return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
+    for says in run_ranks(_judged_on, args=(make_run,), timeout=120, backend="gloo")[0].value:
+        return f"{STILL} {says}"
+    return None
+
+
+class _EverySecond(Neighbours):
+    """Each rank takes every second batch, and one has more of them."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(super().__iter__(), dist.get_rank() if dist.is_initialized() else 0, None, 2)
+
+
+class _Injected(Neighbours):
+    """Takes what a Trainer hands over, and ignores it: so does each rank."""
+
+    def __init__(self, num_samples: int, sampler: Any = None) -> None:
+        super().__init__(num_samples)
+
+
+def _two_ranks(make_batches: Callable[[], Any] | None, deal: bool = False, devices: int = 2) -> MakeRun:
+    def make_run() -> Any:
+        several = {"devices": 2, "strategy": "ddp"} if devices == 2 else {"devices": 1}
+        trainer = quiet_trainer(max_epochs=2, accelerator="cpu", use_distributed_sampler=deal, **several)
+        if make_batches is None:
+            return trainer, Line(), DataLoader(Points(44), 4, shuffle=True)
+        return trainer, Line(), DataLoader(Points(44), batch_sampler=make_batches())
+
+    return make_run
+
+
+two_ranks = PropertyExercise(
+    "two ranks",
+    _fault_of_dealing,
+    {
+        "both ranks train all 44 samples": _two_ranks(lambda: Neighbours(44)),
+        "on two ranks it raises TypeError": _two_ranks(lambda: Neighbours(44), deal=True),
+        "batches hold samples that are no neighbours": _two_ranks(None, deal=True),
+        "rank 0 has 6 batches in an epoch and rank 1 has 5": _two_ranks(lambda: _EverySecond(44)),
+        "4 are trained by no rank in the first epoch, and 0 twice": _two_ranks(
+            lambda: ShardedBatchSampler(Neighbours(44), tail="drop")
+        ),
+        "0 are trained by no rank in the first epoch, and 4 twice": _two_ranks(
+            lambda: ShardedBatchSampler(Neighbours(44), tail="pad")
+        ),
+    },
+)
+
+
+# ----------------------------------------------------------------------------------------- 3: every label counts alike
+
+
+def _fault_of_gradient(make_run: MakeRun) -> str | None:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        run = make_run()
+    record = _fitted(run)
+    reference = _big_batch_gradient(run[1])
+    largest = max(chain.from_iterable(record.epochs[0]))
+    if largest > 8:
+        return f"a micro-batch holds {largest} words, and the exercise's device holds 8."
+    if len(record.rates) != 1 or record.gradient is None:
+        return f"the epoch has {len(record.rates)} optimizer steps; its four micro-batches should make one."
+    factor = float(record.gradient @ reference / (reference @ reference))
+    apart = float((record.gradient - factor * reference).norm() / reference.norm())
+    if apart > 1e-4:
+        return (
+            f"the update differs by {100 * float((record.gradient - reference).norm() / reference.norm()):.0f} % from "
+            "that of one big batch: the labels do not all weigh the same."
+        )
+    if abs(factor - 1) > 1e-4:
+        return (
+            f"all labels weigh the same, and the update is {factor:.2f} times that of one big batch: the sum over the "
+            "window should be divided by its 14 labels."
+        )
+    return _fault_of_preflight(make_run)
+
+
+def _big_batch_gradient(model: Any) -> Tensor:
+    """The gradient of the mean over all labels of the epoch, at the weights that the run started from."""
+    words = Tags()
+    weight, bias = (value.double().requires_grad_() for value in model.weights_at_start)
+    loss = cross_entropy(words.x.double() @ weight.T + bias, words.tags, ignore_index=IGNORED)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return torch.cat([weight.grad.reshape(-1), bias.grad.reshape(-1)])  # type: ignore[union-attr]
+
+
+def _tagger_run(loss: Callable[[Tensor, Tensor], Any], batch_size: int = 8, k: int = 4, **flags: Any) -> MakeRun:
+    class Weighs(Tagger):
+        def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
+            return loss(self.scores(batch[0]), batch[1])
+
+    def make_run() -> Any:
+        trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=k, accelerator="cpu", **flags)
+        return trainer, Weighs(), DataLoader(Tags(), batch_size)
+
+    return make_run
+
+
+def _mean(scores: Tensor, tags: Tensor) -> Tensor:
+    return cross_entropy(scores, tags, ignore_index=IGNORED)
+
+
+def _sum(scores: Tensor, tags: Tensor) -> Tensor:
+    return cross_entropy(scores, tags, ignore_index=IGNORED, reduction="sum")
+
+
+masked_labels = PropertyExercise(
+    "masked labels",
+    _fault_of_gradient,
+    {
+        "the labels do not all weigh the same": _tagger_run(_mean),
+        "the update is 3.50 times that of one big batch": _tagger_run(_sum),
+        "the update is 0.44 times that of one big batch": _tagger_run(lambda scores, tags: _sum(scores, tags) / 8),
+        "a micro-batch holds 32 words": _tagger_run(_mean, batch_size=32, k=1),
+        "the epoch has 4 optimizer steps": _tagger_run(_mean, k=1),
+    },
+)
+
+EXERCISES = (stops_early, two_ranks, masked_labels)
