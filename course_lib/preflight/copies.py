@@ -41,13 +41,15 @@ class Answer:
     """Empty where the trial returned."""
 
 
-def try_on_copies(trials: Sequence[Callable[[Path], Any]], *, seconds: float) -> list[Answer]:
+def try_on_copies(
+    trials: Sequence[Callable[[Path], Any]], *, seconds: float, folder: Path | None = None
+) -> list[Answer]:
     """Run each trial in a child process of its own, with a temporary folder, and return their answers in order.
 
-    ``seconds`` is what each may take. What they return is pickled.
+    ``seconds`` is what each may take. What they return is pickled. ``folder`` is theirs instead, and stays.
     """
     with contextlib.ExitStack() as stack:
-        folders = [Path(stack.enter_context(temporary_folder())) for _ in trials]
+        folders = [folder or Path(stack.enter_context(temporary_folder())) for _ in trials]
         if hasattr(os, "fork") and not torch.cuda.is_initialized():
             return _forked(list(zip(trials, folders, strict=True)), seconds)
         return [_sent(trial, folder, seconds) for trial, folder in zip(trials, folders, strict=True)]

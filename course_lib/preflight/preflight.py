@@ -32,18 +32,20 @@ from course_lib.preflight.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
+from course_lib.preflight.restart import judge_restarts
+from course_lib.preflight.resume import Stop, go_on, judge_resume, stop
 from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
 from course_lib.preflight.started import start
 from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
-CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "bad_step", "growth", "changes", "setup")
+CHECKS = (
+    "length", "horizon", "dealing", "order", "resume", "workers", "window", "bad_step", "growth", "changes", "setup",
+)  # fmt: skip
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
-DEEP = ("growth",)
-"""Those that ``deep=True`` makes."""
 EXPECTATIONS = ("final_lr", "frozen", "repeats")
 
 
@@ -64,7 +66,7 @@ def preflight(
         model: The LightningModule.
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
-        deep: Make the checks that take longer as well: growth.
+        deep: Try what takes longer as well: growth, and what a checkpoint holds.
         expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
             are not to be trained), ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
@@ -126,6 +128,8 @@ def _judged(
     judgement = _judged_by_start(run, expect, seconds)
     judgement.add(_judged_by_steps(run, deep, skip, seconds))
     judgement.add(_judged_by_dealing(run, expect, seconds))
+    if "resume" not in skip:
+        judgement.add(_judged_by_resuming(run, deep, seconds))
     return _report(judgement, skip, time.monotonic() - began)
 
 
@@ -215,6 +219,33 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
     stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
         judgement.add(judged)
+    return judgement
+
+
+def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
+    """The loader, stopped and resumed; with ``deep``, the whole run."""
+    if isinstance(run, PlainLoop):
+        return Judgement(not_judged={"resume": "a plain loop saves and resumes by its own code"})
+    [stopped] = try_on_copies([stop(run)], seconds=seconds)
+    if stopped.error:
+        return Judgement(not_judged={"resume": stopped.error})
+    judgement = Judgement()
+    seen: Stop = stopped.value
+    if seen.batches:
+        [rest] = try_on_copies([go_on(run, seen)], seconds=seconds)
+        judgement.add(Judgement(not_judged={"resume": rest.error}) if rest.error else judge_resume(seen, rest.value))
+    if judgement.findings or judgement.not_judged:
+        return judgement
+    if seen.saves and deep:
+        judgement.add(judge_restarts(run, inside_window=seen.inside_window, seconds=seconds))
+    elif seen.why_not:
+        judgement.not_judged["resume"] = seen.why_not
+    elif seen.saves and seen.batches:
+        judgement.notes.append("resume: the loader was resumed; what else a checkpoint holds is tried with deep=True")
+    elif seen.saves:
+        judgement.not_judged["resume"] = "what a checkpoint holds takes longer to try: deep=True"
+    elif not seen.batches:
+        judgement.not_judged["resume"] = "the run saves no checkpoint"
     return judgement
 
 
