@@ -9,8 +9,8 @@ from typing import Any
 
 from course_lib.preflight.lightning_run import is_any_of
 
-MOST_UPDATES = 100_000
-"""How far a multiple of ``every_n_train_steps`` that is no epoch's end is looked for."""
+MOST_MOMENTS = 1_000
+"""How often a run is asked whether it saves before it is taken to save at the ends of epochs only."""
 
 
 @dataclass(frozen=True)
@@ -34,38 +34,46 @@ class Saves:
             batches: Micro-batches of an epoch.
             window: Micro-batches of an update.
         """
+        return next(self._within_epochs(batches, window), None)
+
+    def may_cut_a_window(self, batches: int, window: int) -> bool:
+        """Whether it may save between the micro-batches of one update."""
+        if self.any_batch:
+            return window > 1 and batches > 1
+        return any(batch % window for _, batch in self._within_epochs(batches, window))
+
+    def _within_epochs(self, batches: int, window: int) -> Iterator[tuple[int, int]]:
         if self.any_batch:
             some = batches // 2
             if window > 1 and some % window == 0 and some + 1 < batches:
                 some += 1  # it may fall within a window as well
-            return (0, some) if some else None
-        if self.every_updates:
-            updates = math.ceil(batches / window)
-            for update in range(self.every_updates, MOST_UPDATES, self.every_updates):
-                epoch, number = divmod(update - 1, updates)
-                if number + 1 < updates:
-                    return epoch, (number + 1) * window
-                if epoch and update % updates == 0 and self.every_updates % updates == 0:
-                    return None
-            return None
-        every = self.every_batches
-        step = max(1, int(batches * every)) if isinstance(every, float) else every
-        for batch in range(step, MOST_UPDATES if self.across_epochs else batches, step or 1):
-            epoch, number = divmod(batch - 1, batches)
-            if number + 1 < batches:
-                return epoch, number + 1
-            if step % batches == 0:
-                return None
-        return None
+            if some:
+                yield 0, some
+            return
+        updates, saved_at = math.ceil(batches / window), 0
+        for epoch, batch in self._moments(batches, window, updates):
+            update = epoch * updates + (updates if batch == batches else batch // window)
+            if update != saved_at:  # a Trainer saves once after an update
+                saved_at = update
+                if batch < batches:
+                    yield epoch, batch
 
-    def may_cut_a_window(self, batches: int, window: int) -> bool:
-        """Whether it may save between the micro-batches of one update."""
-        if window == 1 or batches < 2 or self.every_updates:
-            return False
-        if self.any_batch:
-            return True
-        step = max(1, int(batches * self.every_batches)) if isinstance(self.every_batches, float) else self.every_batches
-        return bool(step and step % window and (self.across_epochs or step < batches))
+    def _moments(self, batches: int, window: int, updates: int) -> Iterator[tuple[int, int]]:
+        """Where it is asked whether to save."""
+        if self.every_updates:
+            for update in range(self.every_updates, MOST_MOMENTS * self.every_updates, self.every_updates):
+                epoch, number = divmod(update - 1, updates)
+                yield epoch, min((number + 1) * window, batches)
+        elif self.every_batches:
+            share = isinstance(self.every_batches, float)
+            step = max(1, int(batches * self.every_batches)) if share else int(self.every_batches)
+            for moment in range(1, MOST_MOMENTS):
+                if self.across_epochs:
+                    epoch, number = divmod(moment * step - 1, batches)
+                    yield epoch, number + 1
+                elif step <= batches:
+                    epoch, number = divmod(moment - 1, batches // step)
+                    yield epoch, (number + 1) * step
 
 
 def saves_of(trainer: Any, model: Any) -> list[Saves]:

@@ -237,9 +237,7 @@ def _picture(trainer: Any, model: Any) -> Picture:
     attributes = dict(_attributes(trainer, model))
     return Picture(
         batch=int(trainer.fit_loop.epoch_loop.batch_progress.total.ready),
-        weights={
-            name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]
-        },
+        weights={name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]},
         optimizers=dict(_states(trainer.optimizers)),
         attributes={name: value for name, (value, _) in attributes.items()},
         tensors=frozenset(name for name, (_, is_tensor) in attributes.items() if is_tensor),

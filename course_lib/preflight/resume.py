@@ -247,6 +247,19 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
     again = set(stop.batches[: stop.done])
     common = min(len(rest), stop.done)
     repeated = sum(batch in again for batch in rest[:common])
+    expected = stop.batches[stop.done : stop.ends_at]
+    if stop.stateful and rest and rest[0] in expected:
+        missed = expected.index(rest[0])
+        return Judgement(
+            findings=[
+                _finding(
+                    f"Stopped {where} and resumed by its own state, the stream goes on "
+                    f"{counted(missed, 'batch', 'batches')} later: those are never trained.",
+                    "A Trainer fetches a batch ahead of a loader without a length, and its state counts that.",
+                    "Give the stream a length (__len__), or count the batches in on_train_batch_end.",
+                )
+            ]
+        )
     if not common or repeated < common:
         return Judgement(not_judged={"resume": "the samples of a stream cannot be told apart by their contents"})
     return Judgement(

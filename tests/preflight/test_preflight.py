@@ -40,7 +40,8 @@ def judged(module, run, **options) -> PreflightReport:
     return preflight(*run, **options)
 
 
-DEEP = ("growth",)
+DEEP = ("growth", "resume")
+"""Checks whose faults are looked for with ``deep=True``."""
 EVERY = effort.cases(quick=3, thorough=1)
 """Of the twins and the right runs; the faults are all tried."""
 
