@@ -29,6 +29,7 @@ from course_lib.preflight.growth import growth_over_steps
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
@@ -40,7 +41,7 @@ from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
 CHECKS = (
-    "length", "horizon", "dealing", "order", "resume", "workers", "window", "bad_step", "growth", "changes", "setup",
+    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "growth", "changes", "setup",
 )  # fmt: skip
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
@@ -178,8 +179,9 @@ def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: fl
     trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
     judgement = Judgement()
     if isinstance(run, LightningRun):
-        trials["bad_step"] = one_bad_batch(run)
+        trials |= {"no_sync": averages_counted(run), "bad_step": one_bad_batch(run)}
     else:
+        judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
         judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
     if deep:
         trials["growth"] = growth_over_steps(run)
