@@ -164,21 +164,21 @@ def judge_averages(steps: list[Step], world_size: int) -> Judgement:
                 f"{len(window.averages)} times; once, in the last, gives the same"
             )
         return judgement
-    window = f"a window of {counted(wrong.batches, 'micro-batch', 'micro-batches')}"
+    shown = f"a window of {counted(wrong.batches, 'micro-batch', 'micro-batches')}"
     which = f"{len(wrong.local):,} of {counted(wrong.parameters, 'gradient')}, {wrong.local[0]} first"
     if not wrong.averages:
-        says = f"In {window}, no gradient is averaged over the {world_size} ranks before the step."
+        says = f"In {shown}, no gradient is averaged over the {world_size} ranks before the step."
         cure = "Call self.manual_backward(loss) in place of loss.backward(), so that DDP prepares to average."
     elif wrong.batches not in wrong.averages:
         said = ", ".join(map(str, wrong.averages))
         says = (
-            f"In {window}, gradients are averaged over the {world_size} ranks in micro-batch {said} and not in the "
+            f"In {shown}, gradients are averaged over the {world_size} ranks in micro-batch {said} and not in the "
             f"last: the step is made with this rank's own part in {which}."
         )
         cure = "Put all micro-batches but the last under no_sync, forward and backward."
     else:
         says = (
-            f"In {window}, the step is made with gradients that are this rank's own, at least in part: {which}; the "
+            f"In {shown}, the step is made with gradients that are this rank's own, at least in part: {which}; the "
             f"others are averaged over the {world_size} ranks."
         )
         cure = (

@@ -31,6 +31,7 @@ from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.peak import is_on_gpu, peak_of_largest_batch
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
 from course_lib.preflight.restart import judge_restarts
@@ -41,13 +42,14 @@ from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
 CHECKS = (
-    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "growth", "changes", "setup",
+    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "memory", "growth",
+    "changes", "setup",
 )  # fmt: skip
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
-EXPECTATIONS = ("final_lr", "frozen", "repeats")
+EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
 
 
 def preflight(
@@ -67,9 +69,10 @@ def preflight(
         model: The LightningModule.
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
-        deep: Try what takes longer as well: growth, and what a checkpoint holds.
+        deep: Try what takes longer as well: growth, memory, and what a checkpoint holds.
         expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
-            are not to be trained), ``repeats`` (why samples come more than once).
+            are not to be trained), ``memory`` (bytes that a step may hold; by default those of the device),
+            ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
         seconds: What each trial may take; a check whose trial takes longer is not judged.
 
@@ -127,7 +130,7 @@ def _judged(
     expect = _checked(expect, skip, seconds)
     began = time.monotonic()
     judgement = _judged_by_start(run, expect, seconds)
-    judgement.add(_judged_by_steps(run, deep, skip, seconds))
+    judgement.add(_judged_by_steps(run, deep, expect, skip, seconds))
     judgement.add(_judged_by_dealing(run, expect, seconds))
     if "resume" not in skip:
         judgement.add(_judged_by_resuming(run, deep, seconds))
@@ -149,6 +152,8 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
     for name in expect or ():
         if name not in EXPECTATIONS:
             raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
+    if expect is not None and "memory" in expect:
+        int_of_at_least(1, "expect['memory']", expect["memory"])
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     return dict(expect or {})
@@ -174,7 +179,9 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     return judgement
 
 
-def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: float) -> Judgement:
+def _judged_by_steps(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
     trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
     judgement = Judgement()
@@ -183,6 +190,10 @@ def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: fl
     else:
         judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
         judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
+    if deep or "memory" in expect or is_on_gpu(run):
+        trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
+    else:
+        judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"
     if deep:
         trials["growth"] = growth_over_steps(run)
     else:
