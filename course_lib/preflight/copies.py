@@ -27,6 +27,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
+from course_lib.preflight.progress import tick
 
 AT_ONCE = 2
 """How many trials run at the same time."""
@@ -39,6 +40,8 @@ class Answer:
     value: Any = None
     error: str = ""
     """Empty where the trial returned."""
+    refused: str = ""
+    """Where the run is refused by Lightning or by course_lib, in a sentence of theirs: that sentence."""
 
 
 def try_on_copies(
@@ -80,7 +83,8 @@ def _forked(trials: list[tuple[Callable[[Path], Any], Path]], seconds: float) ->
                 number, (trial, folder) = waiting.pop(0)
                 running[number] = _fork(trial, folder, time.monotonic() + seconds)
             pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
-            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], pause)
+            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], min(pause, 1.0))
+            tick()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
                 if done or time.monotonic() >= child.ends:
@@ -183,7 +187,17 @@ def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
     try:
         return Answer(trial(folder))
     except BaseException as error:
-        return Answer(error=in_a_line(error))
+        return Answer(error=in_a_line(error), refused=_refusal(error))
+
+
+def _refusal(error: BaseException) -> str:
+    """A sentence in which a library says that settings do not go together; empty for any other exception."""
+    misconfigured = any(kind.__name__ == "MisconfigurationException" for kind in type(error).__mro__)
+    files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
+    by_course_lib = bool(files) and "course_lib" in files[-1] and not {"preflight", "launch"} & set(files[-1])
+    if misconfigured or (by_course_lib and isinstance(error, ValueError)):
+        return " ".join(str(error).split())
+    return ""
 
 
 def in_a_line(error: BaseException) -> str:

@@ -23,6 +23,7 @@ from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
 from course_lib.preflight.bad_step import one_bad_batch
+from course_lib.preflight.callback_order import judge_callback_order
 from course_lib.preflight.copies import Answer, try_on_copies
 from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
 from course_lib.preflight.growth import growth_over_steps
@@ -33,10 +34,11 @@ from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.peak import is_on_gpu, peak_of_largest_batch
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.progress import now_trying, progress_shown
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
 from course_lib.preflight.restart import judge_restarts
 from course_lib.preflight.resume import Stop, go_on, judge_resume, stop
-from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
+from course_lib.preflight.setup import first_steps, judge_counting, judge_refusal, judge_setup
 from course_lib.preflight.started import start
 from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
@@ -129,12 +131,30 @@ def _judged(
 ) -> PreflightReport:
     expect = _checked(expect, skip, seconds)
     began = time.monotonic()
+    with progress_shown():
+        judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
+    return _report(judgement, skip, time.monotonic() - began)
+
+
+def _judged_one_by_one(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+) -> Judgement:
+    now_trying("the start and the first windows (length, horizon, setup)")
     judgement = _judged_by_start(run, expect, seconds)
+    if judgement.refuses:
+        rest = [name for name in CHECKS if name != "setup"]
+        judgement.not_judged |= dict.fromkeys(rest, "the run is refused, see setup")
+        return judgement
     judgement.add(_judged_by_steps(run, deep, expect, skip, seconds))
+    now_trying("what the ranks are given (dealing, order, changes)")
     judgement.add(_judged_by_dealing(run, expect, seconds))
     if "resume" not in skip:
+        now_trying("a stop and a resume (resume)")
         judgement.add(_judged_by_resuming(run, deep, seconds))
-    return _report(judgement, skip, time.monotonic() - began)
+    if deep and "setup" not in skip and isinstance(run, LightningRun):
+        now_trying("the callbacks in the opposite order (setup)")
+        judgement.add(judge_callback_order(run, seconds))
+    return judgement
 
 
 def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
@@ -170,7 +190,10 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     else:
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
-    if stepped.error:
+    if stepped.refused:
+        judgement.add(judge_refusal(stepped.refused))
+        judgement.refuses = True
+    elif stepped.error:
         judgement.not_judged["setup"] = stepped.error
     else:
         judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
@@ -199,6 +222,7 @@ def _judged_by_steps(
     else:
         judgement.not_judged["growth"] = "it takes longer: deep=True"
     trials = {name: trial for name, trial in trials.items() if name not in skip}
+    now_trying(f"some windows, each in another way ({', '.join(trials)})")
     for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
         judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
     return judgement

@@ -8,6 +8,7 @@ output is stored as it came, less what differs between two runs or two machines:
     python -m workbook.refresh my.ipynb
 """
 
+import os
 import base64
 import re
 import subprocess
@@ -26,6 +27,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).parents[2]
+os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 
