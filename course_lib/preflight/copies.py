@@ -8,6 +8,7 @@ cannot be forked (Windows, a GPU that is in use), the objects are sent to a proc
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import random
@@ -215,6 +216,7 @@ def in_a_line(error: BaseException) -> str:
 def _silent() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)  # handlers hold streams of their own
         for number in (1, 2):
             with contextlib.suppress(OSError):
                 os.dup2(nowhere.fileno(), number)

@@ -187,8 +187,21 @@ class LightningRun:
         batches = self.trainer.fit_loop.max_batches
         return None if math.isinf(batches) else int(batches)
 
+    def counted_after_validation(self) -> int | None:
+        """The micro-batches that the Trainer counts when a validation within the epoch has ended; None without one."""
+        trainer, batches = self.trainer, self.counted_batches()
+        every = trainer.val_check_batch
+        if batches is None or not isinstance(every, int) or every >= batches:
+            return None
+        self.call_hooks("on_validation_end")
+        return self.counted_batches()
+
     @property
     def max_epochs(self) -> int:
+        """``-1`` without a limit; without the epoch that StochasticWeightAveraging adds, in which nothing steps."""
+        for callback in self.trainer.callbacks:
+            if is_any_of(callback, {"StochasticWeightAveraging"}):
+                return int(getattr(callback, "_max_epochs", self.trainer.max_epochs))
         return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
 
     @property

@@ -188,6 +188,8 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
+        if isinstance(run, LightningRun) and began.value.accumulate_grad_batches != run.accumulate_grad_batches:
+            judgement.not_judged["window"] = "accumulate_grad_batches is set by the data module, when the run starts"
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
     if stepped.refused:

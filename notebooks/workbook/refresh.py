@@ -8,8 +8,8 @@ output is stored as it came, less what differs between two runs or two machines:
     python -m workbook.refresh my.ipynb
 """
 
-import os
 import base64
+import os
 import re
 import subprocess
 import sys
