@@ -100,6 +100,11 @@ def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_run_without_data_is_refused_as_the_fit_is():
+    [finding] = preflight(quiet_trainer(), Net()).findings
+    assert finding.check == "setup" and "`train_dataloader` must be implemented" in finding.says
+
+
 class HangsInSamples(Points):
     def __getitem__(self, index):
         time.sleep(60)

@@ -211,7 +211,6 @@ class Huge(Points):
         (OfAGpu(), loader(), {"setup"}),
         (Net(), DataLoader(Huge(), 8), {"dealing", "order", "changes"}),
         (Net(), [torch.zeros(2)], {"dealing", "order", "changes", "setup"}),
-        (Net(), None, set(CHECKS) - {"window"}),
     ],
 )
 def test_what_cannot_be_tried_is_listed_with_its_reason(model, data, unjudged):
