@@ -10,6 +10,7 @@ import pytest
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 
 ROOT = Path(__file__).parent
 

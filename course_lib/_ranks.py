@@ -27,7 +27,8 @@ def rank_of_this_process() -> int:
 
 def device_of(group: dist.ProcessGroup | None) -> torch.device:
     """Where a group's collectives take their tensors."""
-    if "gloo" in dist.get_backend_config(group):  # get_backend is "undefined" where the group was made without one
+    config = dist.get_backend_config(group)  # get_backend is "undefined" where the group was made without one
+    if "gloo" in config or "fake" in config:  # fake: other ranks are pretended
         return torch.device("cpu")
     return torch.device("cuda", torch.cuda.current_device())
 

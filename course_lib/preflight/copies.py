@@ -8,6 +8,7 @@ cannot be forked (Windows, a GPU that is in use), the objects are sent to a proc
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import pickle
 import random
@@ -27,6 +28,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
+from course_lib.preflight.progress import tick
 
 AT_ONCE = 2
 """How many trials run at the same time."""
@@ -39,15 +41,19 @@ class Answer:
     value: Any = None
     error: str = ""
     """Empty where the trial returned."""
+    refused: str = ""
+    """Where the run is refused by Lightning or by course_lib, in a sentence of theirs: that sentence."""
 
 
-def try_on_copies(trials: Sequence[Callable[[Path], Any]], *, seconds: float) -> list[Answer]:
+def try_on_copies(
+    trials: Sequence[Callable[[Path], Any]], *, seconds: float, folder: Path | None = None
+) -> list[Answer]:
     """Run each trial in a child process of its own, with a temporary folder, and return their answers in order.
 
-    ``seconds`` is what each may take. What they return is pickled.
+    ``seconds`` is what each may take. What they return is pickled. ``folder`` is theirs instead, and stays.
     """
     with contextlib.ExitStack() as stack:
-        folders = [Path(stack.enter_context(temporary_folder())) for _ in trials]
+        folders = [folder or Path(stack.enter_context(temporary_folder())) for _ in trials]
         if hasattr(os, "fork") and not torch.cuda.is_initialized():
             return _forked(list(zip(trials, folders, strict=True)), seconds)
         return [_sent(trial, folder, seconds) for trial, folder in zip(trials, folders, strict=True)]
@@ -78,7 +84,8 @@ def _forked(trials: list[tuple[Callable[[Path], Any], Path]], seconds: float) ->
                 number, (trial, folder) = waiting.pop(0)
                 running[number] = _fork(trial, folder, time.monotonic() + seconds)
             pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
-            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], pause)
+            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], min(pause, 1.0))
+            tick()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
                 if done or time.monotonic() >= child.ends:
@@ -181,7 +188,17 @@ def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
     try:
         return Answer(trial(folder))
     except BaseException as error:
-        return Answer(error=in_a_line(error))
+        return Answer(error=in_a_line(error), refused=_refusal(error))
+
+
+def _refusal(error: BaseException) -> str:
+    """A sentence in which a library says that settings do not go together; empty for any other exception."""
+    misconfigured = any(kind.__name__ == "MisconfigurationException" for kind in type(error).__mro__)
+    files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
+    by_course_lib = bool(files) and "course_lib" in files[-1] and not {"preflight", "launch"} & set(files[-1])
+    if misconfigured or (by_course_lib and isinstance(error, ValueError)):
+        return " ".join(str(error).split())
+    return ""
 
 
 def in_a_line(error: BaseException) -> str:
@@ -199,6 +216,7 @@ def in_a_line(error: BaseException) -> str:
 def _silent() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, warnings.catch_warnings():
         warnings.simplefilter("ignore")
+        logging.disable(logging.CRITICAL)  # handlers hold streams of their own
         for number in (1, 2):
             with contextlib.suppress(OSError):
                 os.dup2(nowhere.fileno(), number)

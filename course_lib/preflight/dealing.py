@@ -56,6 +56,8 @@ class Share:
     drop_last: bool = False
     batch_size: int | None = None
     reloads: bool = False
+    after_validation: int | None = None
+    """The batches that the Trainer counts once a validation within the epoch has ended; None where there is none."""
     stream: bool = False
     stream_samples: int = 0
     """How many were read."""
@@ -133,6 +135,7 @@ def _read(run: AnyRun, loader: Any, size: int, epochs: int) -> Share:
                 again = run.asked_again()
                 asked_again.append(_length(loader) if again is None else _length(again))
         drawn = draws()
+    after_validation = run.counted_after_validation() if epochs > 1 else None
     sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
     plain = type(loader.batch_sampler) in (BatchSampler, type(None)) and type(sampler) in _WHOLE
     listeners = [part for part in parts_of(loader.batch_sampler or sampler) if hasattr(part, "set_epoch")]
@@ -151,6 +154,7 @@ def _read(run: AnyRun, loader: Any, size: int, epochs: int) -> Share:
         drop_last=bool(getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)),
         batch_size=loader.batch_size,
         reloads=run.reloads,
+        after_validation=after_validation,
         limited=limited,
         overfits=run.overfits,
     )

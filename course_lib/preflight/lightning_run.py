@@ -47,17 +47,20 @@ class LightningRun:
         rank: int = 0,
         world_size: int = 1,
         prepare_loader: Callable[[Any], Any] | None = None,
+        ckpt_path: Path | None = None,
+        averages: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
 
         ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another
-        to take its place. ``hooks`` are callback hooks by name, called after those of the run's own callbacks. Other
-        ranks are pretended: the
-        process group says who this rank is, and its collectives return at once with what this rank gave.
+        to take its place. ``ckpt_path`` is resumed from. ``hooks`` are callback hooks by name, called after those of
+        the run's own callbacks. Other ranks are pretended: the process group says who this rank is, and its
+        collectives return at once with what this rank gave. With ``averages`` the run's own DDP strategy wraps the
+        model for that group; otherwise the model is trained as on one device.
         """
         self._calm_down(folder)
-        self._become_rank(rank, world_size)
+        self._become_rank(rank, world_size, averages)
         if prepare_loader is not None:
             self._prepare_loaders_by(prepare_loader)
         self.trainer.callbacks.append(Probe(hooks))
@@ -67,6 +70,8 @@ class LightningRun:
             how = {"train_dataloaders": self.data}
         else:
             how = {}
+        if ckpt_path is not None:
+            how |= {"ckpt_path": ckpt_path, "weights_only": False}
         try:
             self.trainer.fit(self.model, **how)
         except Enough:
@@ -83,7 +88,7 @@ class LightningRun:
         trainer.limit_val_batches = 0
         trainer._data_connector.prepare_data = lambda: None  # it may download, and write
 
-    def _become_rank(self, rank: int, world_size: int) -> None:
+    def _become_rank(self, rank: int, world_size: int, averages: bool) -> None:
         trainer = self.trainer
         connector, module = trainer._accelerator_connector, _module_of(trainer)
         forget_process_group()
@@ -102,9 +107,17 @@ class LightningRun:
         precision = trainer.strategy.precision_plugin
         if type(precision).__name__ in ("MixedPrecision", "FSDPPrecision", "DeepSpeedPrecision"):
             precision = precisions.Precision()
-        strategy = strategies.SingleDeviceStrategy("cpu", accelerators.CPUAccelerator(), precision_plugin=precision)
-        strategy.global_rank = strategy.local_rank = rank
-        strategy.world_size = world_size
+        accelerator = accelerators.CPUAccelerator()
+        if averages:
+            strategy = trainer.strategy
+            strategy.precision_plugin = precision
+            strategy.accelerator, strategy.parallel_devices = accelerator, [torch.device("cpu")] * world_size
+            strategy.cluster_environment = PretendedEnvironment(rank, world_size)
+            strategy._launcher = None  # nobody else is to be started
+        else:
+            strategy = strategies.SingleDeviceStrategy("cpu", accelerator, precision_plugin=precision)
+            strategy.global_rank = strategy.local_rank = rank
+            strategy.world_size = world_size
         wants_sampler = connector.use_distributed_sampler and world_size > 1
         connector.strategy = strategy
 
@@ -139,22 +152,26 @@ class LightningRun:
 
     def begin_epoch(self, epoch: int) -> None:
         """Do what the Trainer does between two epochs and before one: its hooks, the loader again, set_epoch."""
-        loop = self.trainer.fit_loop
-        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
-
-        def hook(name: str) -> None:
-            with contextlib.suppress(Exception):  # it may want what only a whole epoch leaves behind
-                calls._call_callback_hooks(self.trainer, name)
-                calls._call_lightning_module_hook(self.trainer, name)
-
         if epoch > 0:
-            loop.epoch_progress.current.processed = epoch
-            hook("on_train_epoch_end")
+            self.trainer.fit_loop.epoch_progress.current.processed = epoch
+            self.call_hooks("on_train_epoch_end")
+        self.turn_to_epoch(epoch)
+        self.call_hooks("on_train_epoch_start")
+
+    def turn_to_epoch(self, epoch: int) -> None:
+        """Begin an epoch without its hooks, as a run does that is resumed within it."""
+        loop = self.trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
         loop.setup_data()
         for loader in self.loaders():
             importlib.import_module(type(loop).__module__)._set_sampler_epoch(loader, epoch)
-        hook("on_train_epoch_start")
+
+    def call_hooks(self, name: str) -> None:
+        """Call a hook of all callbacks and of the module, as far as they go."""
+        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
+        with contextlib.suppress(Exception):  # it may want what only a whole epoch leaves behind
+            calls._call_callback_hooks(self.trainer, name)
+            calls._call_lightning_module_hook(self.trainer, name)
 
     def asked_again(self) -> Any:
         """The training loader as the module or data module would make it now; None where it was given as a loader."""
@@ -170,8 +187,21 @@ class LightningRun:
         batches = self.trainer.fit_loop.max_batches
         return None if math.isinf(batches) else int(batches)
 
+    def counted_after_validation(self) -> int | None:
+        """The micro-batches that the Trainer counts when a validation within the epoch has ended; None without one."""
+        trainer, batches = self.trainer, self.counted_batches()
+        every = trainer.val_check_batch
+        if batches is None or not isinstance(every, int) or every >= batches:
+            return None
+        self.call_hooks("on_validation_end")
+        return self.counted_batches()
+
     @property
     def max_epochs(self) -> int:
+        """``-1`` without a limit; without the epoch that StochasticWeightAveraging adds, in which nothing steps."""
+        for callback in self.trainer.callbacks:
+            if is_any_of(callback, {"StochasticWeightAveraging"}):
+                return int(getattr(callback, "_max_epochs", self.trainer.max_epochs))
         return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
 
     @property
@@ -200,7 +230,7 @@ class LightningRun:
 class Probe:
     """A callback made of the hooks that are given."""
 
-    state_key = "preflight"
+    state_key = _legacy_state_key = "preflight"
 
     def __init__(self, hooks: dict[str, Callable[..., None]]) -> None:
         self._hooks = hooks
@@ -215,6 +245,41 @@ class Probe:
 
 def nothing(*_: Any, **__: Any) -> None:
     return None
+
+
+@dataclass
+class PretendedEnvironment:
+    """A cluster in which this process is one of several that exist already."""
+
+    rank: int
+    size: int
+    creates_processes_externally = True
+    main_address = "localhost"
+    main_port = 0
+
+    def world_size(self) -> int:
+        return self.size
+
+    def global_rank(self) -> int:
+        return self.rank
+
+    def local_rank(self) -> int:
+        return self.rank
+
+    def node_rank(self) -> int:
+        return 0
+
+    def set_world_size(self, size: int) -> None:
+        """It is known."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is known."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """They are pretended."""
+
+    def teardown(self) -> None:
+        """Nothing was set up."""
 
 
 class PretendedStore:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import IterableDataset, Subset
+from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Subset
 
 
 class Indices:
@@ -40,11 +40,33 @@ def deal_indices(loader: Any) -> None:
         loader.collate_fn = _as_it_is
 
 
+MOST_SHUFFLED = 20_000_000
+"""Samples up to which a trial draws the whole order of an epoch, as torch does: 40 bytes each, in each trial."""
+
+
 def stop_workers(loader: Any) -> None:
-    """Have a loader fetch in this process."""
+    """Have a loader fetch in this process; the order of a huge dataset is drawn as far as it is asked for."""
     attributes = vars(loader)
+    sampler = getattr(loader, "sampler", None)
+    if type(sampler) is RandomSampler and len(sampler) > MOST_SHUFFLED and type(loader.batch_sampler) is BatchSampler:
+        loader.batch_sampler.sampler = _RandomIndices(len(sampler))
     attributes.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pin_memory=False)
     attributes.update(worker_init_fn=None, _iterator=None, _DataLoader__multiprocessing_context=None)
+
+
+class _RandomIndices:
+    """Stands in for a RandomSampler: random indices, without the memory of an order."""
+
+    def __init__(self, samples: int) -> None:
+        self.samples = samples
+
+    def __len__(self) -> int:
+        return self.samples
+
+    def __iter__(self) -> Iterator[int]:
+        generator = np.random.default_rng(0)
+        for _ in range(self.samples):
+            yield int(generator.integers(self.samples))
 
 
 def _as_it_is(samples: Any) -> Any:

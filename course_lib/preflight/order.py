@@ -66,6 +66,10 @@ def judge_changes(share: Share) -> Judgement:
     counts = [len(epoch) for epoch in share.epochs]
     if share.overfits or share.promised[0] not in (None, counts[0]):
         return judgement
+    last = share.promised[-1]
+    if share.after_validation is not None and last is not None and share.after_validation != last:
+        judgement.findings.append(_reset_within_epoch(last, share.after_validation))
+        return judgement
     for epoch, (count, promised, asked) in enumerate(zip(counts, share.promised, share.asked_again, strict=False)):
         if epoch and promised is not None and count != promised:
             judgement.findings.append(_miscounted(epoch, count, promised))
@@ -88,6 +92,17 @@ def _miscounted(epoch: int, count: int, promised: int) -> Finding:
         means,
         "Let one batch sampler plan all epochs (ScheduledBatchSampler, SizeScheduleDataModule), or reload the loader: "
         "reload_dataloaders_every_n_epochs=1.",
+        "08_changing_batch_size",
+    )
+
+
+def _reset_within_epoch(before: int, after: int) -> Finding:
+    return Finding(
+        "changes",
+        f"A validation within an epoch ends with a hook that has the Trainer count the epoch again: {after:,} batches "
+        f"in place of {before:,}.",
+        "The epoch that is going on ends at the new count: the rest of its samples is not trained, or it starts over.",
+        "Change the size between epochs: reload_dataloaders_every_n_epochs=1, or SizeScheduleDataModule.",
         "08_changing_batch_size",
     )
 

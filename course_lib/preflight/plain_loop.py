@@ -69,6 +69,9 @@ class PlainLoop:
         except TypeError:
             return None
 
+    def counted_after_validation(self) -> int | None:
+        return None
+
     def started(self, folder: Path) -> Started:
         """The plan of the loop and the rates of its schedule, which is stepped after each update. For a trial."""
         batches = self.counted_batches()

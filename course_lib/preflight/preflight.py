@@ -23,28 +23,35 @@ from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
 from course_lib.preflight.bad_step import one_bad_batch
+from course_lib.preflight.callback_order import judge_callback_order
 from course_lib.preflight.copies import Answer, try_on_copies
 from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
 from course_lib.preflight.growth import growth_over_steps
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.peak import is_on_gpu, peak_of_largest_batch
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.progress import now_trying, progress_shown
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
-from course_lib.preflight.setup import first_steps, judge_counting, judge_setup
+from course_lib.preflight.restart import judge_restarts
+from course_lib.preflight.resume import Stop, go_on, judge_resume, stop
+from course_lib.preflight.setup import first_steps, judge_counting, judge_refusal, judge_setup
 from course_lib.preflight.started import start
 from course_lib.preflight.window import judge_windows
 from course_lib.preflight.workers import judge_workers
 
-CHECKS = ("length", "horizon", "dealing", "order", "workers", "window", "bad_step", "growth", "changes", "setup")
+CHECKS = (
+    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "memory", "growth",
+    "changes", "setup",
+)  # fmt: skip
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
-DEEP = ("growth",)
-"""Those that ``deep=True`` makes."""
-EXPECTATIONS = ("final_lr", "frozen", "repeats")
+EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
 
 
 def preflight(
@@ -64,9 +71,10 @@ def preflight(
         model: The LightningModule.
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
-        deep: Make the checks that take longer as well: growth.
+        deep: Try what takes longer as well: growth, memory, and what a checkpoint holds.
         expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
-            are not to be trained), ``repeats`` (why samples come more than once).
+            are not to be trained), ``memory`` (bytes that a step may hold; by default those of the device),
+            ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
         seconds: What each trial may take; a check whose trial takes longer is not judged.
 
@@ -123,10 +131,30 @@ def _judged(
 ) -> PreflightReport:
     expect = _checked(expect, skip, seconds)
     began = time.monotonic()
-    judgement = _judged_by_start(run, expect, seconds)
-    judgement.add(_judged_by_steps(run, deep, skip, seconds))
-    judgement.add(_judged_by_dealing(run, expect, seconds))
+    with progress_shown():
+        judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
     return _report(judgement, skip, time.monotonic() - began)
+
+
+def _judged_one_by_one(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+) -> Judgement:
+    now_trying("the start and the first windows (length, horizon, setup)")
+    judgement = _judged_by_start(run, expect, seconds)
+    if judgement.refuses:
+        rest = [name for name in CHECKS if name != "setup"]
+        judgement.not_judged |= dict.fromkeys(rest, "the run is refused, see setup")
+        return judgement
+    judgement.add(_judged_by_steps(run, deep, expect, skip, seconds))
+    now_trying("what the ranks are given (dealing, order, changes)")
+    judgement.add(_judged_by_dealing(run, expect, seconds))
+    if "resume" not in skip:
+        now_trying("a stop and a resume (resume)")
+        judgement.add(_judged_by_resuming(run, deep, seconds))
+    if deep and "setup" not in skip and isinstance(run, LightningRun):
+        now_trying("the callbacks in the opposite order (setup)")
+        judgement.add(judge_callback_order(run, seconds))
+    return judgement
 
 
 def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
@@ -144,6 +172,8 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
     for name in expect or ():
         if name not in EXPECTATIONS:
             raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
+    if expect is not None and "memory" in expect:
+        int_of_at_least(1, "expect['memory']", expect["memory"])
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     return dict(expect or {})
@@ -158,9 +188,14 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
+        if isinstance(run, LightningRun) and began.value.accumulate_grad_batches != run.accumulate_grad_batches:
+            judgement.not_judged["window"] = "accumulate_grad_batches is set by the data module, when the run starts"
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
-    if stepped.error:
+    if stepped.refused:
+        judgement.add(judge_refusal(stepped.refused))
+        judgement.refuses = True
+    elif stepped.error:
         judgement.not_judged["setup"] = stepped.error
     else:
         judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
@@ -169,19 +204,27 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     return judgement
 
 
-def _judged_by_steps(run: AnyRun, deep: bool, skip: Collection[str], seconds: float) -> Judgement:
+def _judged_by_steps(
+    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
     trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
     judgement = Judgement()
     if isinstance(run, LightningRun):
-        trials["bad_step"] = one_bad_batch(run)
+        trials |= {"no_sync": averages_counted(run), "bad_step": one_bad_batch(run)}
     else:
+        judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
         judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
+    if deep or "memory" in expect or is_on_gpu(run):
+        trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
+    else:
+        judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"
     if deep:
         trials["growth"] = growth_over_steps(run)
     else:
         judgement.not_judged["growth"] = "it takes longer: deep=True"
     trials = {name: trial for name, trial in trials.items() if name not in skip}
+    now_trying(f"some windows, each in another way ({', '.join(trials)})")
     for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
         judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
     return judgement
@@ -215,6 +258,33 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
     stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
     for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
         judgement.add(judged)
+    return judgement
+
+
+def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
+    """The loader, stopped and resumed; with ``deep``, the whole run."""
+    if isinstance(run, PlainLoop):
+        return Judgement(not_judged={"resume": "a plain loop saves and resumes by its own code"})
+    [stopped] = try_on_copies([stop(run)], seconds=seconds)
+    if stopped.error:
+        return Judgement(not_judged={"resume": stopped.error})
+    judgement = Judgement()
+    seen: Stop = stopped.value
+    if seen.batches:
+        [rest] = try_on_copies([go_on(run, seen)], seconds=seconds)
+        judgement.add(Judgement(not_judged={"resume": rest.error}) if rest.error else judge_resume(seen, rest.value))
+    if judgement.findings or judgement.not_judged:
+        return judgement
+    if seen.saves and deep:
+        judgement.add(judge_restarts(run, inside_window=seen.inside_window, seconds=seconds))
+    elif seen.why_not:
+        judgement.not_judged["resume"] = seen.why_not
+    elif seen.saves and seen.batches:
+        judgement.notes.append("resume: the loader was resumed; what else a checkpoint holds is tried with deep=True")
+    elif seen.saves:
+        judgement.not_judged["resume"] = "what a checkpoint holds takes longer to try: deep=True"
+    elif not seen.batches:
+        judgement.not_judged["resume"] = "the run saves no checkpoint"
     return judgement
 
 

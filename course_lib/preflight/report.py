@@ -37,6 +37,8 @@ class Judgement:
     facts: dict[str, Any] = field(default_factory=dict)
     not_judged: dict[str, str] = field(default_factory=dict)
     """Check, and why it could not be judged."""
+    refuses: bool = False
+    """Whether the run does not start at all, so that nothing else can be tried."""
 
     def add(self, other: Judgement) -> None:
         self.findings += other.findings

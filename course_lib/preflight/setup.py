@@ -192,6 +192,21 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
     return judgement
 
 
+def judge_refusal(sentence: str) -> Judgement:
+    """A run that Lightning or course_lib refuses before or in its first batch."""
+    return Judgement(
+        findings=[
+            Finding(
+                "setup",
+                f"The fit ends before 1 optimizer step: {sentence.rstrip('.')}.",
+                "Nothing is trained.",
+                "Follow that sentence; the README says what goes with what.",
+                "09_all_at_once",
+            )
+        ]
+    )
+
+
 def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     """What ``max_steps`` counts where the module steps by itself."""
     judgement = Judgement()

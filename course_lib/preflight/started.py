@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from course_lib.preflight.lightning_run import Enough, LightningRun, is_any_of
+from course_lib.preflight.lightning_run import Enough, LightningRun
 from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.rates import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
@@ -78,7 +78,7 @@ def _look(run: LightningRun, trainer: Any, model: Any) -> Started:
         samples=_length_of(getattr(loader, "dataset", None)),
         limit_train_batches=trainer.limit_train_batches,
         accumulate_grad_batches=run.accumulate_grad_batches,
-        max_epochs=_epochs_that_step(trainer),
+        max_epochs=run.max_epochs,
         max_steps=int(trainer.max_steps),
         max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
         overfits=bool(trainer.overfit_batches),
@@ -132,14 +132,6 @@ def _plan(starts: Started, planner: Any) -> StepPlan:
         return plan_steps(samples, sizes, accumulate_grad_batches=starts.accumulate_grad_batches, **stops)
     # Each batch counts as one sample: how many samples are in it is not asked here.
     return plan_steps(starts.batches, 1, accumulate_grad_batches=starts.accumulate_grad_batches, **stops)
-
-
-def _epochs_that_step(trainer: Any) -> int:
-    """``max_epochs`` without the epoch that StochasticWeightAveraging adds."""
-    for callback in trainer.callbacks:
-        if is_any_of(callback, {"StochasticWeightAveraging"}):
-            return int(getattr(callback, "_max_epochs", trainer.max_epochs))
-    return -1 if trainer.max_epochs is None else int(trainer.max_epochs)
 
 
 def _length_of(thing: Any) -> int | None:

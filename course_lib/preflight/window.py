@@ -135,7 +135,7 @@ def _flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> T
 def _of_trainer(run: LightningRun, folder: Path, k: int) -> Windows:
     trainer, model = run.trainer, run.model
     exact = any(type(callback).__name__ == "ExactAccumulation" for callback in trainer.callbacks)
-    windows = Windows(model, lambda batch: _loss(model, batch, exact), 0)
+    windows = Windows(model, lambda batch: loss_of(model, batch, exact), 0)
     trainer.gradient_clip_val = None
 
     def few(loader: Any) -> Any:
@@ -192,7 +192,7 @@ def _first_and_last_window(loader: Any, k: int) -> list[list[int]]:
     return batches if len(batches) <= 2 * k else batches[:k] + batches[-left:]
 
 
-def _loss(model: Any, batch: Any, exact: bool) -> Tensor:
+def loss_of(model: Any, batch: Any, exact: bool) -> Tensor:
     """The loss that ``training_step`` gives of a batch; what it logs is dropped."""
     step = type(model).training_step
     arguments = (batch, 0)[: len(inspect.signature(step).parameters) - 1]

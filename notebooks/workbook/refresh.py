@@ -9,6 +9,7 @@ output is stored as it came, less what differs between two runs or two machines:
 """
 
 import base64
+import os
 import re
 import subprocess
 import sys
@@ -26,6 +27,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).parents[2]
+os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 

@@ -29,7 +29,6 @@ NOT_FOUND = {
     "34_window_zero_grad_missing",  # the windows of manual optimization are not judged
     "35_window_not_divided",
     "36_window_tail_leaks",
-    "66_changes_reset_within_epoch",  # no trial runs a validation
 }
 FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in CHECKS and name not in NOT_FOUND]
 
@@ -41,7 +40,8 @@ def judged(module, run, **options) -> PreflightReport:
     return preflight(*run, **options)
 
 
-DEEP = ("growth",)
+DEEP = ("growth", "resume")
+"""Checks whose faults are looked for with ``deep=True``."""
 EVERY = effort.cases(quick=3, thorough=1)
 """Of the twins and the right runs; the faults are all tried."""
 
@@ -212,7 +212,6 @@ class Huge(Points):
         (OfAGpu(), loader(), {"setup"}),
         (Net(), DataLoader(Huge(), 8), {"dealing", "order", "changes"}),
         (Net(), [torch.zeros(2)], {"dealing", "order", "changes", "setup"}),
-        (Net(), None, set(CHECKS) - {"window"}),
     ],
 )
 def test_what_cannot_be_tried_is_listed_with_its_reason(model, data, unjudged):

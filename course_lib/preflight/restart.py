@@ -1,0 +1,397 @@
+"""resume, deeper: a run is saved at a window's end and inside a window, resumed, and held against itself.
+
+Both runs are given the same batches and the same seeds, so that what is left to differ is what the checkpoint holds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from course_lib._words import counted, plural
+from course_lib.preflight.copies import in_a_line, temporary_folder, try_on_copies
+from course_lib.preflight.dealing import fingerprint
+from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
+from course_lib.preflight.loaders import stop_workers
+from course_lib.preflight.report import Finding, Judgement
+
+CHAPTER = "09_all_at_once"
+WINDOWS = 2
+"""Windows before the checkpoint, and after it."""
+MOST_BATCHES = 64
+MOST_BYTES = 200 * 2**20
+"""Of the batches that both runs are given."""
+TOLERANCE = 1e-5
+"""Of the largest weight: a gradient that is missing changes far more."""
+PLACES = {"end": "at a window's end", "inside": "inside a window"}
+
+Value = int | str
+"""An attribute: a small number as it is written, anything else by a number of its content."""
+
+
+@dataclass
+class Picture:
+    """A run at one moment."""
+
+    batch: int = 0
+    """Micro-batches that the whole run has trained."""
+    weights: dict[str, Tensor] = field(default_factory=dict)
+    """Parameters and buffers, those that are in no checkpoint included."""
+    optimizers: dict[str, Tensor] = field(default_factory=dict)
+    attributes: dict[str, Value] = field(default_factory=dict)
+    """Of modules and callbacks: ``"Average.mean"``."""
+    tensors: frozenset[str] = frozenset()
+    """Which of the attributes hold tensors."""
+
+
+@dataclass
+class Story:
+    """What one run was like, from its first batch to the last that is looked at."""
+
+    begins: Picture = field(default_factory=Picture)
+    saved: dict[str, Picture] = field(default_factory=dict)
+    """By the place of the checkpoint."""
+    ends: Picture = field(default_factory=Picture)
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A resumed run beside the run that was not stopped."""
+
+    place: str
+    batch: int
+    refused: str = ""
+    """What was raised while the checkpoint was loaded."""
+    not_restored: tuple[str, ...] = ()
+    """Weights and optimizer states that came back with other values."""
+    attributes: tuple[str, ...] = ()
+    """Attributes that training changes and that differ to the end, with both values."""
+    holds_tensors: bool = False
+    difference: float = 0.0
+    """Of a weight at the end, as a share of the largest."""
+
+
+def judge_restarts(run: LightningRun, *, inside_window: bool, seconds: float) -> Judgement:
+    """Save and resume the run on copies, at a window's end and, if its checkpoints may fall there, inside one."""
+    with temporary_folder() as name:
+        folder = Path(name)
+        wholes = [_whole(run, name) for name in ("once", "again")]
+        answers = try_on_copies(wholes, seconds=seconds, folder=folder)
+        why = next((answer.error or answer.value for answer in answers if answer.error or answer.value), "")
+        if why:
+            return Judgement(not_judged={"resume": why})
+        once, again = (_load(folder / f"{name}.story") for name in ("once", "again"))
+        if _difference(once.ends.weights, again.ends.weights) > 0:
+            why = "two runs with the same seeds and batches differ: the run is not deterministic"
+            return Judgement(not_judged={"resume": why})
+        places = [place for place in once.saved if place == "end" or inside_window]
+        trials = [_resumed(run, place, once, again) for place in places]
+        judgement = Judgement()
+        for answer in try_on_copies(trials, seconds=seconds, folder=folder):
+            if answer.error:
+                judgement.not_judged["resume"] = answer.error
+            elif not judgement.findings:  # the same cause is seen at both places
+                judgement.add(_judge(answer.value))
+        return judgement
+
+
+# -------------------------------------------------------------------------------------------------------- the trials
+
+
+def _whole(run: LightningRun, name: str) -> Callable[[Path], str]:
+    """A trial: the run that is not stopped. It saves its checkpoints and its story, or returns why it could not."""
+
+    def trial(folder: Path) -> str:
+        story = Story()
+        batches: dict[int, Any] = {}
+        ended: list[str] = []
+        updates = [0]
+        held = [0]
+
+        def begin(trainer: Any, model: Any) -> None:
+            story.begins = _picture(trainer, model)
+
+            def keep(number: int, batch: Any) -> Any:
+                batches[number] = batch
+                held[0] += sum(part.nbytes for part in _tensors(batch))
+                return batch
+
+            _give_batches(trainer, keep)
+
+        def end(trainer: Any, model: Any, *_: Any) -> None:
+            loop = trainer.fit_loop.epoch_loop
+            window_ends = not loop._should_accumulate()
+            updates[0] += window_ends
+            place = ""
+            if window_ends and updates[0] == WINDOWS:
+                place = "end"
+            elif not window_ends and updates[0] == WINDOWS and "inside" not in story.saved:
+                place = "inside"
+            if place:
+                story.saved[place] = _picture(trainer, model)
+                if name == "once":
+                    trainer.save_checkpoint(folder / f"{place}.ckpt")
+            if updates[0] == 2 * WINDOWS + 1:
+                story.ends = _picture(trainer, model)
+                raise Enough
+            if held[0] > MOST_BYTES or loop.batch_progress.total.ready >= MOST_BATCHES:
+                ended.append(f"{2 * WINDOWS + 1} windows are too much to be tried in seconds")
+                raise Enough
+
+        _train(run, folder, begin, end)
+        if not story.ends.batch:
+            return ended[0] if ended else f"the run has fewer than {2 * WINDOWS + 1} windows"
+        torch.save(story, folder / f"{name}.story")
+        if name == "once":
+            torch.save(batches, folder / "batches")
+        return ""
+
+    return trial
+
+
+def _resumed(run: LightningRun, place: str, once: Story, again: Story) -> Callable[[Path], Resumed]:
+    """A trial: the run that is resumed from one of the checkpoints."""
+
+    def trial(folder: Path) -> Resumed:
+        batches = _load(folder / "batches")
+        saved = once.saved[place]
+        missing: list[str] = []
+        last: list[Picture] = []
+
+        def begin(trainer: Any, model: Any) -> None:
+            now = _picture(trainer, model)
+            missing.extend(_not_restored(saved, now))
+            missing.append("")  # it has begun
+            _give_batches(trainer, lambda number, batch: batches.get(number, batch))
+
+        def end(trainer: Any, model: Any, *_: Any) -> None:
+            if trainer.fit_loop.epoch_loop.batch_progress.total.ready >= once.ends.batch:
+                last.append(_picture(trainer, model))
+                raise Enough
+
+        try:
+            _train(run, folder, begin, end, ckpt_path=folder / f"{place}.ckpt")
+        except Exception as error:
+            if missing:
+                raise
+            return Resumed(place, saved.batch, refused=in_a_line(error))
+        if not last:
+            raise RuntimeError("the resumed run ended before the other")
+        names = sorted(_differing(once, again, last[0]))
+        return Resumed(
+            place,
+            saved.batch,
+            not_restored=tuple(missing[:-1]),
+            attributes=tuple(_told(name, once, last[0]) for name in names),
+            holds_tensors=any(name in once.ends.tensors for name in names),
+            difference=_difference(once.ends.weights, last[0].weights),
+        )
+
+    return trial
+
+
+def _train(
+    run: LightningRun,
+    folder: Path,
+    begin: Callable[..., None],
+    end: Callable[..., None],
+    ckpt_path: Path | None = None,
+) -> None:
+    run.start(
+        folder,
+        world_size=run.world_size,
+        prepare_loader=stop_workers,
+        ckpt_path=ckpt_path,
+        on_train_start=begin,
+        on_train_batch_start=_seed_by_batch,
+        on_train_batch_end=end,
+    )
+
+
+def _seed_by_batch(trainer: Any, *_: Any) -> None:
+    seed_as_another_process(int(trainer.fit_loop.epoch_loop.batch_progress.total.ready))
+
+
+def _give_batches(trainer: Any, give: Callable[[int, Any], Any]) -> None:
+    """Have each batch pass ``give(number in the run, batch)`` on its way to the module."""
+    to_device = trainer.strategy.batch_to_device
+
+    def given(batch: Any, *arguments: Any, **options: Any) -> Any:
+        if trainer.training:
+            batch = give(int(trainer.fit_loop.epoch_loop.batch_progress.total.ready), batch)
+        return to_device(batch, *arguments, **options)
+
+    trainer.strategy.batch_to_device = given
+
+
+# ---------------------------------------------------------------------------------------------------- the pictures
+
+
+def _picture(trainer: Any, model: Any) -> Picture:
+    attributes = dict(_attributes(trainer, model))
+    return Picture(
+        batch=int(trainer.fit_loop.epoch_loop.batch_progress.total.ready),
+        weights={name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]},
+        optimizers=dict(_states(trainer.optimizers)),
+        attributes={name: value for name, (value, _) in attributes.items()},
+        tensors=frozenset(name for name, (_, is_tensor) in attributes.items() if is_tensor),
+    )
+
+
+def _states(optimizers: list[Any]) -> Iterator[tuple[str, Tensor]]:
+    for optimizer in optimizers:
+        for number, state in enumerate(optimizer.state_dict()["state"].values()):
+            for name, value in state.items():
+                if isinstance(value, Tensor):
+                    yield f"{type(optimizer).__name__}'s {name} of parameter {number}", value.detach().clone()
+
+
+def _attributes(trainer: Any, model: Any) -> Iterator[tuple[str, tuple[Value, bool]]]:
+    """What the run's own callbacks and modules hold beside parameters and buffers, and whether that is a tensor."""
+    holders: dict[str, Any] = {type(callback).__name__: callback for callback in trainer.callbacks if _is_own(callback)}
+    holders |= {
+        f"{type(model).__name__}{'.' if name else ''}{name}": module
+        for name, module in model.named_modules()
+        if _is_own(module)
+    }
+    for holder, thing in holders.items():
+        for name, value in vars(thing).items():
+            if isinstance(thing, nn.Module) and (name.startswith("_") or name == "training"):
+                continue
+            told = _value(value)
+            if told is not None:
+                yield f"{holder}.{name}", (told, isinstance(value, Tensor | nn.Module))
+
+
+def _is_own(thing: Any) -> bool:
+    return type(thing).__module__.split(".")[0] not in ("torch", "lightning", "pytorch_lightning", "course_lib")
+
+
+def _value(value: Any) -> Value | None:
+    if isinstance(value, bool | int | float | str):
+        return str(value)
+    if isinstance(value, nn.Module):
+        return fingerprint(list(value.state_dict().values()))
+    if isinstance(value, Tensor | np.ndarray):
+        return fingerprint(value)
+    if isinstance(value, list | tuple | Mapping) and len(value) < 10_000:
+        parts = list(value.values()) if isinstance(value, Mapping) else list(value)
+        if all(isinstance(part, bool | int | float | str | Tensor | np.ndarray) for part in parts):
+            return fingerprint(parts)
+    return None
+
+
+def _not_restored(saved: Picture, now: Picture) -> Iterator[str]:
+    for before, after in ((saved.weights, now.weights), (saved.optimizers, now.optimizers)):
+        for name, value in before.items():
+            if name not in after or not torch.equal(value, after[name].to(value.dtype)):
+                yield name
+
+
+def _differing(once: Story, again: Story, resumed: Picture) -> Iterator[str]:
+    """Attributes that training changes in the same way each time, and that the resumed run has otherwise."""
+    for name, value in once.ends.attributes.items():
+        changes = value != once.begins.attributes.get(name)
+        if changes and value == again.ends.attributes.get(name) and value != resumed.attributes.get(name):
+            yield name
+
+
+def _told(name: str, once: Story, resumed: Picture) -> str:
+    value, other = once.ends.attributes[name], resumed.attributes.get(name)
+    if isinstance(value, str) and isinstance(other, str):
+        return f"{name} ({value}, resumed {other})"
+    return name
+
+
+def _difference(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
+    largest = 0.0
+    for name, value in weights.items():
+        if name not in others or others[name].shape != value.shape:
+            return float("inf")
+        if value.numel():
+            most = max(value.double().abs().max().item(), 1e-12)
+            change = (value.double() - others[name].double()).abs().nan_to_num(0.0).max().item()
+            largest = max(largest, change / most)
+    return largest
+
+
+def _tensors(batch: Any) -> Iterator[Tensor]:
+    if isinstance(batch, Tensor):
+        yield batch
+    elif isinstance(batch, Mapping | list | tuple):
+        for part in batch.values() if isinstance(batch, Mapping) else batch:
+            yield from _tensors(part)
+
+
+def _load(path: Path) -> Any:
+    return torch.load(path, weights_only=False)
+
+
+# --------------------------------------------------------------------------------------------------------- judging
+
+
+def _judge(resumed: Resumed) -> Judgement:
+    judgement = Judgement()
+    where = f"saved {PLACES[resumed.place]}, after {counted(resumed.batch, 'micro-batch', 'micro-batches')}"
+    changed = resumed.difference > TOLERANCE
+    held = ", ".join(resumed.attributes[:3])
+    if resumed.refused:
+        judgement.findings.append(
+            _finding(
+                f"A checkpoint {where}, cannot be loaded: {resumed.refused}.",
+                "The run cannot be resumed from its checkpoints.",
+                "Let load_state_dict and on_load_checkpoint ask for what the saving side puts in.",
+            )
+        )
+    elif changed and resumed.not_restored:
+        names, most = resumed.not_restored, 2
+        more = f" and {len(names) - most} more" if len(names) > most else ""
+        judgement.findings.append(
+            _finding(
+                f"A run that is {where}, and resumed has not got back {', '.join(names[:most])}{more}.",
+                "It goes on with other numbers than it was stopped with, and no error says so.",
+                "Leave the checkpoint whole; register what belongs to the model as a persistent buffer.",
+            )
+        )
+    elif changed and resumed.attributes:
+        judgement.findings.append(_forgotten(where, held, "weights that differ from those of the run that went on"))
+    elif changed and resumed.place == "inside":
+        judgement.findings.append(
+            _finding(
+                f"A run that is {where}, and resumed has lost the gradients of its begun window.",
+                "Its next update is made of the rest of the window, and the earlier samples' part is lost.",
+                "Add course_lib.callbacks.ExactResume(), or save when a window ends.",
+            )
+        )
+    elif changed:
+        judgement.findings.append(
+            _finding(
+                f"A run that is {where}, and resumed goes on to weights that differ by {resumed.difference:.1g} of the "
+                "largest, with the same batches and seeds.",
+                "Something that training changes is in no checkpoint.",
+                "Look for what the step reads and nobody saves.",
+            )
+        )
+    elif resumed.attributes and resumed.holds_tensors:
+        judgement.findings.append(_forgotten(where, held, f"another value of {plural(len(resumed.attributes), 'it')}"))
+    elif resumed.attributes:
+        judgement.notes.append(f"resume: no checkpoint holds {held}; the weights do not depend on it")
+    return judgement
+
+
+def _forgotten(where: str, held: str, ends: str) -> Finding:
+    return _finding(
+        f"No checkpoint holds {held}: a run that is {where}, and resumed ends with {ends}.",
+        "What was gathered before the stop is lost, and begins again.",
+        "Give the callback state_dict and load_state_dict, or make it a buffer of the module (register_buffer).",
+    )
+
+
+def _finding(says: str, means: str, cure: str) -> Finding:
+    return Finding("resume", says, means, cure, CHAPTER)

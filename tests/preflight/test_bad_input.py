@@ -1,0 +1,176 @@
+"""Runs that cannot be tried as a whole are judged as far as it goes; nothing hangs, nothing is written."""
+
+import io
+import time
+from itertools import count
+
+import pytest
+from lightning.pytorch import LightningDataModule
+from lightning.pytorch.loggers import CSVLogger
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from course_lib.preflight import CHECKS, preflight, progress
+from tests.preflight.parts import Net, Points, loader, quiet_trainer
+from tests.preflight.resuming import saves
+
+
+class NeedsALogger(Net):
+    def training_step(self, batch, batch_idx):
+        loss = super().training_step(batch, batch_idx)
+        self.logger.log_metrics({"loss": loss.item()}, step=batch_idx)
+        self.logger.experiment.add_scalar("loss", loss)
+        return loss
+
+
+class NeedsTheTrainer(Net):
+    def training_step(self, batch, batch_idx):
+        share = self.trainer.global_step / self.trainer.estimated_stepping_batches
+        assert self.trainer.log_dir is None or self.trainer.log_dir
+        return super().training_step(batch, batch_idx) * (1 - share / 2) * len(self.trainer.callbacks) ** 0
+
+
+class Downloads(LightningDataModule):
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def prepare_data(self):
+        (self.folder / "data").write_text("downloaded")
+
+    def train_dataloader(self):
+        return loader()
+
+
+class NotThereYet(Downloads):
+    def setup(self, stage):
+        (self.folder / "data").read_text()
+
+
+class Huge(Points):
+    def __len__(self):
+        return 10**9
+
+    def __getitem__(self, index):
+        return super().__getitem__(index % 64)
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return (Points(1)[0] for _ in count())
+
+
+class OnAGpu(Net):
+    def training_step(self, batch, batch_idx):
+        return super().training_step([part.to("cuda:63") for part in batch], batch_idx)
+
+
+class NoLength(Sampler):
+    def __iter__(self):
+        return iter(range(64))
+
+
+RUNS = {
+    "a logger": (NeedsALogger, loader, {"memory"}, {"setup", "length", "dealing", "bad_step", "growth"}),
+    "a Trainer": (NeedsTheTrainer, loader, set(), {"setup", "length", "dealing", "growth", "resume"}),
+    "a data module that downloads": (Net, Downloads, set(), {"setup", "length", "dealing"}),
+    "data that is not there yet": (Net, NotThereYet, set(CHECKS) - {"workers", "window", "no_sync"}, set()),
+    "10**9 samples": (Net, lambda: DataLoader(Huge(), 8), {"dealing", "order", "changes"}, {"length", "setup"}),
+    "10**9 shuffled samples": (Net, lambda: DataLoader(Huge(), 8, shuffle=True), {"dealing", "order"}, {"length"}),
+    "an endless stream": (Net, lambda: DataLoader(Endless(), 8), {"order", "changes"}, {"setup"}),
+    "a model for a GPU": (OnAGpu, loader, {"setup"}, {"length", "horizon", "dealing", "order"}),
+    "no length": (Net, lambda: DataLoader(Points(), 8, sampler=NoLength()), {"length", "horizon"}, {"setup"}),
+    "no scheduler": (Net, loader, set(), {"horizon", "length", "setup"}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    model, make_data, unjudged, passed = RUNS[name]
+    data = make_data(tmp_path) if isinstance(make_data, type) else make_data()
+    flags = {"max_steps": 50, "max_epochs": -1} if name == "an endless stream" else {}
+    logger = CSVLogger(tmp_path / "logs") if name == "a logger" else False
+    callbacks = [saves(save_last=True)]
+    trainer = quiet_trainer(logger=logger, enable_checkpointing=True, callbacks=callbacks, **flags)
+    report = preflight(trainer, model(), data, deep=True, seconds=20)
+    assert report.ok, str(report)
+    judged = set(report.passed) | set(report.not_judged)
+    assert judged == set(CHECKS) and all(report.not_judged.values())
+    assert unjudged <= set(report.not_judged) and passed <= set(report.passed), str(report)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_run_without_data_is_refused_as_the_fit_is():
+    [finding] = preflight(quiet_trainer(), Net()).findings
+    assert finding.check == "setup" and "`train_dataloader` must be implemented" in finding.says
+
+
+class HangsInSamples(Points):
+    def __getitem__(self, index):
+        time.sleep(60)
+
+
+class HangsInOrders(Sampler):
+    def __iter__(self):
+        time.sleep(60)
+        yield 0
+
+    def __len__(self):
+        return 64
+
+
+@pytest.mark.parametrize(
+    ("data", "unjudged", "passed"),
+    [
+        (lambda: DataLoader(HangsInSamples(), 8), {"setup", "bad_step", "growth", "memory", "resume"}, {"dealing"}),
+        (lambda: DataLoader(HangsInSamples(), 8, num_workers=1), {"workers", "setup"}, {"length", "order"}),
+        (lambda: DataLoader(Points(), 8, sampler=HangsInOrders()), {"dealing", "order", "setup"}, {"length"}),
+    ],
+)
+def test_a_hang_ends_with_its_seconds(data, unjudged, passed):
+    began = time.monotonic()
+    trainer = quiet_trainer(callbacks=[saves()], enable_checkpointing=True)
+    report = preflight(trainer, Net(), data(), deep=True, seconds=2)
+    assert report.ok and passed <= set(report.passed), str(report)
+    assert {name for name, why in report.not_judged.items() if why == "it did not finish in 2 s"} >= unjudged
+    assert time.monotonic() - began < 90
+
+
+# ------------------------------------------------------------------------------------------------------- progress
+
+
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
+
+
+@pytest.mark.parametrize(
+    ("stream", "after", "switch", "shown"),
+    [
+        (Terminal(), 0.0, "1", True),
+        (Terminal(), 60.0, "1", False),
+        (Terminal(), 0.0, "0", False),
+        (io.StringIO(), 0.0, "1", False),
+    ],
+)
+def test_progress_is_shown_to_who_waits(stream, after, switch, shown, monkeypatch):
+    monkeypatch.setenv("PREFLIGHT_PROGRESS", switch)
+    monkeypatch.setattr(progress, "AFTER_SECONDS", after)
+    monkeypatch.setattr("sys.stderr", stream)
+    preflight(quiet_trainer(), Net(), loader())
+    lines = stream.getvalue().splitlines()
+    assert bool(lines) == shown
+    assert not shown or (len(lines) == 4 and "(length, horizon, setup)" in lines[0] and "resume" in lines[-1])
+
+
+def test_a_step_that_takes_long_is_named_while_it_is_waited_for(monkeypatch):
+    class Slow(Net):
+        def training_step(self, batch, batch_idx):
+            time.sleep(60)
+
+    stream = Terminal()
+    monkeypatch.setenv("PREFLIGHT_PROGRESS", "1")
+    monkeypatch.setattr(progress, "AFTER_SECONDS", 1.0)
+    monkeypatch.setattr("sys.stderr", stream)
+    preflight(quiet_trainer(), Slow(), loader(), seconds=3)
+    assert "the start and the first windows" in stream.getvalue().splitlines()[0]

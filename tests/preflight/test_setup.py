@@ -1,0 +1,89 @@
+"""preflight's setup: what a fit refuses is said before it, and the order of the callbacks."""
+
+import pytest
+from lightning.pytorch import Callback, Trainer
+
+from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
+from course_lib.preflight import CHECKS, preflight
+from tests import effort
+from tests.callbacks import test_together as together
+from tests.preflight.parts import Net, loader, quiet_trainer
+
+PAIRS = [*together.REFUSED, *together.PAIRS[:: effort.cases(quick=12, thorough=1)]]
+ONLY_SETUP = [name for name in CHECKS if name != "setup"]
+
+
+class Scales(Callback):
+    def __init__(self, factor):
+        self.factor = factor
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for parameter in pl_module.parameters():
+            parameter.grad *= self.factor
+
+
+class Adds(Callback):
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for parameter in pl_module.parameters():
+            parameter.grad += 1
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "matters"),
+    [
+        ([Scales(0.5), Adds()], True),
+        ([Scales(0.5), Scales(0.25)], False),
+        ([SkipBadSteps(), StepAudit()], False),
+        ([Adds()], False),
+    ],
+)
+def test_the_order_of_callbacks(callbacks, matters):
+    report = preflight(quiet_trainer(callbacks=callbacks), Net(), loader(), deep=True, skip=ONLY_SETUP)
+    assert report.ok and any("order of the callbacks matters" in note for note in report.notes) == matters
+
+
+def test_a_loss_that_a_callback_refuses():
+    report = preflight(quiet_trainer(callbacks=[ExactAccumulation()]), Net(), loader())
+    [finding] = report.findings
+    assert finding.check == "setup" and "training_step must return (loss_sum, count)" in finding.says
+    assert set(report.not_judged) == set(ONLY_SETUP) and not report.passed
+
+
+def test_an_error_of_the_models_own_is_no_finding():
+    class Fails(Net):
+        def training_step(self, batch, batch_idx):
+            raise ValueError("no such column")
+
+    report = preflight(quiet_trainer(), Fails(), loader())
+    assert report.ok and report.not_judged["setup"].startswith("ValueError: no such column (test_setup.py")
+
+
+class Given(Exception):
+    """What a fit was given."""
+
+
+def given_to_fit(one, other, monkeypatch):
+    """The run of two pieces that go together or do not."""
+
+    def fit(trainer, module, datamodule=None):
+        raise Given(trainer, module, datamodule)
+
+    callbacks = [name for name in (one, other) if name in together.CALLBACKS]
+    data = next((name for name in (one, other) if name in together.DATA), "ResumableDataLoader")
+    with monkeypatch.context() as patched:
+        patched.setattr(Trainer, "fit", fit)
+        with pytest.raises(Given) as given:
+            together.run(callbacks, data, other if other in together.FLAGS else "no flag")
+    return given.value.args
+
+
+@pytest.mark.parametrize(("one", "other"), PAIRS)
+def test_what_is_refused_is_said_before_the_fit(one, other, monkeypatch):
+    # The runs end where they end, and average the means of short windows as a Trainer does.
+    beside = ["horizon", "length", "window", "growth", "resume"]
+    report = preflight(*given_to_fit(one, other, monkeypatch), skip=beside)
+    if (one, other) in together.REFUSED:
+        [finding] = report.findings
+        assert finding.check == "setup" and together.REFUSED[one, other] in finding.says
+    else:
+        assert report.ok and not any("Error" in why for why in report.not_judged.values()), str(report)
