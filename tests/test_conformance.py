@@ -3,7 +3,7 @@
 import random
 import time
 import warnings
-from functools import partial
+from functools import cache, partial
 from itertools import count, pairwise
 
 import numpy as np
@@ -17,6 +17,11 @@ from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoSt
 from tests import effort
 
 # ------------------------------------------------------------------------------------------- samplers that are right
+
+
+@cache
+def permutation(n, seed):
+    return np.random.default_rng(seed).permutation(n).tolist()
 
 
 class Contiguous:
@@ -46,7 +51,7 @@ class Contiguous:
         return self.draw(self.seed, self.epoch)
 
     def draw(self, *seed):
-        return np.random.default_rng(seed).permutation(self.n).tolist()
+        return list(permutation(self.n, seed))
 
     def blocks(self):
         """Where the steps from the position on begin and end; sizes differ by one, the larger ones first."""
@@ -506,15 +511,20 @@ def strided(fault):
     return globals().setdefault(name, type(name, (fault,), attributes))
 
 
-@pytest.mark.parametrize("dealt", [lambda fault: fault, strided], ids=["contiguous", "strided"])
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
-def test_each_fault_breaks_its_rule_and_no_other(fault, dealt):
-    report = check_batch_sampler(partial(dealt(fault), cycled=7), range(40))
+def test_each_fault_breaks_its_rule_and_no_other(fault):
+    report = check_batch_sampler(partial(fault, cycled=7), range(40))
+    assert rules(report) == [FAULTS[fault]], report
+
+
+@pytest.mark.parametrize("fault", [*FAULTS][:: effort.cases(5, 1)], ids=lambda fault: fault.__name__)
+def test_so_it_does_in_strided_dealing(fault):
+    report = check_batch_sampler(partial(strided(fault), cycled=7), range(40))
     assert rules(report) == [FAULTS[fault]], report
 
 
 def test_faults_are_found_without_a_second_stream_and_by_the_shapes_of_a_list():
-    for fault, rule in list(FAULTS.items())[: effort.cases(8, len(FAULTS))]:
+    for fault, rule in list(FAULTS.items())[: effort.cases(4, len(FAULTS))]:
         if rule != 10:
             report = check_batch_sampler(fault, all_of, shapes=[dict(n=n, batch_size=3) for n in (7, 22, 23, 24)])
             assert rules(report) == [rule], report

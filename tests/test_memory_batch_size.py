@@ -64,7 +64,7 @@ def fit(limit, **options):
 
 
 def test_fifty_limits(remembered):
-    number = effort.cases(15, 50)
+    number = effort.cases(8, 50)
     outcomes = compare(limits(50)[:number], {"find_batch_size": ours}, PEAKS)["find_batch_size"]
     assert min(outcome.share for outcome in outcomes) >= 0.95
     assert all(outcome.answer <= outcome.largest and outcome.answer_ran for outcome in outcomes)

@@ -282,7 +282,7 @@ def train_and_die(rank, world_size, path, die_at, workers):
     return seen
 
 
-@pytest.mark.parametrize("case", range(effort.cases(6, 20)))
+@pytest.mark.parametrize("case", range(effort.cases(3, 20)))
 def test_a_killed_run_goes_on_with_other_ranks_and_workers(tmp_path, case):
     rng = random.Random(f"kill {case}")
     path = str(tmp_path / "checkpoint")

@@ -89,7 +89,7 @@ class Case:
 
 
 KINDS = ["shuffled", "two streams", "sharded", "split", "uneven"]
-SHAPES = effort.cases(150, 2_000)
+SHAPES = effort.cases(60, 2_000)
 """Of each kind of sampler, for each property."""
 
 

@@ -156,7 +156,7 @@ def test_windows_are_a_sequence(case, index, part):
 def test_plan_equals_a_real_trainer(seed):
     # 500 in all, with --thorough: int and {epoch: k} accumulation, both stops, both kinds of limit.
     rng = random.Random(seed)
-    for _ in range(effort.cases(12, 50)):
+    for _ in range(effort.cases(6, 50)):
         case = random_case(rng)
         plan, counted = plan_steps(**case), count_real_fit(**case)
         assert (plan.total_steps, plan.epochs_completed, plan.micro_batches) == counted.totals, case
@@ -165,7 +165,7 @@ def test_plan_equals_a_real_trainer(seed):
 
 def test_plan_equals_a_real_trainer_on_two_real_ranks():
     rng = random.Random("two ranks")
-    cases = [random_case(rng, world_size=2) for _ in range(40)]
+    cases = [random_case(rng, world_size=2) for _ in range(effort.cases(12, 40))]
 
     def fit_all(rank):
         return [count_real_fit(**case, devices=2, strategy="ddp") for case in cases]

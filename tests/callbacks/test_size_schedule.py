@@ -94,7 +94,7 @@ def random_run(rng):
 def test_planned_updates_are_those_counted_in_real_fits():
     rng = random.Random("size schedules")
     units = set()
-    for _ in range(effort.cases(20, 110)):
+    for _ in range(effort.cases(12, 110)):
         schedule, flags = random_run(rng)
         units.add((schedule.unit, flags.get("reload", False)))
         audit = StepAudit(strict=True)

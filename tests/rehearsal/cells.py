@@ -19,7 +19,9 @@ import re
 import symtable
 import sys
 import time
-from collections.abc import Iterable, Iterator
+import traceback
+from collections.abc import Collection, Iterable, Iterator
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +37,7 @@ def cells_that_use_the_device(notebook: Notebook) -> list[Cell]:
     made: set[str] = set()
     found = []
     for cell in code_cells(notebook):
-        for statement in ast.parse(source(cell)).body:
+        for statement in _statements(source(cell)):
             if _names_the_device(statement) or made & _loaded(statement):
                 made |= _bound(statement) | _changed(statement)
                 if cell not in found:
@@ -50,11 +52,21 @@ def cells_to_run(notebook: Notebook, wanted: list[Cell]) -> list[Cell]:
     cells = code_cells(notebook)
     chosen, needed = {cell["id"] for cell in wanted}, set()
     for cell in reversed(cells):
-        statements = ast.parse(source(cell)).body
+        statements = _statements(source(cell))
         if cell["id"] in chosen or any((_bound(s) | _changed(s)) & needed for s in statements):
             chosen.add(cell["id"])
             needed = _needed(statements, needed)
     return [cell for cell in cells if cell["id"] in chosen]
+
+
+def cells_without(left_out: Collection[str], notebook: Notebook, wanted: list[Cell]) -> list[Cell]:
+    """The wanted cells that run without the cells of these ids."""
+    return [cell for cell in wanted if not {each["id"] for each in cells_to_run(notebook, [cell])} & set(left_out)]
+
+
+@functools.cache
+def _statements(code: str) -> list[ast.stmt]:
+    return ast.parse(code).body
 
 
 def _needed(statements: list[ast.stmt], afterwards: Iterable[str] = ()) -> set[str]:
@@ -76,6 +88,7 @@ def _names_the_device(statement: ast.stmt) -> bool:
     return bool(DEVICE & words)
 
 
+@functools.cache
 def _loaded(statement: ast.stmt) -> set[str]:
     """Global names that it reads, those of its functions included."""
     if isinstance(statement, ast.For):
@@ -99,6 +112,7 @@ def _read(statement: ast.stmt) -> set[str]:
     return names | {symbol.get_name() for symbol in top.get_symbols() if symbol.is_referenced()}
 
 
+@functools.cache
 def _bound(statement: ast.stmt) -> set[str]:
     """Global names that it gives a value."""
     if isinstance(statement, ast.AugAssign):
@@ -125,6 +139,7 @@ def _scope(statement: ast.stmt) -> symtable.SymbolTable:
     return symtable.symtable(ast.unparse(ast.fix_missing_locations(analysed)), "cell", "exec")
 
 
+@functools.cache
 def _changed(statement: ast.stmt) -> set[str]:
     """Names whose object a statement changes: `x.append(1)`, `x[0] = 1`, `x |= y`."""
     changed = _root(statement.target) if isinstance(statement, ast.AugAssign) else set()
@@ -145,10 +160,10 @@ def _root(node: ast.expr) -> set[str]:
 # ------------------------------------------------------------------------------------------------------- running
 
 
-def rehearse(path: Path, rehearsals: list[str]) -> dict[str, Any]:
+def rehearse(path: Path, rehearsals: list[str], left_out: Collection[str] = ()) -> dict[str, Any]:
     """Run the cells once for each of ``"plain"``, ``"cuda"``, ``"noise:<seed>"`` and ``"cuda+noise:<seed>"``."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
-    wanted = cells_that_use_the_device(notebook)
+    wanted = cells_without(left_out, notebook, cells_that_use_the_device(notebook))
     cells = cells_to_run(notebook, wanted)
     differences, seconds = {}, {}
     for rehearsal in rehearsals:
@@ -157,6 +172,14 @@ def rehearse(path: Path, rehearsals: list[str]) -> dict[str, Any]:
             differences[rehearsal] = list(_differences(cells, wanted))
         seconds[rehearsal] = round(time.perf_counter() - start, 1)
     return {"compared": [cell["id"] for cell in wanted], "differences": differences, "seconds": seconds}
+
+
+def send_rehearsal(connection: Connection, *arguments: Any) -> None:
+    """Send what :func:`rehearse` returns, or the traceback of what it raises."""
+    try:
+        connection.send(rehearse(*arguments))
+    except BaseException:
+        connection.send(traceback.format_exc())
 
 
 @contextlib.contextmanager
