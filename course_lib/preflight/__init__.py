@@ -1,6 +1,6 @@
-"""Is a run right, before it costs a night? The way in is :func:`preflight`, in ``preflight.py``."""
+"""Is a run right, before it costs a night? The way in is :func:`preflight`, in ``judge.py``."""
 
-from course_lib.preflight.preflight import CHECKS, assert_ready, preflight, preflight_loop
+from course_lib.preflight.judge import CHECKS, assert_ready, preflight, preflight_loop
 from course_lib.preflight.report import Finding, NotReady, PreflightReport
 
 __all__ = ["CHECKS", "Finding", "NotReady", "PreflightReport", "assert_ready", "preflight", "preflight_loop"]
