@@ -2,6 +2,7 @@
 
 import base64
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -13,6 +14,8 @@ from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from workbook.refresh import RefreshError, main, refresh
 
 from tests.notebook_rules import ROOT, free_of_the_machine, no_trace_of_the_run
+
+pytestmark = pytest.mark.xdist_group("refresh")  # one worker refreshes the project
 
 CELLS = [
     new_markdown_cell("# A small notebook"),
@@ -71,7 +74,7 @@ def outputs(path: Path, cell_id: str) -> list[nbformat.NotebookNode]:
 
 def run_pytest(folder: Path, *arguments: str, **environment: str) -> tuple[int, str]:
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", *arguments],
+        [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-p", "no:hypothesispytest", *arguments],
         cwd=folder,
         env=os.environ | environment,
         capture_output=True,
@@ -135,28 +138,22 @@ def test_an_unknown_notebook_is_named():
         main(["77"])
 
 
-def test_a_refreshed_notebook_passes_with_the_address_sanitised(project: Path, small: Path):
-    stored = small.read_text()
+@pytest.mark.parametrize(("folder", "arguments"), [(".", ["notebooks"]), ("notebooks", [])])
+def test_another_address_passes_and_another_number_fails_from_wherever_pytest_is_started(
+    folder: str, arguments: list[str], project: Path, small: Path
+):
+    stored, changed = small.read_text(), small.with_name("changed.ipynb")
     try:
         small.write_text(stored.replace("0x7f00deadbeef", "0x7f00deadbee0"))
-        code, said = run_pytest(project, "notebooks/small.ipynb")
-        assert (code, "6 passed" in said) == (0, True), said
-        code, said = run_pytest(project / "notebooks")
-        assert (code, "6 passed" in said) == (0, True), said
+        changed.write_text(stored.replace('"780"', '"781"'))
+        code, said = run_pytest(project / folder, "-rfp", *arguments)
+        assert (code, "1 failed, 11 passed" in said) == (1, True), said
+        assert re.findall(r"^FAILED .*(changed|small).ipynb::Cell (\d)", said, re.MULTILINE) == [("changed", "0")]
+        assert len(re.findall(r"^PASSED .*small.ipynb::Cell", said, re.MULTILINE)) == 6
+        assert "781" in said
     finally:
         small.write_text(stored)
-
-
-def test_one_changed_number_fails_also_from_the_folder_of_the_notebooks(project: Path, small: Path):
-    stored = small.read_text()
-    try:
-        small.write_text(stored.replace('"780"', '"781"'))
-        for folder in (project, project / "notebooks"):
-            code, said = run_pytest(folder, str(small))
-            assert (code, "1 failed, 5 passed" in said) == (1, True), said
-            assert "781" in said
-    finally:
-        small.write_text(stored)
+        changed.unlink(missing_ok=True)
 
 
 def test_a_gpu_test_is_left_out_unless_asked_for_and_then_fails_without_a_gpu(project: Path):
