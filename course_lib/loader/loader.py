@@ -10,17 +10,18 @@ import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from operator import length_hint
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, IterDataPipe
+from typing_extensions import TypeVar
 
 from course_lib._ranks import world_size_of
 from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
 
-Sample = TypeVar("Sample", covariant=True)
+Sample = TypeVar("Sample", covariant=True, default=Any)
 
 
 class MiniDataLoader(DataLoader[Sample]):
