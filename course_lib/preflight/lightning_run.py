@@ -213,6 +213,11 @@ class LightningRun:
         return int(self.trainer.accumulate_grad_batches)
 
     @property
+    def accumulates_exactly(self) -> bool:
+        """Whether ``training_step`` returns a sum and its count, for ExactAccumulation."""
+        return any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks)
+
+    @property
     def reloads(self) -> bool:
         return bool(self.trainer.reload_dataloaders_every_n_epochs)
 

@@ -93,12 +93,11 @@ def _of_trainer(
             judgements.append(_not_judged(f"the run has {len(run.loaders())} training loaders"))
             raise Enough
         [loader] = run.loaders()
-        exact = any(type(callback).__name__ == "ExactAccumulation" for callback in trainer.callbacks)
         largest = _largest(loader, seconds)
 
         def loss(module: nn.Module, batch: Any) -> Tensor:
             vars(module)["_trainer"] = trainer
-            return loss_of(module, batch, exact)
+            return loss_of(module, batch, run.accumulates_exactly)
 
         vars(model)["_trainer"] = None  # the module is copied, and the Trainer need not be
         judgements.append(

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._words import counted, plural
+from course_lib.memory.ledger import tensors_in
 from course_lib.preflight.copies import in_a_line, temporary_folder, try_on_copies
 from course_lib.preflight.dealing import fingerprint
 from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
@@ -119,7 +120,7 @@ def _whole(run: LightningRun, name: str) -> Callable[[Path], str]:
 
             def keep(number: int, batch: Any) -> Any:
                 batches[number] = batch
-                held[0] += sum(part.nbytes for part in _tensors(batch))
+                held[0] += sum(part.nbytes for part in tensors_in(batch))
                 return batch
 
             _give_batches(trainer, keep)
@@ -319,14 +320,6 @@ def _difference(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
             change = (value.double() - others[name].double()).abs().nan_to_num(0.0).max().item()
             largest = max(largest, change / most)
     return largest
-
-
-def _tensors(batch: Any) -> Iterator[Tensor]:
-    if isinstance(batch, Tensor):
-        yield batch
-    elif isinstance(batch, Mapping | list | tuple):
-        for part in batch.values() if isinstance(batch, Mapping) else batch:
-            yield from _tensors(part)
 
 
 def _load(path: Path) -> Any:

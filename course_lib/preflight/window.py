@@ -134,7 +134,7 @@ def _flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> T
 
 def _of_trainer(run: LightningRun, folder: Path, k: int) -> Windows:
     trainer, model = run.trainer, run.model
-    exact = any(type(callback).__name__ == "ExactAccumulation" for callback in trainer.callbacks)
+    exact = run.accumulates_exactly
     windows = Windows(model, lambda batch: loss_of(model, batch, exact), 0)
     trainer.gradient_clip_val = None
 
