@@ -8,7 +8,7 @@ process holds it in exclusive mode, its memory is full. The rule: *a device is u
     >>> device.type
     'cpu'
     >>> explain_device()
-    'Computing on the CPU: Torch not compiled with CUDA enabled.'
+    'Computing on the CPU: ...'
 """
 
 from __future__ import annotations

@@ -7,9 +7,12 @@ makes nothing faster.*
 
     >>> [round(predict_throughput(load_s=0.02, compute_s=0.01, workers=workers)) for workers in range(4)]
     [33, 50, 100, 100]
-    >>> loader = DataLoader(dataset, batch_size=64, num_workers=2)
-    >>> for batch in trace(loader, compute=train_step):
-    ...     print(batch.batch, batch.worker, f"{batch.waited_s:.3f} s")
+
+What a loader does is measured in the same units:
+
+    loader = DataLoader(dataset, batch_size=64, num_workers=2)
+    for batch in trace(loader, compute=train_step):
+        print(batch.batch, batch.worker, f"{batch.waited_s:.3f} s")
 """
 
 from __future__ import annotations

@@ -5,11 +5,11 @@ and misses as much at the end; and its workers have fetched further than the tra
 count is of no use either. The rule: *the loader counts what it delivered; the position in the epoch's order is all
 the state; an epoch begins when its first batch is asked for.*
 
-    >>> loader = ResumableDataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
-    >>> for epoch in range(10):
-    ...     for batch in loader:
-    ...         train(batch)
-    ...         torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, path)
+    loader = ResumableDataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
+    for epoch in range(10):
+        for batch in loader:
+            train(batch)
+            torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, path)
 
 After ``loader.load_state_dict(...)`` the same loop goes on with the next batch, on whatever number of workers and
 ranks there are. A Lightning Trainer saves and restores the state in its own checkpoints.

@@ -25,10 +25,10 @@ class ExactAccumulation(Callback):
     micro-batches and to ranks even where they hold different numbers of samples, and too little weight to a short last
     window. With this callback ``training_step`` returns a sum and what it runs over; the rest of the run stays as is:
 
-    >>> def training_step(self, batch):
-    ...     loss_sum = cross_entropy(self(batch.x), batch.y, reduction="sum", ignore_index=-100)
-    ...     return loss_sum, (batch.y != -100).sum()
-    >>> Trainer(accumulate_grad_batches=8, callbacks=[ExactAccumulation()])
+        def training_step(self, batch):
+            loss_sum = cross_entropy(self(batch.x), batch.y, reduction="sum", ignore_index=-100)
+            return loss_sum, (batch.y != -100).sum()
+        Trainer(accumulate_grad_batches=8, callbacks=[ExactAccumulation()])
 
     A Trainer without the callback refuses that pair. A dict with the keys ``"loss"`` (the sum) and ``"count"`` is
     taken as well, and its other keys reach ``on_train_batch_end``; a Trainer without the callback would train on the

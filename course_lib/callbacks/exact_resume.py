@@ -6,9 +6,9 @@ second kill just after a resume) therefore loses the window's earlier samples, a
 checkpoint holds the run as it was when the last window ended; the random numbers of a window are a function of the
 seed, the window's place in the run and the rank.*
 
-    >>> Trainer(accumulate_grad_batches=8, callbacks=[ExactResume(), ModelCheckpoint(...)]).fit(
-    ...     model, ResumableDataLoader(dataset, batch_size=16, shuffle=True)
-    ... )
+    Trainer(accumulate_grad_batches=8, callbacks=[ExactResume(), ModelCheckpoint(...)]).fit(
+        model, ResumableDataLoader(dataset, batch_size=16, shuffle=True)
+    )
 
 ``ExactAccumulation``, ``SkipBadSteps``, ``StepAudit`` and ``SizeScheduleDataModule`` bring it with them.
 """

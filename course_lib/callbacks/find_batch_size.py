@@ -22,9 +22,9 @@ class FindBatchSize(Callback):
     The module (or its ``hparams``, or the datamodule) has a ``batch_size`` that ``train_dataloader`` reads, and
     ``training_step`` is what is predicted and tried, on batches of the training data's first sample:
 
-    >>> finder = FindBatchSize(fraction=0.9, multiple_of=8)
-    >>> Trainer(callbacks=[finder]).fit(model, datamodule=data)
-    >>> print(finder.fitted)
+        finder = FindBatchSize(fraction=0.9, multiple_of=8)
+        Trainer(callbacks=[finder]).fit(model, datamodule=data)
+        print(finder.fitted)
 
     Nothing is logged meanwhile, and nothing of the run has changed when it begins: weights, optimizer, generators.
     ``configure_optimizers`` is called again with the size that was found, so that schedules have the run's real length.

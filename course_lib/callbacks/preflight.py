@@ -1,6 +1,6 @@
 """The check before a run, at the start of its fit.
 
->>> Trainer(callbacks=[Preflight()], ...).fit(model)  # raises where the run will not do what its settings promise
+    Trainer(callbacks=[Preflight()], ...).fit(model)  # raises where the run will not do what its settings promise
 """
 
 from __future__ import annotations

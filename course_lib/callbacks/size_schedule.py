@@ -4,10 +4,10 @@ A Trainer counts a loader's batches once, and cuts or ends every later epoch by 
 number. Both change with the size. The rule: *ask for the loader in every epoch, so that it is counted again; it may be
 the same loader each time.*
 
-    >>> schedule = SizeSchedule.with_budget({0: 32, 3: 64}, budget=65536, effective_batch_size=64)
-    >>> data = SizeScheduleDataModule(images, schedule, render, num_workers=4, persistent_workers=True)
-    >>> Trainer(max_epochs=10).fit(model, datamodule=data)
-    >>> data.plan().total_steps  # in configure_optimizers: self.trainer.datamodule.plan()
+    schedule = SizeSchedule.with_budget({0: 32, 3: 64}, budget=65536, effective_batch_size=64)
+    data = SizeScheduleDataModule(images, schedule, render, num_workers=4, persistent_workers=True)
+    Trainer(max_epochs=10).fit(model, datamodule=data)
+    data.plan().total_steps  # in configure_optimizers: self.trainer.datamodule.plan()
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ from course_lib.skipping.skips import SCALER
 class SkipBadSteps(Callback):
     """Skip an update on all ranks where the loss or the gradient is not finite, or the gradient's norm is a spike.
 
-    >>> Trainer(max_steps=10_000, callbacks=[SkipBadSteps(spike_factor=10, journal="skipped.jsonl")])
+        Trainer(max_steps=10_000, callbacks=[SkipBadSteps(spike_factor=10, journal="skipped.jsonl")])
 
     After a skip, parameters, optimizer state, buffers, the gradient scaler and schedules of the interval ``"step"`` are
     as if the window had not been; see :class:`course_lib.skipping.StepGuard`, which does the work and whose arguments
@@ -42,7 +42,7 @@ class SkipBadSteps(Callback):
     where ``max_epochs`` ends the run, a cosine stops as many steps before its end as were skipped; with ``max_steps``,
     which counts updates, it ends where it should.
 
-    It judges the gradient that would be applied: after :class:`ExactAccumulation`, wherever that is in the list, and
+    It judges the gradient that would be applied: after ``ExactAccumulation``, wherever that is in the list, and
     before the Trainer clips. A skipped step is not clipped.
 
     Args:

@@ -1,8 +1,8 @@
 """Planned optimizer steps against those that a Trainer made.
 
->>> audit = StepAudit(strict=True)
->>> Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
->>> audit.updates, audit.attempts, audit.skipped
+    audit = StepAudit(strict=True)
+    Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
+    audit.updates, audit.attempts, audit.skipped
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class StepAudit(Callback):
     A run agrees with its plan where each planned step was made or is a known skip. A run that is told to stop before
     its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop. One that
     goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now. The
-    epoch that ``StochasticWeightAveraging`` adds makes no steps; see :class:`ExactResume`.
+    epoch that ``StochasticWeightAveraging`` adds makes no steps; see ``ExactResume``.
 
     Args:
         plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.

@@ -28,7 +28,7 @@ RULES: dict[int, tuple[str, str]] = {
 
 @dataclass(frozen=True)
 class ConformanceReport:
-    """What :func:`check_batch_sampler` found."""
+    """What ``check_batch_sampler`` found."""
 
     violations: tuple[Violation, ...]
     """At most one for each rule, with its smallest counterexample."""

@@ -5,6 +5,7 @@ copies hang; new processes take seconds to start and cannot see what a cell defi
 without a word. The rule: *ranks start from a clean server that has torch loaded, the function travels by value, and
 every end is reported.*
 
+    >>> import torch
     >>> def total(rank, weight):
     ...     x = torch.tensor([weight * rank])
     ...     torch.distributed.all_reduce(x)

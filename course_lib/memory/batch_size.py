@@ -170,8 +170,8 @@ def find_batch_sizes(
 ) -> dict[Any, FittedBatchSize]:
     """`find_batch_size` for each shape (a resolution, a length) of a schedule; `batch_fn(size, shape)` -> a batch.
 
-    >>> table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
-    >>> {shape: fitted.batch_size for shape, fitted in table.items()}
+        table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
+        {shape: fitted.batch_size for shape, fitted in table.items()}
     """
 
     def fit(shape: Any) -> FittedBatchSize:

@@ -15,6 +15,7 @@ def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -
     The part of a step's memory that grows with the batch: ``const + c · batch_size``, so two calls give both. Saved
     inputs count, the parameters and buffers of ``model`` don't. Works under fake tensors.
 
+    >>> import torch
     >>> saved_bytes(lambda: torch.ones(4, 10, requires_grad=True).exp())    # exp keeps its output
     160
 

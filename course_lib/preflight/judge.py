@@ -3,8 +3,8 @@
 Most mistakes between samples and optimizer raise nothing: the run is shorter than its schedule, two ranks train the
 same samples, every epoch has one order. The rule: *try it on a copy, and count.*
 
->>> report = preflight(trainer, model, data)
->>> print(report)  # findings with their numbers, what could not be judged, and the run's facts
+    report = preflight(trainer, model, data)
+    print(report)  # findings with their numbers, what could not be judged, and the run's facts
 
 What is tried, and on what, stands in the files beside this one: ``length``, ``horizon``, ``dealing`` … for each check,
 ``copies`` for the processes that the trials run in.

@@ -7,8 +7,8 @@ state there is: a run can go on with other workers, and on another number of ran
 
     >>> sampler = ShuffledBatchSampler(10, batch_size=2, num_replicas=2, rank=0)
     >>> sampler.set_epoch(3)
-    >>> len(sampler), sum(len(batch) for batch in sampler)
-    (3, 5)
+    >>> len(sampler), [len(batch) for batch in sampler]  # the other rank's hold 2, 2 and 2
+    (3, [2, 1, 1])
 
 Every sampler has ``set_epoch``, ``state_dict`` and ``load_state_dict``, and a property ``sampler`` that is itself:
 trainers call ``batch_sampler.sampler.set_epoch``. Without ``num_replicas`` and ``rank`` they are those of the process

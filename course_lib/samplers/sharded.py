@@ -27,6 +27,12 @@ class ShardedBatchSampler(EpochBatchSampler):
     (seed, epoch), and the global ones put back afterwards. So all ranks see it yield the same, whatever they drew
     before; a wrapper without this loses some indices and repeats others.
 
+    >>> by_length = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
+    >>> for rank in 0, 1:
+    ...     print(list(ShardedBatchSampler(by_length, num_replicas=2, rank=rank)))
+    [[0, 1, 2], [6, 7]]
+    [[3, 4, 5], [8, 9]]
+
     It runs again within an epoch where it was replaced, or an attribute of it or of a sampler inside it was set. What
     is changed in place (an element of its list of weights) counts from the next epoch on.
 

@@ -18,6 +18,11 @@ class ShuffledBatchSampler(EpochBatchSampler):
 
     Every index exactly once per epoch over all ranks, in O(1) memory, resumable anywhere in O(1).
 
+    >>> for rank in 0, 1:
+    ...     print(list(ShuffledBatchSampler(10, batch_size=3, seed=1, num_replicas=2, rank=rank)))
+    [[8, 4], [2, 5]]
+    [[7, 0, 1], [9, 6, 3]]
+
     Args:
         num_samples: Samples in the dataset, up to 2**62.
         batch_size: Largest number of indices in a batch of one rank.

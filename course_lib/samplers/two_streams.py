@@ -23,6 +23,9 @@ class TwoStreamBatchSampler(EpochBatchSampler):
     primary's indices, then the secondary's. The secondary is cycled in passes, each in a random order of its own;
     within an epoch its indices are used equally often, give or take one.
 
+    >>> list(TwoStreamBatchSampler(range(6), [100, 101], primary_batch_size=2, secondary_batch_size=1, shuffle=False))
+    [[0, 1, 100], [2, 3, 101], [4, 5, 100]]
+
     Works with a Trainer's default flags, with ``use_distributed_sampler=False``, with Fabric and with plain DDP, and
     yields the same batches in all four. With accelerate, read it through a
     :class:`~course_lib.resume.ResumableDataLoader`; see :class:`~course_lib.samplers.EpochBatchSampler`.
@@ -33,7 +36,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         secondary_batch_size: Number of secondary indices in a batch of one rank.
         shuffle: Whether each epoch has a random order; else the order given.
         seed: Of the order, together with the epoch.
-        tail: What becomes of a primary that does not divide, see :class:`ShuffledBatchSampler`. With ``"spread"`` a
+        tail: What becomes of a primary that does not divide, see ``ShuffledBatchSampler``. With ``"spread"`` a
             batch may be without a primary index, if there are too few for all ranks.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
         sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
@@ -81,7 +84,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         return int(max(self.primary_indices.max(), self.secondary_indices.max()))
 
     def loss_weight(self, batch: int) -> float:
-        """This rank's weight for the mean loss over a batch's *primary* samples, see :class:`ShuffledBatchSampler`."""
+        """This rank's weight for the mean loss over a batch's *primary* samples, see ``ShuffledBatchSampler``."""
         world_size, rank = self._world()
         return loss_weight(self._primary_steps(self._position, world_size), batch, world_size, rank)
 

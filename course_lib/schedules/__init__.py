@@ -8,9 +8,9 @@ not reach workers that live on. The rule: *plan the sizes as a function of the p
     >>> sampler = ScheduledBatchSampler(48, schedule)
     >>> [(len(batch), batch[0].size) for batch in sampler]
     [(16, 16), (4, 32), (4, 32), (4, 32), (4, 32), (4, 32), (4, 32), (4, 32), (4, 32)]
-    >>> loader = ResumableDataLoader(SizedDataset(images, render), batch_sampler=sampler, num_workers=4)
 
-``plan_steps(len(images), schedule, max_epochs=10)`` counts such a run's optimizer steps before it starts.
+``ResumableDataLoader(SizedDataset(images, render), batch_sampler=sampler, num_workers=4)`` then tells its workers the
+size of each sample, and ``plan_steps(48, schedule, max_epochs=10)`` counts the run's optimizer steps before it starts.
 """
 
 from course_lib.schedules.plan import SchedulePlan

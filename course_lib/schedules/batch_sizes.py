@@ -24,7 +24,7 @@ def fit_budget(
     multiple_of: int,
     max_batch_size: int | None,
 ) -> dict[Size, Fitted]:
-    """The largest batch of each size that a budget holds, see :meth:`SizeSchedule.with_budget`."""
+    """The largest batch of each size that a budget holds, see ``SizeSchedule.with_budget``."""
     if isinstance(budget, bool) or not isinstance(budget, Real) or not 0 < budget < math.inf:
         raise ValueError(f"budget must be a finite number above 0, got {budget!r}")
     multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
@@ -59,7 +59,7 @@ def _held(budget: float, cost: float) -> int:
 
 
 def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
-    """The batch size of a size, or of the shapes that end with it; see :meth:`SizeSchedule.from_batch_sizes`."""
+    """The batch size of a size, or of the shapes that end with it; see ``SizeSchedule.from_batch_sizes``."""
     size = checked_size("size", size)
     end = (size, size) if isinstance(size, int) else size
     if size in table:

@@ -3,6 +3,7 @@
 A Trainer estimates a run's length from its first epoch; a schedule makes every epoch another length. The rule is that
 of ``course_lib.steps``, asked of each epoch: *every window steps once, the short one at an epoch's end as well.*
 
+    >>> from course_lib.schedules import SizeSchedule
     >>> plan = SizeSchedule({0: (16, 16), 16: (32, 8), 32: (64, 4)}, unit="samples").plan(48, max_epochs=2)
     >>> plan.batches_per_epoch, plan.total_steps, plan.optimizer_step_of_stages
     ({0: 7, 1: 12}, 19, [0, 1, 3])

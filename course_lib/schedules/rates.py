@@ -4,6 +4,7 @@ A larger batch averages over more samples, so its gradient is less noisy and adm
 a choice that a run should name. The rule: *the factor follows the samples of an update, on all ranks and in all its
 micro-batches together*; where accumulation holds them constant, it is 1.
 
+    >>> from course_lib.schedules import SizeSchedule
     >>> schedule = SizeSchedule({0: (32, 64), 5: (64, 16)})
     >>> factor = schedule.lr_factor("linear")
     >>> factor(4), factor(5)

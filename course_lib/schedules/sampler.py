@@ -22,7 +22,7 @@ from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoc
 class ScheduledBatchSampler(EpochBatchSampler):
     """Batches that follow a :class:`SizeSchedule`, also within an epoch, on every rank alike.
 
-    Yields lists of :class:`SizedIndex`, for a :class:`SizedDataset`. The order of an epoch is that of a
+    Yields lists of :class:`SizedIndex`, for a ``SizedDataset``. The order of an epoch is that of a
     ``ShuffledBatchSampler`` of the same seed; a step takes the next indices of it, and has one size on all ranks. The
     size changes between updates only: the micro-batches of a window have one. Resumable anywhere, on other numbers of
     workers and ranks, if the schedule is the same.
@@ -107,7 +107,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
     def loss_weight(self, batch: int) -> float:
         """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
 
-        See :class:`~course_lib.samplers.ShuffledBatchSampler`. ``batch``: its number in the current iteration, from 0.
+        See ``ShuffledBatchSampler``. ``batch``: its number in the current iteration, from 0.
         """
         world_size, rank = self._world()
         left = int_of_at_least(0, "batch", batch)

@@ -195,7 +195,7 @@ class SizeSchedule:
         steps_done: int = 0,
         samples_done: int = 0,
     ) -> SchedulePlan:
-        """Plan the optimizer steps of a run with a :class:`ScheduledBatchSampler`; see ``course_lib.steps.plan_steps``.
+        """Plan the optimizer steps of a run with a ``ScheduledBatchSampler``; see ``course_lib.steps.plan_steps``.
 
         ``tail`` is the sampler's. A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones:
         an epoch counts in full for the schedule.

@@ -6,7 +6,9 @@ An attribute of the dataset (``dataset.size = 64``) is copied into a worker when
     >>> index = SizedIndex(12, 32)
     >>> index, index + 1, index.size
     (12@32, 13, 32)
-    >>> SizedDataset(images, render)[index]  # render(images[12], 32)
+    >>> images = [f"image {number}" for number in range(48)]
+    >>> SizedDataset(images, lambda image, size: f"{image} at {size} × {size}")[index]
+    'image 12 at 32 × 32'
 """
 
 from __future__ import annotations

@@ -24,11 +24,11 @@ def vote(bad: bool, *, group: dist.ProcessGroup | None = None, async_op: bool = 
     For what a rank sees before its forward: a file that does not open, a batch without a label. With ``async_op`` the
     ranks vote while the batch is copied or the last step finishes, and ``wait()`` gives the outcome:
 
-    >>> ballot = vote(batch_is_bad, async_op=True)
-    >>> batch = batch.to(device)
-    >>> if ballot.wait():
-    ...     guard.skip("broken file", batch_indices=batch_index)
-    ...     continue
+        ballot = vote(batch_is_bad, async_op=True)
+        batch = batch.to(device)
+        if ballot.wait():
+            guard.skip("broken file", batch_indices=batch_index)
+            continue
 
     Without a process group, this process decides alone.
     """

@@ -67,7 +67,7 @@ class Box(NamedTuple):
 
 
 def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
-    """The numbers behind :func:`draw_steps`: for each of the first epochs, boxes that cover one rank's samples."""
+    """The numbers behind :func:`figure_of_steps`: for each of the first epochs, boxes that cover one rank's samples."""
     boxes = []
     for epoch in range(epochs):
         span = [span for span in plan.spans if span.first_epoch <= epoch][-1]

@@ -1,7 +1,7 @@
 """The ledger of circulating advice: each claim is settled by a cell of the chapter that owns it.
 
->>> claims = Claims("05_counting_steps")
->>> claims.settle("C5", steps_counted > steps_expected)
+    claims = Claims("05_counting_steps")
+    claims.settle("C5", steps_counted > steps_expected)
 """
 
 from __future__ import annotations

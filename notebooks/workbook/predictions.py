@@ -2,7 +2,8 @@
 
 >>> predictions = Predictions()
 >>> predictions.commit("epochs until it stops", 10)
->>> predictions.reveal("epochs until it stops", trainer.current_epoch)
+epochs until it stops: you say 10.
+>>> predictions.reveal("epochs until it stops", 8)
 epochs until it stops: you said 10, it is 8.
 """
 
