@@ -21,6 +21,7 @@ from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
+import numpy as np
 import psutil
 import torch
 from torch import Tensor
@@ -66,7 +67,7 @@ class Census:
     def __init__(self) -> None:
         self.groups: dict[type, list[Any]] = {}
         """The containers, by the builtin type that they are of."""
-        self.lengths: list[int] = []
+        self.lengths = np.zeros(0, np.int64)
         self.tensors_before: list[weakref.ref[Tensor]] = []
         self.graph_sizes: Counter[int] = Counter()
         """The nodes that each graph of the first look had, for itself and in all."""
@@ -96,11 +97,13 @@ class Census:
         # a look at their elements would copy the pages of a dataset; and modules, as Python before 3.12.6 corrupts a
         # list of asyncio's when it is asked what that module holds (python/cpython #122695).
         left_out = (list, tuple, set, deque, ModuleType)
-        holders = (o for o in objects if not issubclass(type(o), left_out))
+        types = set(map(type, objects))
+        skipped = {t for t in types if issubclass(t, left_out)}
+        holders = (o for o in objects if type(o) not in skipped)
         objects += {id(o): o for o in gc.get_referents(*holders) if type(o) is dict and not gc.is_tracked(o)}.values()
         # A dict may have been found before, untracked.
         mine.update(map(id, self.groups[dict]))
-        kinds = {t: next((k for k in _LENGTHS if issubclass(t, k)), None) for t in set(map(type, objects))}
+        kinds = {t: next((k for k in _LENGTHS if issubclass(t, k)), None) for t in types | {dict}}
         for o in objects:
             kind = kinds[type(o)]
             if kind is not None and o is not objects and id(o) not in mine:
@@ -119,7 +122,7 @@ class Census:
     def thaw(self) -> None:
         """Let go of what was put aside, for a search that has to see it. Nothing can be counted after that."""
         # An error's traceback keeps this object for as long as somebody keeps the error.
-        self.groups, self.lengths, self.tensors_before = {}, [], []
+        self.groups, self.lengths, self.tensors_before = {}, self.lengths[:0], []
         gc.unfreeze()
 
     def count(self) -> Count:
@@ -152,21 +155,26 @@ class Census:
         """In the order of `lengths`."""
         return [o for group in self.groups.values() for o in group]
 
-    def _lengths(self) -> list[int]:
-        return [n for kind, group in self.groups.items() for n in map(_LENGTHS[kind], group)]
+    def _lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+        return np.concatenate([_of_each(_LENGTHS[kind], group) for kind, group in self.groups.items()])
 
     def _changed_lengths(self) -> dict[int, int]:
         for kind in (list, dict, set, deque):
             group = self.groups[kind]
-            for i in [i for i, references in enumerate(map(sys.getrefcount, group)) if references == _ALONE]:
+            for i in np.flatnonzero(_of_each(sys.getrefcount, group) == _ALONE).tolist():
                 group[i] = kind()  # this list alone holds it: the run has let it go
-        lengths = zip(self.lengths, self._lengths(), strict=True)
-        return {i: now for i, (before, now) in enumerate(lengths) if now != before}
+        now = self._lengths()
+        changed = np.flatnonzero(now != self.lengths)
+        return dict(zip(changed.tolist(), now[changed].tolist(), strict=True))
 
 
 def frozen_by_caller() -> bool:
     """Whether somebody called `gc.freeze`. Its count doesn't tell, as some releases of Python 3.12 start with some."""
     return not any(o is vars(torch) for o in gc.get_objects())
+
+
+def _of_each(number: Callable[[Any], int], group: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
+    return np.fromiter(map(number, group), np.int64, len(group))
 
 
 # ------------------------------------------------------------------------------------------------------- processes

@@ -103,9 +103,10 @@ class _Alive(NamedTuple):
 def _look_around(census: Census, counts: list[Count]) -> _Alive:
     containers, grown = census.containers(), []
     for i in counts[-1].lengths:
-        lengths = [count.lengths.get(i, census.lengths[i]) for count in counts]
+        before = census.lengths.item(i)
+        lengths = [count.lengths.get(i, before) for count in counts]
         if rate := growth(lengths):
-            grown.append(_Grown(containers[i], rate, lengths[-1] - census.lengths[i]))
+            grown.append(_Grown(containers[i], rate, lengths[-1] - before))
     new = {id(o) for o in gc.get_objects()} - set(map(id, containers))
     old = bytes_by_storage(tensor for ref in census.tensors_before if (tensor := ref()) is not None)
     alive = _Alive(grown, new, census.tensors(), set(old), census.graph_sizes, census.storage_sizes)
@@ -307,12 +308,17 @@ def _usual_name(names: Iterable[str | None]) -> str | None:
 
 
 def _workers(rate: float, slowest: float) -> list[Culprit]:
+    least = min(rate, 2 * slowest)
+    if least < SMALL_IN_WORKERS:
+        return []
     # What torch's DataLoader and MiniDataLoader iterate with.
-    iterators = [attributes_of(o) for o in gc.get_objects() if issubclass(type(o), Iterator)]
+    objects = gc.get_objects()
+    kinds = {kind for kind in set(map(type, objects)) if issubclass(kind, Iterator)}
+    iterators = [attributes_of(o) for o in objects if type(o) in kinds]
     loaders = [own for own in iterators if {"_workers", "_dataset"} <= own.keys()]
     number = sum(len(loader["_workers"]) for loader in loaders)
     # This process may copy pages that it shares with them, in bursts; what they copy themselves comes with each batch.
-    if min(rate, 2 * slowest) < SMALL_IN_WORKERS * max(1, number):
+    if least < SMALL_IN_WORKERS * max(1, number):
         return []
     processes = counted(number, "DataLoader worker") if loaders else "child processes"
     records = max((found for loader in loaders for found in _records(loader["_dataset"])), default=None)
