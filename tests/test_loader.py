@@ -817,6 +817,15 @@ def test_an_error_says_what_happened_in_which_worker(act, kind, message, monkeyp
     assert seen == [0, 1, 2] and children() <= before
 
 
+def test_a_worker_ends_by_sigterm_whatever_the_main_process_does_with_it():
+    signal.signal(signal.SIGTERM, lambda *_: None)  # as a Trainer, while it fits
+    iterator = iter(MiniDataLoader(MANY, num_workers=1))
+    next(iterator)
+    os.kill(iterator._workers[0].pid, signal.SIGTERM)
+    with pytest.raises(RuntimeError, match=r"worker \(pid \d+\) is killed by signal: SIGTERM"):
+        list(iterator)
+
+
 def test_a_worker_that_is_killed_while_it_sends_is_named():
     dataset = Ticks(4, nbytes=10**7)
     iterator = iter(MiniDataLoader(dataset, num_workers=1, collate_fn=first))

@@ -86,6 +86,7 @@ def work(
 ) -> None:
     """A worker: answers each task, one after another, until the main process hangs up or is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the main process, which ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a fork has the main process's handler: a Trainer's, while it fits
     torch.set_num_threads(1)
     _seed_generators(base_seed, worker_id)
     torch_worker._worker_info = torch_worker.WorkerInfo(
