@@ -30,7 +30,7 @@ from course_lib.preflight.window import CHAPTER, MOST_BATCHES, put_together, run
 
 HEAD = MOST_BATCHES // 2
 """Micro-batches of a long epoch that are run before its end is: a multiple of most windows."""
-MOST_LEFT_OUT = 20_000
+MOST_LEFT_OUT = 10_000
 """Micro-batches of an epoch up to which its end is run; those in between take a Trainer a moment each."""
 
 
@@ -49,8 +49,8 @@ class Seen:
     """Of that micro-batch."""
     left_out: int = 0
     """Micro-batches of an epoch that were not run, after the first :data:`HEAD`."""
-    ended: bool = False
-    """Whether the end of an epoch was reached."""
+    ends: set[tuple[int, int]] = field(default_factory=set)
+    """The last micro-batch of each epoch that was run to its end."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,10 @@ def judge_own_windows(run: LightningRun) -> Callable[[Path], Judgement]:
 def _seen(run: LightningRun, folder: Path) -> Seen:
     seen = Seen()
     first: list[Any] = []
-    run.model.clip_gradients = nothing  # it would hide by what the gradients are divided
+    # Clipping would hide by what the gradients are divided.
+    run.model.clip_gradients = nothing
+    for name in ("clip_grad_norm_", "clip_grad_value_"):
+        setattr(torch.nn.utils, name, lambda *_, **__: torch.zeros(()))
 
     def few(loader: Any) -> Any:
         stop_workers(loader)
@@ -113,7 +116,7 @@ def _seen(run: LightningRun, folder: Path) -> Seen:
             raise Enough
 
     def end_epoch(trainer: Any, model: Any) -> None:
-        seen.ended = True
+        seen.ends.add(max(place for place in seen.sizes if place[0] == trainer.current_epoch))
         if trainer.current_epoch:
             raise Enough
 
@@ -175,6 +178,9 @@ class Unknown(Exception):
     """Why the windows of an optimizer are not judged."""
 
 
+CHANGED = "the gradients are changed between the backward passes and the step, as by clipping"
+
+
 @dataclass(frozen=True)
 class Window:
     """What one step was made with."""
@@ -183,6 +189,8 @@ class Window:
     """Epoch and number of each micro-batch."""
     sums: tuple[float, ...]
     """For each term of the loss: what the micro-batches count together. 1 is a mean, their number a sum."""
+    changed: bool = False
+    """Whether somebody multiplied the gradients before the step."""
 
     @property
     def carried(self) -> int:
@@ -232,18 +240,20 @@ def _of_optimizer(steps: list[Step], seen: Seen) -> Judgement:
     within = Counter(len(_micro_batches(step)) for step in steps if len({one.epoch for one in step.passes}) == 1)
     usual = max(within or lengths, key=lambda length: (within[length], length))
     judgement = Judgement()
-    if not seen.ended or (seen.left_out and HEAD % usual):
+    if not seen.ends or (seen.left_out and HEAD % usual):
         judgement.notes.append(f"window: with windows of {usual} micro-batches, the end of an epoch was not tried")
     if seen.left_out and HEAD % usual:
         steps = list(itertools.takewhile(_within_head, steps))
     places = {one.place for step in steps for one in step.passes}
     if len(places) > 1 or any(len(_micro_batches(step)) < len(step.passes) for step in steps):
-        raise Unknown("a window takes in several backward passes of one micro-batch")
+        raise Unknown("a step applies gradients of several losses")
     [place] = places
     constant = _constant_factors(seen, place)
     windows = [_window(step, constant) for step in steps]
     kind = _kind(seen, place)
     judgement.findings += _leaked(windows, usual)
+    if judgement.findings:
+        windows = [window for window in windows if not window.carried or len(window) <= usual]
     if kind == "mean":
         judgement.add(_of_means(windows, usual, seen))
     elif kind != "sum" and not judgement.findings:
@@ -293,14 +303,14 @@ def _losses_at(seen: Seen, place: int) -> tuple[Loss, Loss]:
 
 def _window(step: Step, constant: list[list[bool]]) -> Window:
     if step.factor is None:
-        raise Unknown("the gradients are changed between the backward passes and the step, as clipping does")
+        raise Unknown(CHANGED)
     sums = [0.0] * len(constant)
     for one in step.passes:
         if one.factors is None or list(map(len, one.factors)) != list(map(len, constant)):
             raise Unknown("the micro-batches of a window make their losses in different ways")
         for term, (factors, are_constant) in enumerate(zip(one.factors, constant, strict=True)):
             sums[term] += step.factor * math.prod(itertools.compress(factors, are_constant))
-    return Window(_micro_batches(step), tuple(sums))
+    return Window(_micro_batches(step), tuple(sums), changed=not _close(step.factor, 1))
 
 
 def _close(one: float, other: float) -> bool:
@@ -334,6 +344,8 @@ def _of_means(windows: Sequence[Window], usual: int, seen: Seen) -> Judgement:
     """Of losses that are means: what a window's micro-batches count together."""
     example = next(window for window in windows if len(window) == usual)
     if example.averages == example.adds_up:
+        if any(window.changed for window in windows):
+            raise Unknown(CHANGED)
         total = ", ".join(f"{total:.3g}" for total in example.sums)
         raise Unknown(f"a window of {usual} micro-batches counts {total} times a mean loss, which may be its weight")
     if example.adds_up:
@@ -346,10 +358,12 @@ def _of_means(windows: Sequence[Window], usual: int, seen: Seen) -> Judgement:
                 judgement.notes.append(_uneven(sizes))
         elif not window.is_part_of(example):
             raise Unknown("the windows count their micro-batches in different ways")
-        elif window.batches[-1] == max(batch for batch in seen.sizes if batch[0] == 0) and not window.carried:
+        elif window.batches[-1] in seen.ends and not window.carried:
             judgement.findings.append(_short(window, usual, sizes))
         elif window == windows[0]:
             judgement.notes.append(f"window: the first step of the run is made with {_told(len(window))}")
+        else:
+            raise Unknown("the windows hold different numbers of micro-batches, and are divided by one")
     return Judgement(findings=judgement.findings[:1], notes=judgement.notes[:1])
 
 
