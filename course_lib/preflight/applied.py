@@ -145,11 +145,11 @@ class Applied:
         if self._depth[id(optimizer)] > 0:
             return
         live = [p for p in held_by(optimizer) if p.grad is not None and _any(p.grad)]
-        if not live:
+        known = [self._gradients[id(parameter)] for parameter in live if id(parameter) in self._gradients]
+        if not live or not (known or id(optimizer) in self._optimizers):
             return
         number = self._optimizers.setdefault(id(optimizer), len(self._optimizers))
         self._made[number] += 1
-        known = [self._gradients[id(parameter)] for parameter in live if id(parameter) in self._gradients]
         before = self._seen_by.setdefault(number, set())
         passes = {one for gradient in known for one in gradient.passes}
         again = {one for gradient in known if not gradient.changed for one in gradient.passes if one in before}

@@ -1,8 +1,8 @@
 """window, where a module's own code steps (manual optimization): what each of its updates is made of.
 
-No big batch can be held against it, as nobody but the code knows when it steps. But each pass can be followed into the
-gradients, and the step be asked what it applies: a pass twice, four mean losses that nobody has divided by four, or
-some that the epoch before has left behind.
+Its gradient cannot be held against that of one big batch, as nobody but the code knows when it steps. But each backward
+pass can be followed into the gradients that a step applies. What is found there: a pass that an earlier step has also
+applied, four mean losses that nobody has divided by four, or passes that are left over from the epoch before.
 """
 
 from __future__ import annotations
@@ -189,6 +189,8 @@ class Window:
     """Epoch and number of each micro-batch."""
     sums: tuple[float, ...]
     """For each term of the loss: what the micro-batches count together. 1 is a mean, their number a sum."""
+    alike: bool = True
+    """Whether each of them counts the same."""
     changed: bool = False
     """Whether somebody multiplied the gradients before the step."""
 
@@ -244,6 +246,8 @@ def _of_optimizer(steps: list[Step], seen: Seen) -> Judgement:
         judgement.notes.append(f"window: with windows of {usual} micro-batches, the end of an epoch was not tried")
     if seen.left_out and HEAD % usual:
         steps = list(itertools.takewhile(_within_head, steps))
+        if not steps:
+            raise Unknown(f"a window holds more micro-batches than are tried ({HEAD})")
     places = {one.place for step in steps for one in step.passes}
     if len(places) > 1 or any(len(_micro_batches(step)) < len(step.passes) for step in steps):
         raise Unknown("a step applies gradients of several losses")
@@ -304,13 +308,18 @@ def _losses_at(seen: Seen, place: int) -> tuple[Loss, Loss]:
 def _window(step: Step, constant: list[list[bool]]) -> Window:
     if step.factor is None:
         raise Unknown(CHANGED)
-    sums = [0.0] * len(constant)
+    weights = []
     for one in step.passes:
         if one.factors is None or list(map(len, one.factors)) != list(map(len, constant)):
             raise Unknown("the micro-batches of a window make their losses in different ways")
-        for term, (factors, are_constant) in enumerate(zip(one.factors, constant, strict=True)):
-            sums[term] += step.factor * math.prod(itertools.compress(factors, are_constant))
-    return Window(_micro_batches(step), tuple(sums), changed=not _close(step.factor, 1))
+        of_terms = [math.prod(itertools.compress(*term)) for term in zip(one.factors, constant, strict=True)]
+        weights.append([step.factor * weight for weight in of_terms])
+    return Window(
+        batches=_micro_batches(step),
+        sums=tuple(map(sum, zip(*weights, strict=True))),
+        alike=all(_close(mine, its) for other in weights for mine, its in zip(other, weights[0], strict=True)),
+        changed=not _close(step.factor, 1),
+    )
 
 
 def _close(one: float, other: float) -> bool:
@@ -354,7 +363,7 @@ def _of_means(windows: Sequence[Window], usual: int, seen: Seen) -> Judgement:
     for window in windows:
         sizes = [seen.sizes[batch] for batch in window.batches]
         if window.averages:
-            if len(set(sizes)) > 1:
+            if window.alike and len(set(sizes)) > 1:
                 judgement.notes.append(_uneven(sizes))
         elif not window.is_part_of(example):
             raise Unknown("the windows count their micro-batches in different ways")
@@ -373,8 +382,8 @@ def _told(micro_batches: int) -> str:
 
 def _uneven(sizes: Sequence[int]) -> str:
     return (
-        f"window: micro-batches of {first_of(sizes)} samples count the same in a window, so that a sample counts the "
-        "more, the fewer are with it"
+        f"window: micro-batches of {first_of(sizes)} samples count the same in a window, so a sample of a small one "
+        "counts more than a sample of a large one"
     )
 
 

@@ -212,6 +212,13 @@ class Summed(Windows):
         return self.head(torch.ones(len(batch[0]), 1)).sum()
 
 
+class Weighed(Windows):
+    """In windows of 8, 8 and 4 samples, each sample counts the same."""
+
+    def loss(self, batch):
+        return self.mean_loss(batch) * (0.2 if len(batch[0]) == 4 else 0.4)
+
+
 class Clipped(Windows):
     def before_step(self):
         torch.nn.utils.clip_grad_norm_(self.parameters(), 1e-3)
@@ -283,6 +290,11 @@ RIGHT = {
     "one divisor for all": (lambda: (DividesByAll(), 8), "divided by a number that depends on the batch", ""),
     "a loss that is drawn": (lambda: (Noisy(), 8), "whether the loss is a mean over the samples could not be seen", ""),
     "gradients that are set": (lambda: (SetsGradients(), 8), "the module's own code sets the gradients", ""),
+    "long windows": (
+        lambda: (Windows(48, last=True), 102),
+        "a window holds more micro-batches than are tried (32)",
+        "",
+    ),
     "no step": (lambda: (NeverSteps(), 8), "no optimizer stepped in 16 micro-batches", ""),
 }
 
@@ -300,6 +312,7 @@ def test_a_window_that_may_be_right_is_no_finding(name):
 def test_batches_of_several_sizes_in_a_window_are_a_note():
     report = preflight(quiet_trainer(), Windows(3), loader(20), skip=OTHER)
     assert report.ok and "window: micro-batches of 8, 8, 4 samples count the same" in report.notes[0]
+    assert preflight(quiet_trainer(), Weighed(3), loader(20), skip=OTHER).notes == ()
 
 
 @pytest.mark.parametrize(("model", "sizes"), [(Windows(), [1, 1.5, 1.5]), (Windows(last=True), [1, 0.5] * 3)])
