@@ -32,6 +32,7 @@ from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.own_windows import judge_own_windows
 from course_lib.preflight.peak import is_on_gpu, peak_of_largest_batch
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.progress import now_trying, progress_shown
@@ -208,7 +209,11 @@ def _judged_by_steps(
     run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
-    trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": judge_windows(run)}
+    if isinstance(run, LightningRun) and not getattr(run.model, "automatic_optimization", True):
+        windows = judge_own_windows(run)
+    else:
+        windows = judge_windows(run)
+    trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": windows}
     judgement = Judgement()
     if isinstance(run, LightningRun):
         trials |= {"no_sync": averages_counted(run), "bad_step": one_bad_batch(run)}

@@ -48,8 +48,6 @@ def judge_windows(run: LightningRun | PlainLoop) -> Callable[[Path], Judgement]:
                 return Judgement()
             windows = _of_loop(run)
         else:
-            if not run.model.automatic_optimization:
-                return _not_judged("with manual optimization, the module's own code makes the windows")
             by_epoch = run.accumulate_grad_batches
             sizes = set(by_epoch.values()) if isinstance(by_epoch, dict) else {by_epoch}
             k = max(sizes)
@@ -76,6 +74,13 @@ def _not_judged(why: str) -> Judgement:
 # -------------------------------------------------------------------------------------------------------- the trials
 
 
+def stop_drawing(model: nn.Module) -> None:
+    """Put BatchNorm and what drops in evaluation mode, as no accumulation equals one big batch there."""
+    for module in model.modules():
+        if isinstance(module, _BatchNorm | _DropoutNd) or (module is not model and _drops(module)):
+            module.training = False
+
+
 def _drops(module: nn.Module) -> bool:
     """Whether it may drop by itself, as attention does by a number that it holds, or by that of a Dropout in it."""
     return any("drop" in name for name in (*vars(module), *dict(module.named_children())))
@@ -95,9 +100,7 @@ class Windows:
         """A micro-batch is about to be run."""
         self.batches.append(batch)
         self.seen += 1
-        for module in self.model.modules():
-            if isinstance(module, _BatchNorm | _DropoutNd) or (module is not self.model and _drops(module)):
-                module.training = False
+        stop_drawing(self.model)
 
     def step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """An optimizer is about to step, and the gradients are there."""
@@ -192,18 +195,23 @@ def _first_and_last_window(loader: Any, k: int) -> list[list[int]]:
     return batches if len(batches) <= 2 * k else batches[:k] + batches[-left:]
 
 
-def loss_of(model: Any, batch: Any, exact: bool) -> Tensor:
-    """The loss that ``training_step`` gives of a batch; what it logs is dropped."""
+def run_training_step(model: Any, batch: Any) -> Any:
+    """What ``training_step`` returns for a batch; what it logs is dropped."""
     step = type(model).training_step
     arguments = (batch, 0)[: len(inspect.signature(step).parameters) - 1]
     own = {name: vars(model)[name] for name in ("log", "log_dict") if name in vars(model)}
     model.__dict__.update(log=nothing, log_dict=nothing)
     try:
-        output = step(model, *arguments)
+        return step(model, *arguments)
     finally:
         for name in ("log", "log_dict"):
             model.__dict__.pop(name)
         model.__dict__.update(own)
+
+
+def loss_of(model: Any, batch: Any, exact: bool) -> Tensor:
+    """The loss that ``training_step`` gives of a batch."""
+    output = run_training_step(model, batch)
     loss = output["loss"] if isinstance(output, Mapping) else output
     if exact and isinstance(loss, tuple | list):
         return loss[0] / loss[1]

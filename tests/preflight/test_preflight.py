@@ -25,12 +25,7 @@ from tests import effort
 from tests.notebook_rules import ROOT
 from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts
 
-NOT_FOUND = {
-    "34_window_zero_grad_missing",  # the windows of manual optimization are not judged
-    "35_window_not_divided",
-    "36_window_tail_leaks",
-}
-FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in CHECKS and name not in NOT_FOUND]
+FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in CHECKS]
 
 
 def judged(module, run, **options) -> PreflightReport:
