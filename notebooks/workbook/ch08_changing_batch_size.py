@@ -121,12 +121,12 @@ def figure_of_runs(long: Points, resized: Points, own: Sequence[float], stopped:
     return figure
 
 
-def digit_net() -> nn.Module:
-    """Three convolutions; for square images of any side from 4 on."""
+def digit_net(width: int = 16) -> nn.Module:
+    """Three convolutions, the first with ``width`` channels; for square images of any side from 4 on."""
     torch.manual_seed(0)
     stages: list[nn.Module] = []
     channels = 1
-    for out, stride in ((16, 1), (32, 2), (64, 2)):
+    for out, stride in ((width, 1), (2 * width, 2), (4 * width, 2)):
         stages += [nn.Conv2d(channels, out, 3, stride, padding=1), nn.BatchNorm2d(out), nn.ReLU()]
         channels = out
     return nn.Sequential(*stages, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Linear(4 * channels, 10))
