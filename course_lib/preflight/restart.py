@@ -112,7 +112,7 @@ def _whole(run: LightningRun, name: str) -> Callable[[Path], str]:
         story = Story()
         batches: dict[int, Any] = {}
         ended: list[str] = []
-        updates = [0]
+        updates, steps = [0], [0]
         held = [0]
 
         def begin(trainer: Any, model: Any) -> None:
@@ -127,7 +127,10 @@ def _whole(run: LightningRun, name: str) -> Callable[[Path], str]:
 
         def end(trainer: Any, model: Any, *_: Any) -> None:
             loop = trainer.fit_loop.epoch_loop
-            window_ends = not loop._should_accumulate()
+            if model.automatic_optimization:
+                window_ends = not loop._should_accumulate()
+            else:  # the module's own code has stepped, or has not
+                window_ends, steps[0] = trainer.global_step > steps[0], trainer.global_step
             updates[0] += window_ends
             place = ""
             if window_ends and updates[0] == WINDOWS:
