@@ -85,7 +85,7 @@ def test_what_time_or_chance_decides_may_fall_anywhere(option):
 # ----------------------------------------------------------------------------------------------------- right runs
 
 
-NOT_RESUMED = {"22_two_loaders", "35_windows_across_epochs"}
+MAY_NOT_BE_JUDGED = {"22_two_loaders", "35_windows_across_epochs"}
 """From two loaders, and of four windows in all."""
 
 
@@ -97,7 +97,7 @@ def test_a_right_run_resumes_from_its_checkpoints(name, tmp_path):
     trainer, model, data = right.make_run()
     trainer.callbacks.append(ModelCheckpoint(tmp_path))
     report = preflight(trainer, model, data, deep=True, skip=BESIDE)
-    assert report.ok and ("resume" in report.passed) == (name not in NOT_RESUMED), str(report)
+    assert report.ok and ("resume" in report.passed or name in MAY_NOT_BE_JUDGED), str(report)
     assert not list(tmp_path.iterdir())
 
 
