@@ -122,7 +122,7 @@ class Census:
     def thaw(self) -> None:
         """Let go of what was put aside, for a search that has to see it. Nothing can be counted after that."""
         # An error's traceback keeps this object for as long as somebody keeps the error.
-        self.groups, self.lengths, self.tensors_before = {}, self.lengths[:0], []
+        self.groups, self.lengths, self.tensors_before = {}, np.zeros(0, np.int64), []
         gc.unfreeze()
 
     def count(self) -> Count:
