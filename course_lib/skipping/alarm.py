@@ -28,6 +28,8 @@ class Alarm:
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be a tensor of one element, got {got}")
+        if loss.device.type == "cpu" and math.isfinite(loss.item()):  # to read it waits for no device
+            return loss
         factor = loss.detach() * 0 + 1
         self._loss_factor = (
             factor if self._loss_factor is None else self._loss_factor * factor.reshape(self._loss_factor.shape)
@@ -45,6 +47,13 @@ class Alarm:
         """The norm and, after it, NaN where a marked loss was not finite: one tensor, so that the host waits once."""
         factor = torch.ones_like(norm) if self._loss_factor is None else self._loss_factor.reshape(()).to(norm)
         return torch.stack([norm, factor])
+
+    def read(self, norm: Tensor) -> tuple[float, float]:
+        """What ``beside`` holds, on the host."""
+        if self._loss_factor is None:
+            return norm.item(), 1.0
+        value, factor = self.beside(norm).tolist()
+        return value, factor
 
     def reset(self) -> None:
         self.rejections = []

@@ -43,10 +43,11 @@ class SpikeDetector:
         """The largest norm that would be accepted now; infinity while nothing is judged."""
         if self.factor is None or len(self.accepted) < self.min_history:
             return math.inf
-        median = statistics.median(self.accepted)
+        ordered = sorted(self.accepted)  # its deviations fall and then rise: to sort them costs next to nothing
+        median = statistics.median(ordered)
         if median == 0:  # no scale yet to judge by
             return math.inf
-        deviation = statistics.median(abs(norm - median) for norm in self.accepted)
+        deviation = statistics.median([abs(norm - median) for norm in ordered])
         return median + self.factor * max(SIGMA * deviation, LEAST_SPREAD * median)
 
     def accept(self, norm: float) -> None:

@@ -303,7 +303,7 @@ class StepGuard:
         if gradients:
             self._buffers.check_taken()
             norm_tensor = gradient_norm(gradients)
-            norm, loss_factor = self._alarm.beside(norm_tensor).tolist()  # what waits for a device, once
+            norm, loss_factor = self._alarm.read(norm_tensor)  # what waits for a device, once
         own = own_reason(self._alarm.rejections, loss_factor)
         reason = self._reason(norm, own, limit)
         overflow = self.scaler is not None and norm is not None and not math.isfinite(norm)

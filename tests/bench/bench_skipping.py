@@ -15,15 +15,18 @@ PAIRS = 20
 WIDTH = 2048
 BATCH_SIZE = 1024
 """Per rank. The guard reads each gradient once, so its share falls with the rows that each weight sees."""
-SHORT_STEPS = 300
+WAYS = ("bare", "clipping", "guarded")
+BLOCKS = 6
 
 
-def seconds_of_step(model, optimizer, guard, x, y):
+def seconds_of_step(model, optimizer, guard, x, y, max_norm=None):
     wall, cpu = time.perf_counter(), time.thread_time()
     optimizer.zero_grad()
     loss = nn.functional.cross_entropy(model(x), y)
     if guard is None:
         loss.backward()
+        if max_norm is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), max_norm)
         optimizer.step()
     else:
         guard.backward(loss)
@@ -73,41 +76,36 @@ def test_a_guarded_step_of_many_rows_is_at_most_two_percent_slower(fused):
     assert guarded_cpu / plain_cpu <= 1.02
 
 
-def short_step(way, model, optimizer, guard, x, y):
-    optimizer.zero_grad()
-    loss = nn.functional.cross_entropy(model(x), y)
-    if way == "guarded":
-        guard.backward(loss)
-        guard.step()
-        return
-    loss.backward()
-    if way == "clipping":
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-    optimizer.step()
-
-
-@pytest.mark.parametrize(("rows", "bound"), [(128, 1.03), (2048, 1.01)])
-def test_a_guarded_step_costs_what_a_loop_that_clips_costs(rows, bound):
-    # One process; the guard reads each gradient once, as clipping does, so a short step shows its share best.
-    ways = ("bare", "clipping", "guarded")
+def quartiles_of_short_steps(rows, steps, first):
+    """Seconds that a quarter of the steps go below: what others take of the machine is in the slower ones."""
+    ways = (*WAYS[first % 3 :], *WAYS[: first % 3])  # where a model's memory lies is worth more than the guard costs
     runs = {}
     for way in ways:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(256, 512), nn.ReLU(), nn.Linear(512, 512), nn.ReLU(), nn.Linear(512, 10))
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
         guard = StepGuard(model, optimizer, spike_factor=1e6, max_norm=1.0) if way == "guarded" else None
+        if guard is not None:  # a whole history to judge by
+            guard.load_state_dict({"attempts": 0, "updates": 0, "norms": torch.rand(128).tolist()})
         runs[way] = (model, optimizer, guard)
     x, y = torch.randn(rows, 256), torch.randint(10, (rows,))
     seconds = {way: [] for way in ways}
-    for number in range(SHORT_STEPS):
-        for way in ways[number % 3 :] + ways[: number % 3]:  # each comes first in turn
-            begin = time.thread_time()
-            short_step(way, *runs[way], x, y)
-            seconds[way].append(time.thread_time() - begin)
-    bare, clipping, guarded = (1e3 * statistics.median(seconds[way][20:]) for way in ways)
+    for number in range(steps + 10):
+        for way in (*ways[number % 3 :], *ways[: number % 3]):  # each comes first in turn
+            max_norm = 1.0 if way == "clipping" else None
+            seconds[way].append(seconds_of_step(*runs[way], x, y, max_norm)[1])
+    return [statistics.quantiles(seconds[way][10:], n=4)[0] for way in WAYS]
+
+
+@pytest.mark.parametrize(("rows", "steps", "bound"), [(128, 300, 1.03), (2048, 60, 1.01)])
+def test_a_guarded_step_costs_what_a_loop_that_clips_costs(rows, steps, bound):
+    # One process; the guard reads each gradient once, as clipping does, so a short step shows its share best.
+    blocks = [quartiles_of_short_steps(rows, steps, first) for first in range(BLOCKS)]
+    bare, clipping, guarded = (1e3 * statistics.median(column) for column in zip(*blocks, strict=True))
+    to_bare, to_clipping = (statistics.median(block[2] / block[way] for block in blocks) for way in (0, 1))
     print(
-        f"\n{rows} rows, the thread's own time of a step, medians of {SHORT_STEPS - 20}: bare {bare:.2f} ms, clipping "
-        f"{clipping:.2f} ms, guarded and clipping {guarded:.2f} ms; guarded / clipping {guarded / clipping:.3f}, "
-        f"guarded / bare {guarded / bare:.3f}"
+        f"\n{rows} rows, the thread's own time of a step, medians of {BLOCKS} blocks of {steps}: bare {bare:.2f} ms, "
+        f"clipping {clipping:.2f} ms, guarded and clipping {guarded:.2f} ms; guarded / clipping {to_clipping:.3f}, "
+        f"guarded / bare {to_bare:.3f}"
     )
-    assert guarded / clipping <= bound
+    assert to_clipping <= bound
