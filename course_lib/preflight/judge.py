@@ -30,6 +30,7 @@ from course_lib.preflight.growth import growth_over_steps
 from course_lib.preflight.horizon import judge_horizon
 from course_lib.preflight.length import judge_length
 from course_lib.preflight.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.loaders import draws_found
 from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.own_windows import judge_own_windows
@@ -245,7 +246,8 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
         dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
         for rank, world_size in places
     ]
-    shares = dict(zip(places, map(_share_of, try_on_copies(trials, seconds=seconds)), strict=True))
+    with draws_found():
+        shares = dict(zip(places, map(_share_of, try_on_copies(trials, seconds=seconds)), strict=True))
     judgement = Judgement()
     repeats = bool(expect.get("repeats"))
     for world_size in world_sizes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from typing import Any
 
 import numpy as np
@@ -80,11 +80,9 @@ def indices_of(batch: Any) -> list[int]:
     return [int(batch)]
 
 
-@contextlib.contextmanager
-def draws_counted() -> Iterator[Callable[[], int]]:
-    """Count what is drawn by the usual functions for orders; gives a function that says how often."""
-    count = [0]
-    drawing: list[Any] = [
+def _drawing() -> list[Any]:
+    """The usual functions for orders."""
+    return [
         torch.randperm,
         torch.randint,
         torch.multinomial,
@@ -98,6 +96,38 @@ def draws_counted() -> Iterator[Callable[[], int]]:
         random.Random.sample,
     ]
 
+
+_Name = tuple[Any, str, Any]
+"""A module (or class), a name in it, and the function of that name."""
+_seen: dict[int, list[_Name]] = {}
+"""By a module's id: its names of functions that draw, where they have been looked for."""
+
+
+@contextlib.contextmanager
+def draws_found() -> Iterator[None]:
+    """Look for the functions that draw here, for the children that are forked within.
+
+    A child that looks itself reads every object of every module, and so copies most of the memory that it shares.
+    """
+    ids = set(map(id, _drawing()))
+    _seen.update((id(module), _names_in(module, ids)) for module in list(sys.modules.values()))
+    try:
+        yield
+    finally:
+        _seen.clear()
+
+
+def _names_in(module: Any, ids: Collection[int]) -> list[_Name]:
+    # A module that imported a function by its name has it under a name of its own.
+    names = list(getattr(module, "__dict__", {}).items())
+    return [(module, name, value) for name, value in names if id(value) in ids]
+
+
+@contextlib.contextmanager
+def draws_counted() -> Iterator[Callable[[], int]]:
+    """Count what is drawn by the usual functions for orders; gives a function that says how often."""
+    count = [0]
+
     def counting(function: Callable[..., Any]) -> Callable[..., Any]:
         def counted(*arguments: Any, **options: Any) -> Any:
             count[0] += 1
@@ -105,14 +135,11 @@ def draws_counted() -> Iterator[Callable[[], int]]:
 
         return counted
 
-    stand_ins = {id(function): counting(function) for function in drawing}
-    before: list[tuple[Any, str, Any]] = [
-        # A module that imported a function by its name has it under a name of its own.
-        (module, name, value)
-        for module in [*sys.modules.values(), random.Random]
-        for name, value in list(getattr(module, "__dict__", {}).items())
-        if id(value) in stand_ins
-    ]
+    stand_ins = {id(function): counting(function) for function in _drawing()}
+    before: list[_Name] = []
+    for place in [*sys.modules.values(), random.Random]:
+        names = _seen.get(id(place))
+        before.extend(_names_in(place, stand_ins) if names is None else names)
     for place, name, function in before:
         setattr(place, name, stand_ins[id(function)])
     try:

@@ -84,7 +84,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", [*RUNS][:: effort.cases(quick=2, thorough=1)])
+@pytest.mark.parametrize("name", [*RUNS][:: effort.cases(quick=3, thorough=1)])
 def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, make_data, unjudged, passed = RUNS[name]

@@ -19,7 +19,9 @@ from torch.utils.data import DataLoader, Sampler
 from course_lib.callbacks import Preflight
 from course_lib.launch import run_ranks
 from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
+from course_lib.preflight.__main__ import main
 from course_lib.preflight.copies import try_on_copies
+from course_lib.preflight.loaders import draws_counted, draws_found
 from course_lib.preflight.rates import walk
 from tests import effort
 from tests.notebook_rules import ROOT
@@ -37,11 +39,15 @@ def judged(module, run, **options) -> PreflightReport:
 
 DEEP = ("growth", "resume")
 """Checks whose faults are looked for with ``deep=True``."""
-EVERY = effort.cases(quick=3, thorough=1)
-"""Of the twins and the right runs."""
 
 
-@pytest.mark.parametrize("name", FAULTS[:: effort.cases(quick=2, thorough=1)])
+def of_each_check(number: int) -> list[str]:
+    """The first faults of each check."""
+    of = {check: [name for name in FAULTS if script("faults", name).CHECK == check] for check in CHECKS}
+    return [name for names in of.values() for name in names[:number]]
+
+
+@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=2, thorough=len(FAULTS))))
 def test_a_planted_fault_is_found_under_its_check_alone(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_run(), deep=fault.CHECK in DEEP)
@@ -49,14 +55,14 @@ def test_a_planted_fault_is_found_under_its_check_alone(name):
     assert any(character.isdigit() for character in report.findings[0].says)
 
 
-@pytest.mark.parametrize("name", FAULTS[::EVERY])
+@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=1, thorough=len(FAULTS))))
 def test_nothing_is_found_in_its_right_twin(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_twin(), deep=fault.CHECK in DEEP)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", scripts("right")[::EVERY])
+@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=3, thorough=1)])
 def test_nothing_is_found_in_a_right_run(name):
     right = script("right", name)
     report = judged(right, right.make_run())
@@ -249,6 +255,19 @@ def test_one_order_for_all_epochs_is_a_fault_only_where_it_was_drawn(drawn_by, f
     assert [finding.check for finding in report.findings] == ["order"] * found
 
 
+def test_draws_are_counted_the_same_where_they_were_looked_for_before():
+    def counted():
+        with draws_counted() as draws:
+            randperm(4)  # a name of this module's own
+            random.Random(0).shuffle([1, 2])
+            np.random.default_rng(0)
+            return draws()
+
+    with draws_found():
+        found_before = counted()
+    assert found_before == counted() == 3
+
+
 # ------------------------------------------------------------------------------------- the ways in
 
 
@@ -283,11 +302,16 @@ def test_the_callback_raises_before_the_first_batch_or_warns():
 
 
 @pytest.mark.parametrize(("function", "code"), [("right_run", 0), ("wrong_run", 1), ("no_run", 2)])
-def test_the_shell_command_says_it_by_its_exit_code(function, code):
-    command = [sys.executable, "-m", "course_lib.preflight", f"tests.preflight.test_preflight:{function}"]
+def test_the_shell_command_says_it_by_its_exit_code(function, code, capsys):
+    assert main([f"tests.preflight.test_preflight:{function}"]) == code
+    captured = capsys.readouterr()
+    assert ["Ready", "Not ready", "Could not judge"][code] in captured.out + captured.err
+
+
+def test_the_shell_command_starts_in_a_shell():
+    command = [sys.executable, "-m", "course_lib.preflight", "tests.preflight.test_preflight:wrong_run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
-    assert done.returncode == code, done.stderr
-    assert ["Ready", "Not ready", "Could not judge"][code] in done.stdout + done.stderr
+    assert done.returncode == 1 and "Not ready" in done.stdout, done.stderr
 
 
 def test_what_is_skipped_is_printed_and_not_found():
