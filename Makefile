@@ -8,8 +8,9 @@ WHEELHOUSE_PLATFORM ?= manylinux_2_28_x86_64
 # Tools run as modules: where a venv sees the system's packages, their scripts are in the system's bin folder.
 PY := .venv/bin/python
 PYTEST := $(PY) -m pytest
-# The cells of a notebook share a worker; every other test goes where there is room.
-PARALLEL := -n 2 --dist loadgroup
+# The cells of a notebook share a worker; every other test goes where there is room. Many tests wait for processes that
+# they start, so three workers are right for two cores.
+PARALLEL := -n 3 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help lab test thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean

@@ -43,7 +43,7 @@ DEEP = ("growth", "resume")
 
 def of_each_check(number: int) -> list[str]:
     """The first faults of each check."""
-    of = {check: [name for name in FAULTS if script("faults", name).CHECK == check] for check in CHECKS}
+    of = {check: [name for name in FAULTS if check == script("faults", name).CHECK] for check in CHECKS}
     return [name for names in of.values() for name in names[:number]]
 
 
