@@ -5,8 +5,7 @@ from __future__ import annotations
 import gc
 import tempfile
 from bisect import bisect_right
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import groupby
@@ -163,6 +162,16 @@ class SmallModule(LightningModule):
     def __init__(self, device: SimulatedDevice, batch_size: int) -> None:
         super().__init__()
         self.net, self.simulated, self.batch_size, self.samples = make_model(), device, batch_size, 0
+        self.frozen_before = False
+
+    def setup(self, stage: str) -> None:
+        # Lightning collects garbage before each trial; what was there before needs no further look.
+        self.frozen_before = frozen_by_caller()
+        gc.freeze()
+
+    def teardown(self, stage: str) -> None:
+        if not self.frozen_before:
+            gc.unfreeze()
 
     def on_train_batch_start(self, batch: Any, batch_idx: int) -> None:
         self.samples = len(batch[0])  # which need not be what self.batch_size says
@@ -186,21 +195,9 @@ class SmallModule(LightningModule):
 
 def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2, **options: Any) -> int | None:
     """Lightning's own finder; `own_size` is the module's batch size before."""
-    with _little_garbage(), tempfile.TemporaryDirectory() as folder:
+    with tempfile.TemporaryDirectory() as folder:
         trainer = quiet_trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder)
         return Tuner(trainer).scale_batch_size(SmallModule(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
-
-
-@contextmanager
-def _little_garbage() -> Iterator[None]:
-    """Lightning collects garbage before each trial; what was there before needs no further look."""
-    frozen_before = frozen_by_caller()
-    gc.freeze()
-    try:
-        yield
-    finally:
-        if not frozen_before:
-            gc.unfreeze()
 
 
 Finder = Callable[[SimulatedDevice], int | None]

@@ -76,7 +76,7 @@ def _peak(timeline: Sequence[Moment]) -> int:
     return max(moment.total for moment in timeline)
 
 
-def figure_of_lines(peaks: Mapping[int, Mapping[str, int]], limit_bytes: int, near: int = 384) -> Figure:
+def figure_of_lines(peaks: Mapping[int, Mapping[str, int]], limit_bytes: int, near: int = 512) -> Figure:
     """Peak bytes of each phase against the batch size, ``{batch size: {phase: bytes}}``, and a limit.
 
     A second panel shows the sizes up to ``near``, where the curves cross.
