@@ -24,7 +24,13 @@ from course_lib.skipping import StepGuard
 from course_lib.skipping.alarm import Alarm
 from tests import effort
 from tests.notebook_rules import ROOT, code_cells, source
-from tests.rehearsal.cells import cells_that_use_the_device, cells_to_run, cells_without, send_rehearsal
+from tests.rehearsal.cells import (
+    cells_that_use_the_device,
+    cells_to_run,
+    cells_without,
+    definitions_apart,
+    send_rehearsal,
+)
 from tests.rehearsal.pretend_cuda import Generator, pretend_cuda
 from tests.rehearsal.rounding import RoundingNoise
 
@@ -33,12 +39,15 @@ ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if len(cells
 
 
 SLOW = {
-    "01_batching": {"two-rates", "rescue", "fix-by-hand", "winners"},  # "symptom" trains one sample at a time, too
+    "00_start_here": {"ranks"},
+    "01_batching": {"symptom", "fix-by-hand", "winners"},  # "noise-scale" and "fix-loader" train, too
+    "02_dataloader_internals": {"ends", "ends-others"},
     "03_memory": {"trades", "too-small"},  # "lines" predicts, too
-    "07_skipping_steps": {"job"},  # "job-detector" trains so, too
+    "07_skipping_steps": {"job", "by-hand-run", "guard", "fix-symptom"},  # "job-detector" trains so, too
 }
-"""Cells that take seconds under the modes, and do there what another one of their notebook does. They and the cells
-that need them are rehearsed by `pytest --thorough`."""
+"""Cells that take seconds under the modes, and do there what another one of their notebook does; or that start ranks
+or workers, which are outside of the modes, from a server that takes seconds to start. They and the cells that need
+their results are rehearsed by `pytest --thorough`; the functions that they define are always there."""
 
 
 def rehearse(path: Path, *rehearsals: str, left_out: Collection[str] = ()) -> dict:
@@ -84,9 +93,25 @@ def test_cells_print_on_a_pretended_gpu_with_other_rounding_what_is_stored(name)
 @pytest.mark.parametrize("name", SLOW)
 def test_the_slow_cells_are_cells_and_others_are_rehearsed_without_them(name):
     wanted = cells_that_use_the_device(NOTEBOOKS[name])
-    quick = cells_without(SLOW[name], NOTEBOOKS[name], wanted)
-    assert SLOW[name] <= {cell["id"] for cell in wanted} and wanted[0] in quick
-    assert len(wanted) - len(SLOW[name]) >= len(quick) > len(wanted) / 3
+    apart = definitions_apart(SLOW[name], NOTEBOOKS[name])
+    quick = [cell for cell in cells_without(SLOW[name], apart, cells_that_use_the_device(apart)) if cell in wanted]
+    assert SLOW[name] <= {cell["id"] for cell in code_cells(NOTEBOOKS[name])} and wanted[0] in quick
+    assert len(wanted) > len(quick) >= len(wanted) / 3
+
+
+def test_what_a_slow_cell_defines_is_there_without_it():
+    def cell(name, code):
+        return {"cell_type": "code", "id": name, "source": code, "metadata": {}, "outputs": []}
+
+    cells = [
+        cell("slow", "def learn(size):\n    return net(size).to(device)\n\n\nlearned = learn(1000)"),
+        cell("a result of it", "print(learned.to(device))"),
+        cell("quick", "print(learn(1))"),
+    ]
+    apart = definitions_apart({"slow"}, {"cells": cells})
+    quick = cells_without({"slow"}, apart, cells_that_use_the_device(apart))
+    assert [cell["id"] for cell in quick] == ["slow: definitions", "quick"]
+    assert [cell["id"] for cell in cells_to_run(apart, quick)] == ["slow: definitions", "quick"]
 
 
 CELLS = {
@@ -379,6 +404,8 @@ def test_without_a_gpu_the_notebooks_and_their_trainers_agree_on_the_cpu():
 
 MACHINE = """
 import torch
+import course_lib.launch.server
+course_lib.launch.server.PRELOAD = ("torch", "course_lib.launch")  # these ranks need no Lightning
 torch.cuda.device_count = lambda: {gpus}
 torch.distributed.is_nccl_available = lambda: True
 """

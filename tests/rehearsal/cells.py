@@ -64,6 +64,25 @@ def cells_without(left_out: Collection[str], notebook: Notebook, wanted: list[Ce
     return [cell for cell in wanted if not {each["id"] for each in cells_to_run(notebook, [cell])} & set(left_out)]
 
 
+def definitions_apart(left_out: Collection[str], notebook: Notebook) -> Notebook:
+    """The notebook with the functions and classes of these cells in a cell of their own, which stays in."""
+    cells = []
+    for cell in notebook["cells"]:
+        if cell["id"] in left_out:
+            statements = _statements(source(cell))
+            defined = [s for s in statements if isinstance(s, ast.FunctionDef | ast.ClassDef)]
+            rest = [s for s in statements if s not in defined]
+            cells.append(cell | {"id": f"{cell['id']}: definitions", "source": _code(defined), "outputs": []})
+            cells.append(cell | {"source": _code(rest)})
+        else:
+            cells.append(cell)
+    return notebook | {"cells": cells}
+
+
+def _code(statements: list[ast.stmt]) -> str:
+    return "\n".join(map(ast.unparse, statements))
+
+
 @functools.cache
 def _statements(code: str) -> list[ast.stmt]:
     return ast.parse(code).body
@@ -162,7 +181,7 @@ def _root(node: ast.expr) -> set[str]:
 
 def rehearse(path: Path, rehearsals: list[str], left_out: Collection[str] = ()) -> dict[str, Any]:
     """Run the cells once for each of ``"plain"``, ``"cuda"``, ``"noise:<seed>"`` and ``"cuda+noise:<seed>"``."""
-    notebook = json.loads(path.read_text(encoding="utf-8"))
+    notebook = definitions_apart(left_out, json.loads(path.read_text(encoding="utf-8")))
     wanted = cells_without(left_out, notebook, cells_that_use_the_device(notebook))
     cells = cells_to_run(notebook, wanted)
     differences, seconds = {}, {}
