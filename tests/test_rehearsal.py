@@ -28,14 +28,13 @@ from tests.rehearsal.cells import (
     cells_that_use_the_device,
     cells_to_run,
     cells_without,
-    definitions_apart,
     send_rehearsal,
 )
 from tests.rehearsal.pretend_cuda import Generator, pretend_cuda
 from tests.rehearsal.rounding import RoundingNoise
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "notebooks").glob("*.ipynb")}
-ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if len(cells_that_use_the_device(notebook)) > 1)
+ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if cells_that_use_the_device(notebook))
 
 
 SLOW = {
@@ -92,8 +91,7 @@ def test_cells_print_on_a_pretended_gpu_with_other_rounding_what_is_stored(name)
 @pytest.mark.parametrize("name", SLOW)
 def test_the_slow_cells_are_cells_and_others_are_rehearsed_without_them(name):
     wanted = cells_that_use_the_device(NOTEBOOKS[name])
-    apart = definitions_apart(SLOW[name], NOTEBOOKS[name])
-    quick = [cell for cell in cells_without(SLOW[name], apart, cells_that_use_the_device(apart)) if cell in wanted]
+    quick = cells_without(SLOW[name], NOTEBOOKS[name], wanted)
     assert SLOW[name] <= {cell["id"] for cell in wanted} and wanted[0] in quick
     assert len(wanted) - len(SLOW[name]) >= len(quick) > len(wanted) / 3
 
@@ -107,10 +105,10 @@ def test_what_a_slow_cell_defines_is_there_without_it():
         cell("a result of it", "print(learned.to(device))"),
         cell("quick", "print(learn(1))"),
     ]
-    apart = definitions_apart({"slow"}, {"cells": cells})
-    quick = cells_without({"slow"}, apart, cells_that_use_the_device(apart))
-    assert [cell["id"] for cell in quick] == ["slow: definitions", "quick"]
-    assert [cell["id"] for cell in cells_to_run(apart, quick)] == ["slow: definitions", "quick"]
+    notebook = {"cells": cells}
+    quick = cells_without({"slow"}, notebook, cells_that_use_the_device(notebook))
+    assert [cell["id"] for cell in quick] == ["quick"]
+    assert "learned" not in source(cells_to_run(notebook, quick)[0])
 
 
 CELLS = {
@@ -163,13 +161,15 @@ def test_cells_are_followed_through_what_they_make():
             cell("d", "for size in range(3):\n    learned = learn(size)"),
             cell("e", "for size in range(3):\n    print(size)"),
             cell("f", "print(learned, kept)"),
-            cell("g", "learned = 0"),
+            cell("g", "try:\n    learned = 0\n    print(learned)\nexcept ValueError as error:\n    print(error)"),
             cell("h", "print(learned)"),
         ]
     }
     wanted = cells_that_use_the_device(notebook)
     assert [cell["id"] for cell in wanted] == ["b", "d", "f"]
-    assert [cell["id"] for cell in cells_to_run(notebook, wanted)] == ["a", "b", "c", "d", "f"]
+    run = cells_to_run(notebook, wanted)
+    assert [cell["id"] for cell in run] == ["a", "b", "c", "d", "f"]
+    assert source(run[0]) == "kept = []"  # what nothing needs is left out
 
 
 def test_rounding_noise_is_small_and_seen_by_what_depends_on_rounding():

@@ -3,7 +3,7 @@
     python -m tests.rehearsal.cells notebooks/04_gradient_accumulation.ipynb cuda noise:1 noise:2
 
 prints a JSON object: which cells were compared, and for each rehearsal what differed. A cell uses the device if a
-statement of it names the device, or something that such a statement made. The cells that those need run along.
+statement of it names the device, or something that such a statement made. What those need of other cells runs along.
 """
 
 from __future__ import annotations
@@ -48,35 +48,42 @@ def cells_that_use_the_device(notebook: Notebook) -> list[Cell]:
 
 
 def cells_to_run(notebook: Notebook, wanted: list[Cell]) -> list[Cell]:
-    """The wanted cells, and the earlier ones that bind or change what they read."""
-    cells = code_cells(notebook)
-    chosen, needed = {cell["id"] for cell in wanted}, set()
-    for cell in reversed(cells):
+    """The wanted cells, and of the earlier ones the statements that bind or change what they read."""
+    chosen, needed = [], set[str]()
+    for cell in reversed(code_cells(notebook)):
         statements = _statements(source(cell))
-        if cell["id"] in chosen or any((_bound(s) | _changed(s)) & needed for s in statements):
-            chosen.add(cell["id"])
+        if cell not in wanted:
+            statements = _of_use(statements, needed)
+            cell = cell | {"source": _code(statements)}
+        if statements:
+            chosen.append(cell)
             needed = _needed(statements, needed)
-    return [cell for cell in cells if cell["id"] in chosen]
+    return chosen[::-1]
+
+
+def _of_use(statements: list[ast.stmt], needed: set[str]) -> list[ast.stmt]:
+    """Those that bind or change what is needed after them."""
+    found: list[ast.stmt] = []
+    for statement in reversed(statements):
+        if (_bound(statement) | _changed(statement)) & needed:
+            found.insert(0, statement)
+            needed = _needed([statement], needed)
+    return found
 
 
 def cells_without(left_out: Collection[str], notebook: Notebook, wanted: list[Cell]) -> list[Cell]:
-    """The wanted cells that run without the cells of these ids."""
-    return [cell for cell in wanted if not {each["id"] for each in cells_to_run(notebook, [cell])} & set(left_out)]
+    """The wanted cells that run without what the cells of these ids do; what they define is there."""
+    found = []
+    for cell in wanted:
+        run = [each for each in cells_to_run(notebook, [cell]) if each["id"] in left_out]
+        if not any(map(_does, run)):
+            found.append(cell)
+    return found
 
 
-def definitions_apart(left_out: Collection[str], notebook: Notebook) -> Notebook:
-    """The notebook with the functions and classes of these cells in a cell of their own, which stays in."""
-    cells = []
-    for cell in notebook["cells"]:
-        if cell["id"] in left_out:
-            statements = _statements(source(cell))
-            defined = [s for s in statements if isinstance(s, ast.FunctionDef | ast.ClassDef)]
-            rest = [s for s in statements if s not in defined]
-            cells.append(cell | {"id": f"{cell['id']}: definitions", "source": _code(defined), "outputs": []})
-            cells.append(cell | {"source": _code(rest)})
-        else:
-            cells.append(cell)
-    return notebook | {"cells": cells}
+def _does(cell: Cell) -> bool:
+    definitions = ast.FunctionDef | ast.ClassDef | ast.Import | ast.ImportFrom
+    return not all(isinstance(statement, definitions) for statement in _statements(source(cell)))
 
 
 def _code(statements: list[ast.stmt]) -> str:
@@ -118,6 +125,12 @@ def _loaded(statement: ast.stmt) -> set[str]:
         return _read(headers) | _needed(statement.body) - _bound(headers)
     if isinstance(statement, ast.If):
         return _read(ast.Expr(statement.test)) | _needed(statement.body) | _needed(statement.orelse)
+    if isinstance(statement, ast.Try):
+        names = _needed(statement.body + statement.orelse) | _needed(statement.finalbody)
+        for handler in statement.handlers:
+            names |= _needed(handler.body) - {handler.name}
+            names |= _read(ast.Expr(handler.type)) if handler.type else set()
+        return names
     return _read(statement)
 
 
@@ -181,7 +194,7 @@ def _root(node: ast.expr) -> set[str]:
 
 def rehearse(path: Path, rehearsals: list[str], left_out: Collection[str] = ()) -> dict[str, Any]:
     """Run the cells once for each of ``"plain"``, ``"cuda"``, ``"noise:<seed>"`` and ``"cuda+noise:<seed>"``."""
-    notebook = definitions_apart(left_out, json.loads(path.read_text(encoding="utf-8")))
+    notebook = json.loads(path.read_text(encoding="utf-8"))
     wanted = cells_without(left_out, notebook, cells_that_use_the_device(notebook))
     cells = cells_to_run(notebook, wanted)
     differences, seconds = {}, {}

@@ -6,10 +6,12 @@ this is not the same on two machines.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import is_in_torch_dispatch_mode
 
@@ -25,13 +27,21 @@ class RoundingNoise(TorchFunctionMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
+        self.numbers = torch.empty(0)
+        self.starts = random.Random(seed)
         self.calls = 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in NOISY and args[0].is_floating_point() and not is_in_torch_dispatch_mode():
             self.calls += 1
             x, *rest = args
-            most = 16 * torch.finfo(x.dtype).eps
-            factor = torch.empty(x.shape, dtype=x.dtype).uniform_(1 - most, 1 + most, generator=self.generator)
-            args = (x * factor, *rest)
+            noise = self._numbers(x.numel()).view(x.shape).to(x.dtype)
+            args = (torch.addcmul(x, x, noise, value=16 * torch.finfo(x.dtype).eps), *rest)
         return func(*args, **kwargs or {})
+
+    def _numbers(self, count: int) -> Tensor:
+        """Numbers from -1 to 1, out of those that are drawn already: to draw new ones each time takes longer."""
+        if len(self.numbers) < 2 * count:
+            self.numbers = torch.empty(4 * count).uniform_(-1, 1, generator=self.generator)
+        start = self.starts.randrange(len(self.numbers) - count + 1)
+        return self.numbers[start : start + count]
