@@ -342,6 +342,22 @@ def is_running(pid):
     return with_status.status() != psutil.STATUS_ZOMBIE
 
 
+def test_the_server_that_was_started_ahead_of_time_is_the_one_that_is_used():
+    script = """
+import os
+from multiprocessing import forkserver
+from course_lib.launch import run_ranks, warm_up
+server = forkserver._forkserver
+before = server._forkserver_pid
+warm_up()
+started = server._forkserver_pid
+[result] = run_ranks(lambda rank: os.getppid(), 1)
+print(before, started == server._forkserver_pid == result.value)
+"""
+    told = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True).stdout
+    assert told.split() == ["None", "True"]
+
+
 def test_many_calls_leave_nothing(monkeypatch, tmp_path):
     def total(rank):
         x = torch.tensor([rank])

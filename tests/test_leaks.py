@@ -17,6 +17,7 @@ import torch
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
+from course_lib.launch import run_ranks
 from course_lib.leaks import watch_growth
 from course_lib.leaks.trend import growth, slowest_third
 from course_lib.loader import MiniDataLoader
@@ -701,6 +702,11 @@ def test_the_notebooks_own_names_come_second():
     finally:
         for name in ("kept", "_", "_5", "Out"):
             vars(main).pop(name, None)
+
+
+def test_the_server_that_ranks_start_from_is_no_worker():
+    run_ranks(lambda rank: None, 1)  # it is there, and holds over 100 MiB of its own; multiprocessing's tracker holds 6
+    assert max(watch_growth(lambda: None, 6, warmup=0).series["worker_bytes"]) < 20 * 2**20
 
 
 def test_it_leaves_nothing_behind():

@@ -13,8 +13,9 @@ every end is reported.*
     >>> [result.value for result in run_ranks(total, 2, args=(10,))]
     [10, 10]
 
-A rank that raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeout`; both show where every
-rank was. No process outlives the call, however it ends.
+The first call of a process waits some seconds for that server; :func:`warm_up` starts it ahead of time. A rank that
+raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeout`; both show where every rank was. No
+process outlives the call, however it ends.
 
 ``caller.py`` is the calling process, ``server.py`` the server that ranks start from, ``rank.py`` the process of a
 rank, ``travel.py`` what goes from one to the other, and ``ends.py`` what a call returns or raises.
@@ -23,5 +24,6 @@ rank, ``travel.py`` what goes from one to the other, and ``ends.py`` what a call
 from course_lib.launch.caller import run_ranks
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout
 from course_lib.launch.rank import rank_device
+from course_lib.launch.server import warm_up
 
-__all__ = ["RankError", "RankReport", "RankResult", "RankTimeout", "rank_device", "run_ranks"]
+__all__ = ["RankError", "RankReport", "RankResult", "RankTimeout", "rank_device", "run_ranks", "warm_up"]

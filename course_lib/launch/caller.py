@@ -62,8 +62,8 @@ def run_ranks(
         backend: ``"auto"``: NCCL with one GPU for each rank where there are enough GPUs, else gloo on CPUs, with the
             GPUs hidden from the ranks so that ``accelerator="auto"`` agrees. ``"nccl"``. ``"gloo"``: the GPUs stay
             visible, so that ranks may share one; a Trainer inside then takes them unless it has ``accelerator="cpu"``.
-        start_method: ``"forkserver"`` (the default on Linux: the first call starts the server, each later one takes
-            tenths of a second) or ``"spawn"`` (elsewhere: seconds for each call).
+        start_method: ``"forkserver"`` (the default on Linux: the first call starts the server, unless ``warm_up`` has,
+            and each later one takes tenths of a second) or ``"spawn"`` (elsewhere: seconds for each call).
 
     Raises:
         ValueError: An argument is out of its range, or ``fn`` or ``args`` cannot be sent: the message names the part.

@@ -20,6 +20,15 @@ PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "lightning", "course_l
 """What the server loads once, so that no rank has to: torch._dynamo alone is seconds of a rank's first optimizer."""
 
 
+def warm_up() -> None:
+    """Start the server without waiting for it, so that the first :func:`run_ranks` of this process need not either.
+
+    Loading torch and Lightning takes the server some seconds of another core. Where ranks are spawned (outside Linux)
+    there is no server, and nothing happens.
+    """
+    start_context(None)
+
+
 def start_context(start_method: str | None) -> Any:
     """The multiprocessing context whose processes are ranks, with its server running."""
     if start_method is None:

@@ -181,12 +181,17 @@ def _of_each(number: Callable[[Any], int], group: list[Any]) -> np.ndarray[Any, 
 
 
 def _process_bytes() -> tuple[int, int]:
-    """Resident bytes of this process, and the bytes that its child processes share with nobody."""
+    """Resident bytes of this process, and the bytes that its child processes share with nobody.
+
+    Without those of multiprocessing's fork server, which grows for as long as it loads modules.
+    """
     process = psutil.Process()
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
     private = 0
     for child in process.children(recursive=True):
         try:
-            private += child.memory_full_info().uss
+            if child.pid != getattr(server, "_forkserver_pid", None):
+                private += child.memory_full_info().uss
         except psutil.Error:  # ended since, or another user's
             continue
     return process.memory_info().rss, private
