@@ -21,7 +21,7 @@ PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "lightning", "course_l
 
 
 def warm_up() -> None:
-    """Start the server without waiting for it, so that the first :func:`run_ranks` of this process need not either.
+    """Start the server without waiting for it, so that the first ``run_ranks`` of this process need not either.
 
     Loading torch and Lightning takes the server some seconds of another core. Where ranks are spawned (outside Linux)
     there is no server, and nothing happens.
@@ -45,7 +45,7 @@ def start_context(start_method: str | None) -> Any:
 def _start_server() -> None:
     from multiprocessing import forkserver  # Windows has none
 
-    _forget_server_of_parent(forkserver._forkserver)
+    _forget_server_that_is_gone(forkserver._forkserver)
     # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
     with _environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
         try:
@@ -59,14 +59,18 @@ def _start_server() -> None:
             ) from error
 
 
-def _forget_server_of_parent(server: Any) -> None:
-    # In a forked child of a process that has called us, multiprocessing still believes in the parent's server.
-    pid = getattr(server, "_forkserver_pid", None)
-    if pid is not None:
-        try:
-            os.waitpid(pid, os.WNOHANG)
-        except ChildProcessError:
-            server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
+def _forget_server_that_is_gone(server: Any) -> None:
+    """It was killed; or it is the parent's, as this process is a fork of one that has called us."""
+    pid = server._forkserver_pid
+    if pid is None:
+        return
+    try:
+        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        gone = True
+    if gone:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
 
 
 @contextlib.contextmanager
