@@ -49,6 +49,15 @@ def test_local_functions_and_classes_travel_both_ways():
     assert [v.rank for v in values] == [0, 1]
 
 
+def test_a_function_that_sets_what_torch_keeps_in_a_module_of_its_own_class_travels():
+    def set_cudnn(rank):
+        torch.backends.cudnn.benchmark = rank == 1
+        return torch.backends.cudnn.benchmark
+
+    assert type(torch.backends.cudnn) is not type(torch)
+    assert [r.value for r in run_ranks(set_cudnn)] == [False, True]
+
+
 def test_output_of_python_and_of_native_code_is_kept():
     def talk(rank):
         print("python", rank)

@@ -16,6 +16,7 @@ from torch import nn
 from course_lib import devices
 from course_lib.accumulation import accumulate, windows
 from course_lib.devices import explain_device, usable_device
+from course_lib.launch import run_ranks
 from course_lib.launch.server import hidden_main, start_context
 from course_lib.leaks import watch_growth
 from course_lib.loader import MiniDataLoader
@@ -385,20 +386,19 @@ def test_a_gpu_that_can_be_used_is():
         assert explain_device() == "Computing on the GPU: a pretended GPU."
 
 
-CHOOSE = """
-import os, warnings
-import torch
-from workbook.machine import choose_device
-torch.set_float32_matmul_precision("high")
-print(choose_device(), torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32)
-from lightning.pytorch import Trainer
-print(type(Trainer(logger=False, enable_checkpointing=False).accelerator).__name__, torch.cuda.device_count())
-"""
-
-
 def test_without_a_gpu_the_notebooks_and_their_trainers_agree_on_the_cpu():
-    done = subprocess.run([sys.executable, "-c", CHOOSE], capture_output=True, text=True, check=True)
-    assert done.stdout.splitlines() == ["cpu highest False", "CPUAccelerator 0"]
+    def choose(rank):
+        from lightning.pytorch import Trainer
+        from workbook.machine import choose_device
+
+        torch.set_float32_matmul_precision("high")
+        device = choose_device()
+        trainer = Trainer(logger=False, enable_checkpointing=False)
+        tf32 = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        return str(device), *tf32, type(trainer.accelerator).__name__, torch.cuda.device_count()
+
+    [found] = run_ranks(choose, 1, backend="gloo")  # a process in which nothing is patched
+    assert found.value == ("cpu", "highest", False, "CPUAccelerator", 0)
 
 
 MACHINE = """

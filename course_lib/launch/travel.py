@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import importlib
 import io
 import linecache
 import multiprocessing
@@ -41,7 +42,7 @@ def enter_surroundings(surroundings: bytes) -> None:
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
-        return cloudpickle.dumps((fn, args))
+        return _dumps((fn, args))
     except Exception as error:
         culprits = _unsendable(fn, getattr(fn, "__name__", "fn"), set()) + _unsendable(args, "args", set())
         raise ValueError(
@@ -63,7 +64,7 @@ def unpack_call(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def pack_value(value: Any) -> bytes:
     try:
-        return cloudpickle.dumps(value)
+        return _dumps(value)
     except Exception as error:
         culprits = _unsendable(value, "value", set())
         raise TypeError(f"what the function returned cannot be sent back: {'; '.join(culprits) or error}") from None
@@ -76,7 +77,7 @@ def unpack_value(content: bytes) -> Any:
 def pack_exception(error: BaseException) -> bytes | None:
     """None if it cannot travel."""
     try:
-        return cloudpickle.dumps(error)
+        return _dumps(error)
     except Exception:
         return None
 
@@ -89,6 +90,22 @@ def unpack_exception(content: bytes | None) -> BaseException | None:
     except Exception:
         return None
     return exception if isinstance(exception, BaseException) else None
+
+
+def _dumps(value: Any) -> bytes:
+    with io.BytesIO() as file:
+        _Pickler(file).dump(value)
+        return file.getvalue()
+
+
+class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
+    """Sends modules of a class of their own by name, too: ``torch.backends.cudnn`` is one, and cannot be pickled."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        of_its_own_class = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
+        if of_its_own_class and sys.modules.get(obj.__name__) is obj:
+            return importlib.import_module, (obj.__name__,)
+        return super().reducer_override(obj)
 
 
 class _Unpickler(pickle.Unpickler):
@@ -112,7 +129,7 @@ def _unsendable(value: Any, path: str, seen: set[int]) -> list[str]:
         return []
     seen.add(id(value))
     try:
-        cloudpickle.dumps(value)
+        _dumps(value)
         return []
     except Exception as error:
         inner = [name for part, part_path in _parts(value, path) for name in _unsendable(part, part_path, seen)]
