@@ -102,9 +102,10 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     """Sends modules of a class of their own by name, too: ``torch.backends.cudnn`` is one, and cannot be pickled."""
 
     def reducer_override(self, obj: Any) -> Any:
-        of_its_own_class = isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType
-        if of_its_own_class and sys.modules.get(obj.__name__) is obj:
-            return importlib.import_module, (obj.__name__,)
+        if isinstance(obj, types.ModuleType) and type(obj) is not types.ModuleType:
+            name = obj.__name__
+            if sys.modules.get(name) is obj:
+                return importlib.import_module, (name,)
         return super().reducer_override(obj)
 
 
