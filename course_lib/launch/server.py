@@ -1,6 +1,7 @@
 """The clean server that ranks start from: a process that has torch loaded, and has used neither OpenMP nor CUDA.
 
-It is multiprocessing's fork server. The first call of a process starts it, and each rank is a fork of it.
+It is multiprocessing's fork server. The first call of a process starts it, or ``warm_up`` ahead of that, and each rank
+is a fork of it.
 """
 
 from __future__ import annotations

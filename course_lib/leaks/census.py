@@ -187,10 +187,11 @@ def _process_bytes() -> tuple[int, int]:
     """
     process = psutil.Process()
     server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    server_pid = getattr(server, "_forkserver_pid", None)
     private = 0
     for child in process.children(recursive=True):
         try:
-            if child.pid != getattr(server, "_forkserver_pid", None):
+            if child.pid != server_pid:
                 private += child.memory_full_info().uss
         except psutil.Error:  # ended since, or another user's
             continue

@@ -6,7 +6,6 @@ this is not the same on two machines.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -27,21 +26,20 @@ class RoundingNoise(TorchFunctionMode):
     def __init__(self, seed: int) -> None:
         super().__init__()
         self.generator = torch.Generator().manual_seed(seed)
-        self.numbers = torch.empty(0)
-        self.starts = random.Random(seed)
+        self.drawn = torch.empty(0)
         self.calls = 0
 
     def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in NOISY and args[0].is_floating_point() and not is_in_torch_dispatch_mode():
             self.calls += 1
             x, *rest = args
-            noise = self._numbers(x.numel()).view(x.shape).to(x.dtype)
+            noise = self._noise(x.numel()).view(x.shape).to(x.dtype)
             args = (torch.addcmul(x, x, noise, value=16 * torch.finfo(x.dtype).eps), *rest)
         return func(*args, **kwargs or {})
 
-    def _numbers(self, count: int) -> Tensor:
-        """Numbers from -1 to 1, out of those that are drawn already: to draw new ones each time takes longer."""
-        if len(self.numbers) < 2 * count:
-            self.numbers = torch.empty(4 * count).uniform_(-1, 1, generator=self.generator)
-        start = self.starts.randrange(len(self.numbers) - count + 1)
-        return self.numbers[start : start + count]
+    def _noise(self, count: int) -> Tensor:
+        """Numbers from -1 to 1, from a random place among those that are drawn: to draw new ones each time is slow."""
+        if len(self.drawn) < 2 * count:
+            self.drawn = torch.empty(4 * count).uniform_(-1, 1, generator=self.generator)
+        start = int(torch.randint(len(self.drawn) - count + 1, (1,), generator=self.generator))
+        return self.drawn[start : start + count]
