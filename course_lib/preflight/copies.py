@@ -1,8 +1,10 @@
 """Trials run in a child process: whatever they do to the run, this process keeps it as it is.
 
 The child is a fork, so that it has the very objects, and whatever it does to them stays with it. It writes no file
-outside its temporary folder, and ends with its workers when it has answered or when its time is up. Where this process
-cannot be forked (Windows, a GPU that is in use), the objects are sent to a process of its own as copies.
+outside its temporary folder, and ends with its workers when it has answered, when its time is up, or with this process.
+Where this process cannot be forked (a GPU that is in use, Windows), copies of the objects are sent to another, which is
+forked in its place; where that one cannot be forked either (a model that is on the GPU), each trial has a process that
+it is sent to.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import select
 import signal
 import sys
 import tempfile
+import threading
 import time
 import traceback
 import warnings
@@ -32,6 +35,8 @@ from course_lib.preflight.progress import tick
 
 AT_ONCE = 2
 """How many trials run at the same time."""
+SENT_SECONDS = 5.0
+"""What a process that trials are sent to may take beyond theirs, to load what they need."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +59,12 @@ def try_on_copies(
     """
     with contextlib.ExitStack() as stack:
         folders = [folder or Path(stack.enter_context(temporary_folder())) for _ in trials]
-        if hasattr(os, "fork") and not torch.cuda.is_initialized():
-            return _forked(list(zip(trials, folders, strict=True)), seconds)
-        return [_sent(trial, folder, seconds) for trial, folder in zip(trials, folders, strict=True)]
+        placed = list(zip(trials, folders, strict=True))
+        return _forked(placed, seconds) if _can_be_forked() else _sent(placed, seconds)
+
+
+def _can_be_forked() -> bool:
+    return hasattr(os, "fork") and not torch.cuda.is_initialized()
 
 
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
@@ -64,6 +72,10 @@ def temporary_folder() -> tempfile.TemporaryDirectory[str]:
 
 
 # ------------------------------------------------------------------------------------------------------- forks
+
+
+Trials = list[tuple[Callable[[Path], Any], Path]]
+"""Each with its folder."""
 
 
 @dataclass
@@ -74,7 +86,7 @@ class _Child:
     answer: bytes = b""
 
 
-def _forked(trials: list[tuple[Callable[[Path], Any], Path]], seconds: float) -> list[Answer]:
+def _forked(trials: Trials, seconds: float) -> list[Answer]:
     waiting = list(enumerate(trials))
     running: dict[int, _Child] = {}
     answers = [Answer(error="was not started")] * len(trials)
@@ -106,7 +118,7 @@ def _fork(trial: Callable[[Path], Any], folder: Path, ends: float) -> _Child:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
-    generator = random.getstate()
+    generator, parent = random.getstate(), os.getpid()
     with warnings.catch_warnings():
         # Python warns of forks where there are threads; the child uses none of theirs.
         warnings.simplefilter("ignore", DeprecationWarning)
@@ -114,17 +126,19 @@ def _fork(trial: Callable[[Path], Any], folder: Path, ends: float) -> _Child:
     if pid == 0:
         os.close(reading)
         random.setstate(generator)  # Python seeds it again in a child
-        _be_the_child(trial, folder, writing)
+        _be_the_child(trial, folder, writing, parent)
     os.close(writing)
     return _Child(pid, reading, ends)
 
 
-def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int) -> NoReturn:
+def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent: int) -> NoReturn:
     # Never back into the caller's code: that would run twice.
     try:
         os.setsid()  # its workers end with it
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
+        threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
+        _hide_gpus()
         torch.set_num_threads(1)  # the pool of threads was not forked
         with _silent():
             answer = pickle.dumps(_answered(trial, folder))
@@ -133,6 +147,19 @@ def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int) -> NoRe
     finally:
         os.killpg(0, signal.SIGKILL)  # workers that live on would keep the pipe open
         os._exit(1)
+
+
+def _end_without(parent: int) -> None:
+    """End this process and its workers when the one that it was forked from is gone."""
+    while os.getppid() == parent:
+        time.sleep(0.2)
+    os.killpg(0, signal.SIGKILL)
+
+
+def _hide_gpus() -> None:
+    """See no GPU: a fork cannot use one where its parent has asked for one, and this one's run is on the CPU."""
+    for module in (torch.cuda, torch.accelerator):
+        vars(module).update(is_available=lambda: False, device_count=lambda: 0)
 
 
 def _read(child: _Child) -> bool:
@@ -163,21 +190,38 @@ def _answer_of(child: _Child, code: int) -> Answer:
 # ------------------------------------------------------------------------------------------------ copies that are sent
 
 
-def _sent(trial: Callable[[Path], Any], folder: Path, seconds: float) -> Answer:
-    def on_its_rank(rank: int) -> Answer:
+def _sent(trials: Trials, seconds: float) -> list[Answer]:
+    answers = _tried_elsewhere(trials, seconds) if hasattr(os, "fork") else None
+    if answers is None:
+        answers = [answer for trial in trials for answer in _tried_elsewhere([trial], seconds) or []]
+    return answers
+
+
+def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer] | None:
+    """The answers of another process; None where it would have to be forked for several, and cannot be."""
+
+    def on_its_rank(rank: int) -> list[Answer] | None:
         dist.destroy_process_group()
+        if _can_be_forked():
+            return _forked(trials, seconds)
+        if len(trials) > 1:
+            return None
+        [(trial, folder)] = trials
         with _silent():
-            return _answered(trial, folder)
+            return [_answered(trial, folder)]
 
     try:
-        answer: Answer = run_ranks(on_its_rank, 1, timeout=seconds, backend="gloo")[0].value
+        answers: list[Answer] | None = run_ranks(
+            on_its_rank, 1, timeout=seconds * len(trials) + SENT_SECONDS, backend="gloo"
+        )[0].value
     except RankTimeout:
-        return _too_late(seconds)
+        return [_too_late(seconds)] * len(trials)
     except RankError as error:
-        return Answer(error=f"its process ended: {str(error).splitlines()[0]}")
+        return [Answer(error=f"its process ended: {str(error).splitlines()[0]}")] * len(trials)
     except ValueError as error:
-        return Answer(error=f"this process can't be forked, and the run can't be sent to another: {error}")
-    return answer
+        why = f"this process can't be forked, and the run can't be sent to another: {error}"
+        return [Answer(error=why)] * len(trials)
+    return answers
 
 
 # ---------------------------------------------------------------------------------------------------- in the child

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import fields
 from pathlib import Path
@@ -52,6 +53,8 @@ def _in_fit(run: LightningRun, folder: Path) -> list[str] | None:
 
         def begin(trainer: Any, *_: Any) -> None:
             trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1  # a short run is gone on with
+            for config in trainer.lr_scheduler_configs:
+                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
 
         run.start(
             folder,
@@ -61,6 +64,16 @@ def _in_fit(run: LightningRun, folder: Path) -> list[str] | None:
             on_train_batch_end=end,
         )
     return named[0] if named else None
+
+
+def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
+    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
+
+    def stepped(*arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(ValueError):
+            step(*arguments, **options)
+
+    return stepped
 
 
 def _in_loop(run: PlainLoop) -> list[str]:

@@ -34,7 +34,7 @@ from course_lib.preflight.loaders import draws_found
 from course_lib.preflight.no_sync import averages_counted
 from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
 from course_lib.preflight.own_windows import judge_own_windows
-from course_lib.preflight.peak import is_on_gpu, peak_of_largest_batch
+from course_lib.preflight.peak import gpu_of, peak_of_largest_batch
 from course_lib.preflight.plain_loop import AnyRun, PlainLoop
 from course_lib.preflight.progress import now_trying, progress_shown
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
@@ -221,7 +221,7 @@ def _judged_by_steps(
     else:
         judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
         judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
-    if deep or "memory" in expect or is_on_gpu(run):
+    if deep or "memory" in expect or gpu_of(run) is not None:
         trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
     else:
         judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"

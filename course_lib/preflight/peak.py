@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._words import counted, readable_bytes
+from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
 from course_lib.preflight.lightning_run import Enough, LightningRun
@@ -41,10 +42,13 @@ class Largest:
         return ", ".join(shown[:2])
 
 
-def is_on_gpu(run: AnyRun) -> bool:
+def gpu_of(run: AnyRun) -> torch.device | None:
+    """The GPU that the run is on, or None."""
     if isinstance(run, PlainLoop):
-        return any(parameter.is_cuda for parameter in run.model.parameters())
-    return str(run.trainer.strategy.root_device.type) == "cuda"
+        devices = [parameter.device for parameter in run.model.parameters()]
+    else:
+        devices = [run.trainer.strategy.root_device]
+    return next((device for device in devices if device.type == "cuda"), None)
 
 
 def peak_of_largest_batch(run: AnyRun, given: int | None, seconds: float) -> Callable[[Path], Judgement]:
@@ -52,11 +56,15 @@ def peak_of_largest_batch(run: AnyRun, given: int | None, seconds: float) -> Cal
 
     ``given`` is the memory there is, in bytes; by default it is the device's, or this machine's for a run on the CPU.
     """
-    on_gpu = is_on_gpu(run)
+    gpu = gpu_of(run)
+    try:
+        there_is = given if given is not None else _memory_there_is(gpu)
+    except RankError as error:
+        why = f"the GPU could not be asked for its memory: {str(error).splitlines()[0]}"
+        return lambda folder: _not_judged(why)
+    device: Literal["cuda", "cpu"] = "cpu" if gpu is None else "cuda"
 
     def trial(folder: Path) -> Judgement:
-        there_is = given if given is not None else _memory_there_is(on_gpu)
-        device: Literal["cuda", "cpu"] = "cuda" if on_gpu else "cpu"
         if isinstance(run, PlainLoop):
             stop_workers(run.loader)
             largest = _largest(run.loader, seconds / 2)
@@ -74,10 +82,17 @@ def peak_of_largest_batch(run: AnyRun, given: int | None, seconds: float) -> Cal
     return trial
 
 
-def _memory_there_is(on_gpu: bool) -> int:
-    if on_gpu:
-        return int(torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory)
-    return int(psutil.virtual_memory().total)
+def _memory_there_is(gpu: torch.device | None) -> int:
+    if gpu is None:
+        return int(psutil.virtual_memory().total)
+    if torch.cuda.is_initialized():
+        return _memory_of(gpu)
+    # Asking puts CUDA in use: this process could not be forked any more.
+    return int(run_ranks(lambda rank: _memory_of(gpu), 1, backend="gloo")[0].value)
+
+
+def _memory_of(gpu: torch.device) -> int:
+    return int(torch.cuda.get_device_properties(gpu).total_memory)
 
 
 def _of_trainer(

@@ -122,7 +122,8 @@ def train(
     schedule = SizeSchedule.from_batch_sizes(sides, BATCH_SIZES, accumulate_grad_batches=WINDOW)
     data = SizeScheduleDataModule(load_samples(), schedule, render, seed=1)
     trainer = Trainer(
-        max_epochs=max_epochs, gradient_clip_val=1.0, deterministic=True, logger=False, enable_progress_bar=False,
+        max_epochs=max_epochs, gradient_clip_val=1.0, deterministic=True, logger=False,
+        enable_progress_bar=False, enable_model_summary=False,
         devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
         callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"), StepAudit(strict=True),
                    ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True), *callbacks],

@@ -21,6 +21,8 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset
 
 HERE = Path(__file__).parent
+ACCELERATOR = "cpu"
+"""Of the Trainers of all scripts."""
 
 
 def scripts(folder: str) -> list[str]:
@@ -87,10 +89,10 @@ def loader(n: int = 64, batch_size: int = 8, **options) -> DataLoader:
 
 
 def quiet_trainer(**flags) -> Trainer:
-    """A Trainer on the CPU without logger, checkpoints, progress bar and model summary, for three epochs."""
+    """A Trainer on that accelerator, without logger, checkpoints, progress bar and model summary, for three epochs."""
     quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
     length = {} if "max_steps" in flags or "max_epochs" in flags else {"max_epochs": 3}
-    return Trainer(accelerator="cpu", **quiet | length | flags)
+    return Trainer(accelerator=ACCELERATOR, **quiet | length | flags)
 
 
 class Record(Callback):

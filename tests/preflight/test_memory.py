@@ -57,6 +57,13 @@ def test_without_a_size_it_is_the_machine_of_the_run():
     assert "memory" in preflight(trainer, model, data, skip=BESIDE).not_judged
 
 
+def test_a_gpu_that_does_not_answer_leaves_memory_unjudged(monkeypatch):
+    trainer, model, data = run(False)
+    trainer.strategy._root_device = torch.device("cuda", 0)  # there is none on this machine
+    report = preflight(trainer, model, data, skip=BESIDE)
+    assert report.ok and "could not be asked for its memory" in report.not_judged["memory"]
+
+
 NOT_PREDICTED = {
     "04_boring_by_hand",
     "34_game_in_turns",

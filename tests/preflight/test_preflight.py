@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import random
+import select
 import subprocess
 import sys
 import time
@@ -68,6 +69,12 @@ def test_nothing_is_found_in_a_right_run(name):
     report = judged(right, right.make_run())
     assert report.ok, str(report)
     assert not any("Error" in why for why in report.not_judged.values()), str(report)
+
+
+def test_growth_is_looked_for_in_a_run_whose_schedule_ends_before():
+    model = Scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=6))
+    report = preflight(quiet_trainer(max_epochs=1), model, loader(40), deep=True, skip=["resume", "memory"])
+    assert report.ok and "growth" in report.passed, str(report)
 
 
 # ------------------------------------------------------------------------------------- it leaves the run alone
@@ -162,28 +169,81 @@ def test_no_process_is_left_and_nothing_is_printed(capfd):
 # ------------------------------------------------------------------------------------- its own machinery
 
 
-def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer():
-    began = time.monotonic()
-    slow, quick = try_on_copies([lambda folder: time.sleep(60), lambda folder: 7], seconds=1.0)
+class InUseWhereItArrives:
+    """As a tensor on a GPU: where it is unpickled, CUDA is in use."""
+
+    def __setstate__(self, state: dict[str, object]) -> None:
+        torch.cuda.is_initialized = lambda: True
+
+
+@pytest.fixture(params=["forks", "forks of another process", "a process for each"])
+def cargo(request, monkeypatch):
+    """What the trials hold: it decides how they are tried."""
+    if request.param != "forks":
+        monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
+    held = InUseWhereItArrives() if request.param == "a process for each" else None
+    if held is not None:
+        held.state = 1  # without a state, __setstate__ is not called
+    return held
+
+
+def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer(cargo):
+    slow, quick = try_on_copies([lambda _, held=cargo: time.sleep(60), lambda _, held=cargo: 7], seconds=1.0)
     assert slow.error == "it did not finish in 1 s" and quick.value == 7
-    assert time.monotonic() - began < 5
 
 
-def test_a_trial_that_dies_or_raises_says_so():
+def test_a_trial_that_dies_or_raises_says_so(cargo):
     def raises(folder: Path):
         raise KeyError("no such layer")
 
-    died, raised = try_on_copies([lambda folder: os._exit(3), raises], seconds=10.0)
-    assert "exit code 3" in died.error
+    died, raised = try_on_copies([lambda _, held=cargo: os._exit(3), raises], seconds=10.0)
+    assert died.error.startswith("its process ended") and "code 3" in died.error
     assert raised.error.startswith("KeyError: 'no such layer' (test_preflight.py, line ")
 
 
-def test_a_trial_changes_its_copy_only():
+def test_a_trial_changes_its_copy_only(cargo):
     values = [1]
     random.seed(0)
     state = random.getstate()
-    [answer] = try_on_copies([lambda folder: (values.append(2), random.random(), list(values))[2]], seconds=10.0)
-    assert answer.value == [1, 2] and values == [1] and random.getstate() == state
+    changed, same = try_on_copies(
+        [lambda _, held=cargo: (values.append(2), random.random(), list(values))[2], lambda _, held=cargo: values],
+        seconds=10.0,
+    )
+    assert changed.value == [1, 2] and same.value == values == [1] and random.getstate() == state
+
+
+def test_a_trial_sees_no_gpu(monkeypatch):
+    for module in (torch.cuda, torch.accelerator):
+        monkeypatch.setattr(module, "is_available", lambda: True)
+        monkeypatch.setattr(module, "device_count", lambda: 8)
+
+    def gpus(folder: Path) -> list[object]:
+        return [(module.is_available(), module.device_count()) for module in (torch.cuda, torch.accelerator)]
+
+    assert try_on_copies([gpus], seconds=10.0)[0].value == [(False, 0), (False, 0)]
+    assert gpus(Path()) == [(True, 8), (True, 8)]
+
+
+def test_a_trial_does_not_outlive_its_process():
+    script = """
+import os, sys, time
+from course_lib.preflight.copies import try_on_copies
+
+def hangs(folder):
+    os.write(int(sys.argv[1]), b"it hangs")
+    time.sleep(120)
+
+try_on_copies([hangs], seconds=120.0)
+"""
+    reading, writing = os.pipe()
+    process = subprocess.Popen([sys.executable, "-c", script, str(writing)], pass_fds=[writing])
+    os.close(writing)
+    assert os.read(reading, 10) == b"it hangs"
+    process.kill()
+    process.wait()
+    ended, _, _ = select.select([reading], [], [], 30)
+    assert ended and os.read(reading, 10) == b""  # nobody holds the pipe's other end
+    os.close(reading)
 
 
 class Hangs(Net):

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from lightning.pytorch.callbacks import ModelSummary
 from workbook import ch09_lives as lives
 from workbook import ch09_training_script as script
 from workbook.ch09_all_at_once import (
@@ -167,6 +168,12 @@ def test_two_nodes_of_torchrun_that_are_killed_and_started_again_end_with_the_sa
 
 def test_the_batch_sizes_are_what_the_finder_finds():
     assert script.find_batch_sizes_within(script.BUDGET_BYTES) == script.BATCH_SIZES
+
+
+def test_it_prints_no_table_of_the_model(tmp_path):
+    # Lightning logs the table, which is silenced, unless rich is installed: then it is an output of its own.
+    trainer = script.train(tmp_path, max_epochs=1)
+    assert not [callback for callback in trainer.callbacks if isinstance(callback, ModelSummary)]
 
 
 def test_the_training_code_has_at_most_25_lines():
