@@ -12,6 +12,9 @@ PYTEST := $(PY) -m pytest
 # they start, so three workers are right for two cores.
 PARALLEL := -n 3 --dist loadgroup
 
+# The tests start hundreds of processes: each would compile again what it imports of the project.
+export PYTHONDONTWRITEBYTECODE :=
+
 .DEFAULT_GOAL := help
 .PHONY: help lab test thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
 

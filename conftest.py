@@ -2,6 +2,7 @@
 
 import os
 import random
+import re
 import signal
 from collections.abc import Iterator
 from contextlib import suppress
@@ -15,6 +16,11 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 
 ROOT = Path(__file__).parent
+SHARE_A_WORKER = re.compile(
+    r"[^:]*\.ipynb|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
+    r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
+)
+"""The beginnings of the names of tests that share a notebook's kernel, a wheel, a refreshed project, or two ranks."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -52,18 +58,18 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
 
 @pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
 def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadgroup the cells of a notebook share a worker and its kernel; other tests go where there is room.
+    """With --dist loadgroup what has one kernel or fixture shares a worker; other tests go where there is room.
 
-    A mark would not do: nbval gives its cells names without what xdist adds to them.
+    A mark would not do: xdist writes its groups into names that nbval's cells have not, nor any test of pytest 9.2.
     """
     from xdist.scheduler import LoadGroupScheduling
 
-    class NotebooksStayWhole(LoadGroupScheduling):
+    class SharedWorkers(LoadGroupScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            notebook, is_cell, _ = nodeid.partition(".ipynb::")
-            return notebook if is_cell else super()._split_scope(nodeid)
+            together = SHARE_A_WORKER.match(nodeid)
+            return together[0] if together else nodeid
 
-    return NotebooksStayWhole(config, log) if config.getvalue("dist") == "loadgroup" else None
+    return SharedWorkers(config, log) if config.getvalue("dist") == "loadgroup" else None
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

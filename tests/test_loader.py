@@ -1280,7 +1280,7 @@ def epoch_of(loader, number, count=None):
 @pytest.mark.parametrize("name", LOADERS)
 def test_stopped_anywhere_and_resumed_the_rest_is_that_of_the_whole_run(name):
     rng = random.Random(f"state {name}")
-    for case in range(14):
+    for case in range(effort.cases(11, 14)):
         # The first cases have no workers, and stop after 0, 1, … batches of an epoch.
         workers = [0, 0] if case < 10 else rng.choice([[0, 2], [2, 0], [1, 2]])
         if name == "stream":

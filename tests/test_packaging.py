@@ -18,8 +18,6 @@ from tests.notebook_rules import ROOT
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
 
-pytestmark = pytest.mark.xdist_group("packaging")  # one worker builds the wheel
-
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -29,13 +29,14 @@ from tests.rehearsal.cells import (
     cells_that_use_the_device,
     cells_to_run,
     cells_without,
+    names_the_device,
     send_rehearsal,
 )
 from tests.rehearsal.pretend_cuda import Generator, pretend_cuda
 from tests.rehearsal.rounding import RoundingNoise
 
 NOTEBOOKS = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in (ROOT / "notebooks").glob("*.ipynb")}
-ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if cells_that_use_the_device(notebook))
+ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if names_the_device(notebook))
 
 
 SLOW = {

@@ -45,7 +45,7 @@ def taken(iterator, count):
     return [batch.tolist() for _, batch in zip(range(count), iterator, strict=False)]
 
 
-@pytest.mark.parametrize("seed", range(8))
+@pytest.mark.parametrize("seed", range(effort.cases(3, 8)))
 def test_random_stops_workers_and_ranks(seed):
     # At least 40 cases each that can be dealt, 320 in all; every sixth really uses workers, which are slow to start.
     rng = random.Random(f"resume {seed}")
@@ -169,7 +169,7 @@ def fit(folder, loader, checkpoint=None, **flags):
     return model.seen
 
 
-@pytest.mark.parametrize("seed", range(4))
+@pytest.mark.parametrize("seed", range(effort.cases(2, 4)))
 def test_a_trainer_resumes_bit_identically(tmp_path, seed):
     rng = random.Random(f"trainer {seed}")
     for case in range(6):

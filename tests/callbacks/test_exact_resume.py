@@ -52,7 +52,7 @@ REFUSED = []
 def test_a_run_that_is_killed_twice_anywhere_ends_as_if_it_had_not_been(k, tmp_path):
     rng = random.Random(f"killed twice {k}")
     whole = state_of(train(tmp_path / "whole", k=k, steps=48 // k)[0])
-    for case in range(effort.cases(5, 60)):
+    for case in range(effort.cases(3, 60)):
         (module, _, audit), *where = killed_twice(rng, tmp_path / f"{case}", k=k, steps=48 // k)
         assert same(state_of(module), whole), where
         assert audit.agrees and audit.attempts + audit.attempts_before_audit == 48 // k, where
@@ -62,7 +62,7 @@ def test_a_run_that_is_killed_twice_anywhere_ends_as_if_it_had_not_been(k, tmp_p
 def test_so_does_one_whose_sizes_follow_a_schedule(tmp_path):
     rng = random.Random("sizes, killed twice")
     whole = state_of(train(tmp_path / "whole", n=48, sized=True, k=2, steps=22)[0])
-    for case in range(effort.cases(3, 30)):
+    for case in range(effort.cases(2, 30)):
         (module, *_), *where = killed_twice(rng, tmp_path / f"{case}", n=48, sized=True, k=2, steps=22)
         assert same(state_of(module), whole), where
 

@@ -84,7 +84,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", [*RUNS][:: effort.cases(quick=3, thorough=1)])
+@pytest.mark.parametrize("name", [*RUNS][:: effort.cases(quick=4, thorough=1)])
 def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, make_data, unjudged, passed = RUNS[name]
@@ -93,7 +93,7 @@ def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     logger = CSVLogger(tmp_path / "logs") if name == "a logger" else False
     callbacks = [saves(save_last=True)]
     trainer = quiet_trainer(logger=logger, enable_checkpointing=True, callbacks=callbacks, **flags)
-    report = preflight(trainer, model(), data, deep=True, seconds=20)
+    report = preflight(trainer, model(), data, deep=True, seconds=10)
     assert report.ok, str(report)
     judged = set(report.passed) | set(report.not_judged)
     assert judged == set(CHECKS) and all(report.not_judged.values())

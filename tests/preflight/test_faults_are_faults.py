@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from course_lib.launch import run_ranks
+from tests import effort
 from tests.preflight.parts import script, scripts
 
 NAMES = scripts("faults")
@@ -35,14 +36,13 @@ def on_two_ranks() -> list[dict[str, tuple[Any, Any]]]:
     return [result.value for result in run_ranks(all_on_this_rank, 2, args=(names,), timeout=300)]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not of_ranks(name)])
+@pytest.mark.parametrize("name", [name for name in NAMES if not of_ranks(name)][:: effort.cases(3, 1)])
 def test_a_fault_and_its_twin(name):
     fault = script("faults", name)
     assert both(name) == (fault.WRONG, fault.RIGHT)
     assert fault.WRONG != fault.RIGHT
 
 
-@pytest.mark.xdist_group("planted faults on two ranks")
 @pytest.mark.parametrize("name", [name for name in NAMES if of_ranks(name)])
 def test_a_fault_of_two_ranks_and_its_twin(name, on_two_ranks):
     fault = script("faults", name)

@@ -79,7 +79,7 @@ NOT_PREDICTED = {
 """By hand, by values of tensors, and from two loaders."""
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=6, thorough=1)])
+@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=12, thorough=1)])
 def test_right_runs_fit(name):
     right = script("right", name)
     if getattr(right, "LOOP", False):

@@ -19,7 +19,7 @@ def on_two_ranks(**flags):
     return quiet_trainer(**{"devices": 2, "strategy": "ddp"} | flags)
 
 
-@pytest.mark.parametrize("name", RIGHT[:: effort.cases(quick=4, thorough=1)])
+@pytest.mark.parametrize("name", RIGHT[:: effort.cases(quick=8, thorough=1)])
 def test_a_right_run_on_two_ranks(name, monkeypatch):
     right = script("right", name)
     monkeypatch.setattr(right, "quiet_trainer", on_two_ranks)

@@ -12,6 +12,7 @@ from course_lib.preflight import preflight
 from course_lib.preflight.applied import Applied
 from course_lib.preflight.factors import factors_of
 from course_lib.preflight.judge import CHECKS
+from tests import effort
 from tests.preflight.parts import Net, fitted, loader, quiet_trainer
 from tests.preflight.windows import ByHand, updates
 
@@ -299,7 +300,7 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", RIGHT)
+@pytest.mark.parametrize("name", [*RIGHT][:: effort.cases(3, 1)])
 def test_a_window_that_may_be_right_is_no_finding(name):
     make, why, note = RIGHT[name]
     model, batches = make()

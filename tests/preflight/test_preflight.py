@@ -48,7 +48,7 @@ def of_each_check(number: int) -> list[str]:
     return [name for names in of.values() for name in names[:number]]
 
 
-@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=2, thorough=len(FAULTS))))
+@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=1, thorough=len(FAULTS))))
 def test_a_planted_fault_is_found_under_its_check_alone(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_run(), deep=fault.CHECK in DEEP)
@@ -56,14 +56,14 @@ def test_a_planted_fault_is_found_under_its_check_alone(name):
     assert any(character.isdigit() for character in report.findings[0].says)
 
 
-@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=1, thorough=len(FAULTS))))
+@pytest.mark.parametrize("name", of_each_check(len(FAULTS))[:: effort.cases(quick=14, thorough=1)])
 def test_nothing_is_found_in_its_right_twin(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_twin(), deep=fault.CHECK in DEEP)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=3, thorough=1)])
+@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=5, thorough=1)])
 def test_nothing_is_found_in_a_right_run(name):
     right = script("right", name)
     report = judged(right, right.make_run())

@@ -89,7 +89,7 @@ MAY_NOT_BE_JUDGED = {"22_two_loaders", "35_windows_across_epochs"}
 """From two loaders, and of four windows in all."""
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=4, thorough=1)])
+@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=8, thorough=1)])
 def test_a_right_run_resumes_from_its_checkpoints(name, tmp_path):
     right = script("right", name)
     if getattr(right, "LOOP", False):

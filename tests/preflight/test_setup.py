@@ -9,7 +9,7 @@ from tests import effort
 from tests.callbacks import test_together as together
 from tests.preflight.parts import Net, loader, quiet_trainer
 
-PAIRS = [*together.REFUSED, *together.PAIRS[:: effort.cases(quick=12, thorough=1)]]
+PAIRS = [*together.REFUSED, *together.PAIRS[:: effort.cases(quick=24, thorough=1)]]
 ONLY_SETUP = [name for name in CHECKS if name != "setup"]
 
 

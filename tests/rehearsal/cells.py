@@ -48,6 +48,11 @@ def cells_that_use_the_device(notebook: Notebook) -> list[Cell]:
     return found
 
 
+def names_the_device(notebook: Notebook) -> bool:
+    """Whether a cell does, so that there are cells that use it."""
+    return any(_names_the_device(statement) for cell in code_cells(notebook) for statement in _statements(source(cell)))
+
+
 def cells_to_run(notebook: Notebook, wanted: list[Cell]) -> list[Cell]:
     """The wanted cells, and of the earlier ones the statements that bind or change what they read."""
     chosen, needed = [], set[str]()

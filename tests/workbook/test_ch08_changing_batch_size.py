@@ -67,7 +67,7 @@ def every_setting():
 SETTINGS = list(every_setting())
 
 
-@pytest.mark.parametrize(("budget_mib", "smallest", "largest"), SETTINGS[:: effort.cases(11, 1)])
+@pytest.mark.parametrize(("budget_mib", "smallest", "largest"), SETTINGS[:: effort.cases(22, 1)])
 def test_the_peak_stays_within_the_budget_or_the_widget_says_that_it_cannot(budget_mib, smallest, largest):
     try:
         run = budgeted(budget_mib, smallest, largest, epochs=6, hold=False)

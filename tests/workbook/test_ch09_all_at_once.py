@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 import psutil
@@ -150,20 +151,34 @@ def hash_without_a_kill(tmp_path_factory):
     return run_ranks(epochs_of_rank, args=(tmp_path_factory.mktemp("whole"),), timeout=240)[0].value
 
 
-def test_two_nodes_of_torchrun_that_are_killed_and_started_again_end_with_the_same_weights(
-    hash_without_a_kill, tmp_path
-):
-    def start():
-        port = free_port()
-        return [torchrun(tmp_path, node, port, "--nnodes=2", "--nproc-per-node=1") for node in (0, 1)]
+def two_nodes(folder):
+    port = free_port()
+    return [torchrun(folder, node, port, "--nnodes=2", "--nproc-per-node=1") for node in (0, 1)]
 
-    agents = start()
-    wait_for_checkpoint(tmp_path)
+
+def killed_by_its_callback(folder):
+    def life_of_rank(rank):
+        script.train(folder, [lives.Kill(18)], max_epochs=EPOCHS_TO_KILL)
+
+    with pytest.raises(RankError, match="SIGKILL"):
+        run_ranks(life_of_rank, 2, timeout=120)
+
+
+def killed_on_two_nodes(folder):
+    agents = two_nodes(folder)
+    wait_for_checkpoint(folder)
     for agent in agents:
         for process in [*psutil.Process(agent.pid).children(recursive=True), agent]:
             process.kill()
     assert "weights" not in "".join(agent.communicate()[0] for agent in agents)  # so it had not ended
-    assert weights_told(start()) == [hash_without_a_kill]
+
+
+@pytest.mark.parametrize("killed", [killed_by_its_callback, killed_on_two_nodes][: effort.cases(1, 2)])
+def test_two_nodes_of_torchrun_go_on_with_what_was_killed_and_end_with_the_same_weights(
+    killed, hash_without_a_kill, tmp_path
+):
+    killed(tmp_path)
+    assert weights_told(two_nodes(tmp_path)) == [hash_without_a_kill]
 
 
 def test_the_batch_sizes_are_what_the_finder_finds():
@@ -235,10 +250,9 @@ def test_the_widget_opens_on_the_notebooks_kills_and_follows():
     told = explorer.set(ranks_later=3, first_kill=30)
     assert explorer._image.value != before
     assert "life 2: 3 ranks" in told
-    for first in (1, 12, 30):
-        for ranks_later in (1, 2, 3):
-            told = explorer.set(first_kill=first, ranks_later=ranks_later)
-            assert re.findall(r"missing (\d+), twice (\d+)", told) == [("0", "0")] * script.EPOCHS
+    for first, ranks_later in [*product((1, 12, 30), (1, 2, 3))][:: effort.cases(4, 1)]:
+        told = explorer.set(first_kill=first, ranks_later=ranks_later)
+        assert re.findall(r"missing (\d+), twice (\d+)", told) == [("0", "0")] * script.EPOCHS
 
 
 @pytest.mark.parametrize("case", steps_after_resume.cases, ids=str)

@@ -13,9 +13,8 @@ import pytest
 from nbformat.v4 import new_code_cell, new_markdown_cell, new_notebook
 from workbook.refresh import RefreshError, main, refresh
 
+from tests import effort
 from tests.notebook_rules import ROOT, free_of_the_machine, no_trace_of_the_run
-
-pytestmark = pytest.mark.xdist_group("refresh")  # one worker refreshes the project
 
 CELLS = [
     new_markdown_cell("# A small notebook"),
@@ -138,7 +137,7 @@ def test_an_unknown_notebook_is_named():
         main(["77"])
 
 
-@pytest.mark.parametrize(("folder", "arguments"), [(".", ["notebooks"]), ("notebooks", [])])
+@pytest.mark.parametrize(("folder", "arguments"), [(".", ["notebooks"]), ("notebooks", [])][: effort.cases(1, 2)])
 def test_another_address_passes_and_another_number_fails_from_wherever_pytest_is_started(
     folder: str, arguments: list[str], project: Path, small: Path
 ):
