@@ -435,8 +435,9 @@ def test_workers_that_copy_what_they_read(kind):
 
     def step():
         next(batches)
-        ahead = next(step_number) + 2  # the worker's prefetch_factor
+        ahead, deadline = next(step_number) + 2, time.monotonic() + 60  # 2 is the worker's prefetch_factor
         while records.reads < ahead * batch_size:
+            assert time.monotonic() < deadline, "the worker has not read what it was asked for"
             time.sleep(0.001)
 
     (culprit,) = watch_growth(step).culprits
