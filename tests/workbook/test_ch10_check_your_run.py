@@ -174,7 +174,10 @@ def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_repo
         (tmp_path / f"test_{name}.py").write_text(changed)
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "--rootdir", tmp_path, tmp_path],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "notebooks")))},
+        env=os.environ | {
+            "PYTHONPATH": os.pathsep.join(map(str, (tmp_path, ROOT, ROOT / "notebooks"))),
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout
