@@ -47,7 +47,7 @@ def taken(iterator, count):
 
 @pytest.mark.parametrize("seed", range(effort.cases(3, 8)))
 def test_random_stops_workers_and_ranks(seed):
-    # At least 40 cases each that can be dealt, 320 in all; every sixth really uses workers, which are slow to start.
+    # At least 40 cases each that can be dealt, 320 with --thorough. Every sixth uses workers, which are slow to start.
     rng = random.Random(f"resume {seed}")
     judged = 0
     for case in range(60):

@@ -191,27 +191,25 @@ def _answer_of(child: _Child, code: int) -> Answer:
 
 
 def _sent(trials: Trials, seconds: float) -> list[Answer]:
-    answers = _tried_elsewhere(trials, seconds) if hasattr(os, "fork") else None
-    if answers is None:
-        answers = [answer for trial in trials for answer in _tried_elsewhere([trial], seconds) or []]
-    return answers
+    together = _tried_elsewhere(trials, seconds) if hasattr(os, "fork") else []
+    return together or [answer for trial in trials for answer in _tried_elsewhere([trial], seconds)]
 
 
-def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer] | None:
-    """The answers of another process; None where it would have to be forked for several, and cannot be."""
+def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
+    """The answers of another process; none where it would have to be forked for several, and cannot be."""
 
-    def on_its_rank(rank: int) -> list[Answer] | None:
+    def on_its_rank(rank: int) -> list[Answer]:
         dist.destroy_process_group()
         if _can_be_forked():
             return _forked(trials, seconds)
         if len(trials) > 1:
-            return None
+            return []
         [(trial, folder)] = trials
         with _silent():
             return [_answered(trial, folder)]
 
     try:
-        answers: list[Answer] | None = run_ranks(
+        answers: list[Answer] = run_ranks(
             on_its_rank, 1, timeout=seconds * len(trials) + SENT_SECONDS, backend="gloo"
         )[0].value
     except RankTimeout:

@@ -221,7 +221,7 @@ def _judged_by_steps(
     else:
         judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
         judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
-    if deep or "memory" in expect or gpu_of(run) is not None:
+    if "memory" not in skip and (deep or "memory" in expect or gpu_of(run) is not None):
         trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
     else:
         judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"

@@ -188,8 +188,10 @@ def cargo(request, monkeypatch):
 
 
 def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer(cargo):
+    began = time.monotonic()
     slow, quick = try_on_copies([lambda _, held=cargo: time.sleep(60), lambda _, held=cargo: 7], seconds=1.0)
     assert slow.error == "it did not finish in 1 s" and quick.value == 7
+    assert time.monotonic() - began < (40 if torch.cuda.is_initialized() else 5)  # a server may have to start first
 
 
 def test_a_trial_that_dies_or_raises_says_so(cargo):
@@ -197,7 +199,8 @@ def test_a_trial_that_dies_or_raises_says_so(cargo):
         raise KeyError("no such layer")
 
     died, raised = try_on_copies([lambda _, held=cargo: os._exit(3), raises], seconds=10.0)
-    assert died.error.startswith("its process ended") and "code 3" in died.error
+    assert died.error.startswith("its process ended")
+    assert ("exit code 3" if cargo is None else "exited with code 3") in died.error
     assert raised.error.startswith("KeyError: 'no such layer' (test_preflight.py, line ")
 
 
