@@ -16,7 +16,7 @@ PARALLEL := -n 3 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -26,6 +26,9 @@ lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 
 test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
 	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+
+cost: .venv/installed  ## what `make test` costs, in imports of torch, on an idle machine
+	$(PY) tests/cost.py $(MAKE) test
 
 thorough: lint  ## the same with every random case, and five seeds of rounding noise
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
