@@ -1,8 +1,8 @@
 """What a run of the tests costs, in imports of torch: `make cost`, on an idle machine.
 
-Seconds differ between machines, and the seconds of pytest's children leave out the processes that nobody waits for. So
-all that the machine does while the tests run is counted, from /proc/stat (Linux), and divided by what one `import torch`
-costs there.
+Seconds differ between machines, and the seconds of children leave out the processes that nobody waits for. So all that
+the machine does while the tests run is counted, from /proc/stat (Linux), and divided by what one `import torch` costs
+there.
 """
 
 import os
