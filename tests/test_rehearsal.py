@@ -22,7 +22,7 @@ from course_lib.leaks import watch_growth
 from course_lib.loader import MiniDataLoader
 from course_lib.memory import find_batch_size, measure_peak, predict_peak
 from course_lib.skipping import StepGuard
-from course_lib.skipping.alarm import Alarm
+from course_lib.skipping.nan_signal import NanSignal
 from tests import effort
 from tests.notebook_rules import ROOT, code_cells, source
 from tests.rehearsal.cells import (
@@ -267,7 +267,7 @@ def test_averages_on_a_pretended_gpu():
 
 
 def test_a_cpu_scalar_in_the_guard_is_caught(monkeypatch):
-    monkeypatch.setattr(Alarm, "beside", lambda alarm, norm: torch.stack([norm, torch.tensor(1.0)]))
+    monkeypatch.setattr(NanSignal, "beside", lambda signal, norm: torch.stack([norm, torch.tensor(1.0)]))
     guarded("cpu", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))
     with pytest.raises(RuntimeError, match=r"found at least two devices, cuda:0 and cpu! \(stack\)"), pretend_cuda():
         guarded("cuda", lambda p: torch.optim.AdamW(p, lr=0.01, fused=True))

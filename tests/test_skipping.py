@@ -5,6 +5,7 @@ import errno
 import json
 import math
 import os
+import pickle
 import random
 import subprocess
 import sys
@@ -15,24 +16,30 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import LambdaLR
+from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, LambdaLR, SequentialLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
+from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate
+from course_lib.callbacks import SkipBadSteps
 from course_lib.launch import RankError, run_ranks
+from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from course_lib.skipping import (
     Journal,
     SpikeDetector,
     StepGuard,
     TooManySkips,
     gradient_norm,
+    nan_signal,
     read_journal,
     summarize,
     vote,
 )
 from tests import effort
+from tests.trainer_oracle import quiet_trainer
 
 NAN, INF = math.nan, math.inf
 OPTIMIZERS = {
@@ -42,7 +49,7 @@ OPTIMIZERS = {
     "adamw fused": lambda p: torch.optim.AdamW(p, lr=0.01, fused=True),
     "adagrad": lambda p: torch.optim.Adagrad(p, lr=0.05),
 }
-FAULTS = ("NaN input", "infinite loss", "NaN gradient", "spike", "reject")
+FAULTS = ("NaN input", "infinite loss", "NaN gradient", "spike", "reject", "all ignored", "empty mask")
 
 
 def make_model(batch_norm=True):
@@ -61,7 +68,13 @@ def loss_of(model, x, fault=None):
     if fault == "NaN input":
         x = x.clone()
         x[2, 1] = NAN
-    loss = (model(x) - x.sum(dim=1, keepdim=True)).square().mean()
+    y = model(x)
+    errors = (y - x.sum(dim=1, keepdim=True)).square()
+    loss = errors.mean()
+    if fault == "all ignored":  # the loss is NaN, and its gradients are 0
+        return nn.functional.cross_entropy(y, torch.full((len(y),), -100))
+    if fault == "empty mask":  # the same
+        return errors[torch.zeros_like(errors, dtype=torch.bool)].mean()
     if fault == "infinite loss":
         return loss + INF  # its gradients are finite
     return loss * 1e6 if fault == "spike" else loss
@@ -864,9 +877,300 @@ def test_parameters_that_are_not_the_models_are_refused():
     assert not guard.step() and state_of(model, head) == before
 
 
-def test_two_guards_each_judge_their_own_part_of_a_model():
+# ------------------------------------------------------------------------------------------ one guard a model
+
+
+def test_a_second_guard_of_other_parameters_of_a_model_is_refused():
     model = make_model(batch_norm=False)
-    guards = [StepGuard(model, torch.optim.SGD(part.parameters(), lr=0.1)) for part in (model[0], model[-1])]
-    sum(guard.mark(loss_of(model, make_batch(0))) for guard in guards).backward()
-    model[0].weight.grad[0, 0] = NAN
+    first = StepGuard(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    others = torch.optim.SGD(model[-1].parameters(), lr=0.1)
+    for module in (model, nn.Sequential(model), model[-1]):
+        with pytest.raises(ValueError, match="the model has a guard already, of another optimizer: each would judge"):
+            StepGuard(module, others)
+    first.close()
+    StepGuard(model, others)
+
+
+def test_the_parts_of_a_gan_have_guards_of_their_own():
+    both = nn.ModuleList([nn.Linear(2, 4), nn.Linear(4, 1)])
+    guards = [StepGuard(part, torch.optim.SGD(part.parameters(), lr=0.1)) for part in both]
+    for part, size, bad in ((0, 2, True), (1, 4, False)):
+        guards[part].backward(both[part](torch.full((3, size), NAN if bad else 1.0)).sum())
     assert [guard.step() for guard in guards] == [False, True]
+
+
+def test_a_guard_made_again_takes_the_place_of_the_first():
+    # As a notebook's cell does that is run twice: the optimizer is another one, of the same parameters.
+    model = make_model()
+    first, second = make_guard(model), make_guard(model)
+    second.backward(loss_of(model, make_batch(0)))
+    assert second.step()
+    for use in (lambda: first.backward(loss_of(model, make_batch(0))), first.step, lambda: first.reject("late")):
+        with pytest.raises(RuntimeError, match=r"this guard was closed, by close\(\) or because another"):
+            use()
+    assert len(model._forward_pre_hooks) == 1
+
+
+def test_a_guard_that_nobody_holds_is_gone():
+    model = make_model(batch_norm=False)
+    StepGuard(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
+    StepGuard(model, torch.optim.SGD(model[-1].parameters(), lr=0.1))
+    assert model(make_batch(0)).shape == (5, 1)
+
+
+@pytest.mark.parametrize("how", ["deepcopy", "torch.save", "pickle"])
+def test_a_copy_of_a_guarded_model_has_no_guard(how, tmp_path):
+    def copied(model):
+        if how == "deepcopy":
+            return copy.deepcopy(model)
+        if how == "pickle":
+            return pickle.loads(pickle.dumps(model))
+        torch.save(model, tmp_path / "model.pt")
+        return torch.load(tmp_path / "model.pt", weights_only=False)
+
+    model = make_model()
+    plain = len(pickle.dumps(model))
+    optimizer = torch.optim.Adam(model.parameters())
+    model.guard = StepGuard(model, optimizer, scheduler=LambdaLR(optimizer, lambda n: 1 / (n + 1)))
+    assert skip_one(model.guard) is False
+    assert len(pickle.dumps(model)) < plain + 200
+    again = copied(copied(model))
+    assert again.guard is None
+    before = state_of(model)
+    again(torch.full((5, 4), NAN)).sum().backward()
+    assert again[1].running_mean.isnan().all()  # nobody puts it back
+    torch.optim.SGD(again.parameters(), lr=0.1).step()
+    assert state_of(model) == before and not model.guard._buffers.taken
+    assert StepGuard(again, torch.optim.SGD(again.parameters(), lr=0.1)) and skip_one(model.guard) is False
+
+
+def test_a_file_of_a_guarded_model_needs_nothing_of_this_library(tmp_path):
+    model = nn.Linear(4, 1)
+    guard = make_guard(model)
+    torch.save(model, tmp_path / "model.pt")
+    code = (
+        "import sys, torch; sys.modules['course_lib'] = None; "
+        "model = torch.load(sys.argv[1], weights_only=False); print(model(torch.ones(2, 4)).shape)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, tmp_path / "model.pt"], capture_output=True, text=True)
+    assert done.stdout == "torch.Size([2, 1])\n", done.stderr
+    assert guard.model is model
+
+
+def test_an_average_of_another_model_is_refused():
+    model = make_model()
+    with pytest.raises(ValueError, match="averages must be made of the guard's model"):
+        make_guard(model, averages=AveragedModel(model[0]))
+
+
+def test_an_optimizer_whose_step_needs_a_closure_is_refused():
+    class TwoEvaluations(torch.optim.SGD):
+        def step(self, closure):
+            closure()
+            return super().step(closure)
+
+    with pytest.raises(ValueError, match="must step without a closure, got TwoEvaluations"):
+        make_guard(make_optimizer=lambda p: TwoEvaluations(p, lr=0.1))
+
+
+# ------------------------------------------------------------------------------------------ a signal by NaN
+
+
+@pytest.mark.parametrize("readable", [True, False], ids=["on the host", "on a device"])
+@pytest.mark.parametrize("fault", ["all ignored", "empty mask", "infinite loss"])
+def test_a_loss_that_is_not_finite_with_a_gradient_that_is_is_skipped_on_all_ranks(fault, readable):
+    def fit(rank):
+        nan_signal._is_read_without_waiting = lambda loss: readable
+        model = DistributedDataParallel(make_model())
+        guard = StepGuard(model, torch.optim.Adam(model.parameters(), lr=0.01))
+        outcomes = []
+        for window in range(6):
+            guard.optimizer.zero_grad()
+            for position in range(2):
+                bad = rank == 1 and (window, position) in ((2, 0), (4, 1))
+                with model.no_sync() if position == 0 else warnings.catch_warnings():
+                    guard.backward(loss_of(model, make_batch(rank, window, position), fault if bad else None))
+            outcomes.append(guard.step())
+        return outcomes, state_of(guard.optimizer, *model.module[::2])
+
+    first, second = (result.value for result in run_ranks(fit))
+    assert first == second and first[0] == [True, True, False, True, False, True]
+
+
+def test_the_signal_on_a_device_multiplies_one_small_gradient():
+    model = make_model()
+    signal = nan_signal.NanSignal()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(nan_signal, "_is_read_without_waiting", lambda loss: False)
+        signal.mark(loss_of(model, make_batch(0), "all ignored"), list(model.parameters())).backward()
+    poisoned = [name for name, p in model.named_parameters() if p.grad.isnan().any()]
+    assert poisoned == ["3.bias"]
+    signal.reset()
+    assert not any(p._backward_hooks for p in model.parameters())
+
+
+# ------------------------------------------------------------------------------------------ sizes and rates
+
+
+SIZES = SizeSchedule({0: (16, 16), 3: (32, 8), 7: (64, 4)}, unit="optimizer_steps")
+
+
+def sizes_and_rates(bad, make_schedule, steps=10, **arguments):
+    """Each attempt's batch size and learning rate (16 where the batch is 16), in a loop with a guard."""
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=16.0, **arguments)
+    guard = StepGuard(model, optimizer, on_device=arguments.get("fused"))
+    guard.scheduler = make_schedule(optimizer, guard)
+    check = StepGuard(model, optimizer, scheduler=guard.scheduler, on_device=arguments.get("fused"))
+    pairs = []
+    for number, batch in enumerate(ScheduledBatchSampler(1000, SIZES)):
+        if number == steps:
+            break
+        check.updates  # noqa: B018 - settles what was left to the device, as reading the rate needs it
+        pairs.append((len(batch), optimizer.param_groups[0]["lr"]))
+        optimizer.zero_grad()
+        check.backward(model(torch.full((len(batch), 1), NAN if number in bad else 1e-4)).sum())
+        check.step()
+    return pairs
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
+    def make_schedule(optimizer, guard):
+        return LambdaLR(optimizer, SIZES.lr_factor("linear"))
+
+    pairs = sizes_and_rates({0, 2, 6, 7}, make_schedule, fused=fused)
+    assert [size for size, _ in pairs] == [16] * 3 + [8] * 4 + [4] * 3
+    assert all(size == rate for size, rate in pairs)
+
+
+def test_a_plans_rate_follows_the_attempts_and_goes_on_from_a_state():
+    factor = SIZES.plan(1000, max_epochs=1).lr_factor("linear")
+
+    def make():
+        guard = make_guard(make_optimizer=lambda p: torch.optim.SGD(p, lr=16.0))
+        guard.scheduler = LambdaLR(guard.optimizer, factor)
+        return guard
+
+    guard = make()
+    for _ in range(5):
+        skip_one(guard)
+    assert guard.optimizer.param_groups[0]["lr"] == 8.0 and guard.updates == 0
+    again = make()
+    again.scheduler.load_state_dict(guard.scheduler.state_dict())
+    for _ in range(2):
+        skip_one(again)
+    assert again.optimizer.param_groups[0]["lr"] == 4.0
+
+
+def test_a_warm_up_by_updates_goes_with_a_rate_by_attempts():
+    factor = SIZES.lr_factor("linear")
+    model = nn.Linear(1, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=16.0)
+    guard = StepGuard(model, optimizer)
+    guard.scheduler = LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 4) * factor(guard.attempts))
+    rates = []
+    for number in range(10):
+        rates.append(optimizer.param_groups[0]["lr"])
+        optimizer.zero_grad()
+        guard.backward(model(torch.full((1, 1), NAN if number in (1, 2) else 1e-4)).sum())
+        guard.step()
+    assert rates == [4, 8, 8, 4, 6, 8, 8, 4, 4, 4]
+
+
+@pytest.mark.parametrize(
+    "make_schedule",
+    [
+        lambda o: LambdaLR(o, lambda n: min(1.0, n / 4) * SIZES.lr_factor()(n)),
+        lambda o: SequentialLR(o, [ConstantLR(o), LambdaLR(o, SIZES.lr_factor())], [3]),
+        lambda o: ChainedScheduler([ConstantLR(o), LambdaLR(o, SIZES.lr_factor())]),
+    ],
+    ids=["in a lambda", "SequentialLR", "ChainedScheduler"],
+)
+def test_a_rate_that_goes_by_both_is_refused(make_schedule):
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"the scheduler mixes lr_factor\(.*; or make the guard first"):
+        StepGuard(model, optimizer, scheduler=make_schedule(optimizer))
+
+
+# ------------------------------------------------------------------------------------------ what is not taken back
+
+
+def test_dropouts_draws_are_not_taken_back():
+    def end(bad, give_back):
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(0.5), nn.Linear(8, 1))
+        torch.manual_seed(0)
+        for parameter in model.parameters():
+            nn.init.normal_(parameter)
+        guard = make_guard(model)
+        for window in range(6):
+            drawn = torch.get_rng_state()
+            if window == 2 and not bad:
+                continue
+            guard.optimizer.zero_grad()
+            guard.backward(loss_of(model, make_batch(window), "NaN input" if window == 2 else None))
+            if not guard.step() and give_back:
+                torch.set_rng_state(drawn)
+        return state_of(model, guard.optimizer)
+
+    never_seen = end(bad=False, give_back=False)
+    assert end(bad=True, give_back=False) != never_seen  # the generator has moved
+    assert end(bad=True, give_back=True) == never_seen  # and that is all
+
+
+@pytest.mark.parametrize("in_a_trainer", [False, True])
+def test_power_sgd_begins_again_after_a_skip(in_a_trainer):
+    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
+
+    def fit(rank):
+        torch.manual_seed(0)
+        model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
+        state = PowerSGDState(None, start_powerSGD_iter=3, min_compression_rate=1)
+        model.register_comm_hook(state, powerSGD_hook)
+        guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=1e-3))
+        outcomes = []
+        for window in range(12):
+            guard.optimizer.zero_grad()
+            x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2 * window + rank))
+            guard.backward((model(x * NAN if (rank, window) == (1, 6) else x) - 1).square().mean())
+            outcomes.append(guard.step())
+        return outcomes, len(state.error_dict), state_of(model, guard.optimizer)
+
+    def fit_by_trainer(rank):
+        class Net(LightningModule):
+            def __init__(self):
+                super().__init__()
+                torch.manual_seed(0)
+                self.net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
+
+            def training_step(self, batch, batch_idx):
+                loss = (self.net(batch) - 1).square().mean()
+                return loss * NAN if (rank, batch_idx) == (1, 6) else loss
+
+            def configure_optimizers(self):
+                return torch.optim.SGD(self.parameters(), lr=1e-3)
+
+            def on_train_start(self):  # DDPStrategy(ddp_comm_hook=...) registers it on GPUs alone
+                self.trainer.strategy.model.register_comm_hook(state, powerSGD_hook)
+
+        state, skip = PowerSGDState(None, start_powerSGD_iter=3, min_compression_rate=1), SkipBadSteps()
+        trainer = quiet_trainer(max_epochs=1, devices=2, strategy="ddp", callbacks=[skip])
+        trainer.fit(model := Net(), DataLoader(torch.randn(96, 32), 4))
+        return [True] * skip.updates + [False] * skip.skipped, len(state.error_dict), state_of(model)
+
+    first, second = (result.value for result in run_ranks(fit_by_trainer if in_a_trainer else fit))
+    assert first == second and first[0].count(False) == 1 and len(first[0]) == 12
+    assert first[1] > 0  # it compresses
+
+
+# ------------------------------------------------------------------------------------------ the command
+
+
+def test_the_command_starts_without_torch():
+    code = "import sys, course_lib.skipping.__main__; print('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
+    code = "from course_lib.skipping import *; print(StepGuard.__name__, vote.__name__)"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "StepGuard vote\n"
+    with pytest.raises(ImportError, match="cannot import name 'StepGuards'"):
+        from course_lib.skipping import StepGuards  # noqa: F401

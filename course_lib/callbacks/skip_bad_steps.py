@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -14,16 +14,19 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
-from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
+from course_lib._ranks import ddp_modules
+from course_lib._words import counted
+from course_lib.callbacks._trainer import replace_methods, require_plain_optimization, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
-from course_lib.schedules.rates import LrFactor
 from course_lib.skipping import SpikeDetector, StepGuard
+from course_lib.skipping.found_inf import give_found_inf, take_found_inf
 from course_lib.skipping.gradients import gradients_of, parameters_of
-from course_lib.skipping.skips import SCALER
+from course_lib.skipping.hook_memory import forget_compression_errors
+from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
+from course_lib.skipping.skips import ScalerOverflow, WindowLocation
 
 
 class SkipBadSteps(Callback):
@@ -54,6 +57,11 @@ class SkipBadSteps(Callback):
         sample_indices: ``sample_indices(batch)`` -> the batch's indices in the dataset, for the journal. Default: asked
             from the loader's sampler, where its order is a function of (seed, epoch): ``course_lib.samplers``, a
             ``DistributedSampler``, no shuffling. With a Trainer's own shuffling on one device they stay unknown.
+        averages: ``AveragedModel(module)``, made before the fit, or several: updated after each update, and saved and
+            restored with the callback.
+        max_norm: Clip the accepted gradients to this norm, in place of the Trainer's ``gradient_clip_val``.
+        on_device: As in :class:`StepGuard`, but that the host learns the decision when the optimizer's step has been
+            launched. Gradients then stay as they are in a skipped step.
         spike_factor, history, min_history, max_consecutive_skips, journal, timeout: See :class:`StepGuard`.
 
     Attributes:
@@ -64,8 +72,9 @@ class SkipBadSteps(Callback):
     The counters and the accepted norms go into checkpoints and continue after a resume.
 
     Raises:
-        MisconfigurationException: Manual optimization, a strategy other than one device and DDP, or a schedule of the
-            interval ``"step"`` with another ``frequency`` than 1.
+        MisconfigurationException: Manual optimization, a strategy other than one device and DDP, a schedule of the
+            interval ``"step"`` with another ``frequency`` than 1, ``max_norm`` beside the Trainer's own clipping, or a
+            second callback of this kind.
         TooManySkips: ``max_consecutive_skips`` in a row.
     """
 
@@ -74,11 +83,14 @@ class SkipBadSteps(Callback):
         *,
         max_steps_means: Literal["updates", "attempts"] = "updates",
         sample_indices: Callable[[Any], Iterable[int]] | None = None,
+        averages: Any = (),
+        max_norm: float | None = None,
         spike_factor: float | None = None,
         history: int = 128,
         min_history: int = 16,
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
+        on_device: bool | None = None,
         timeout: float = 60.0,
     ) -> None:
         if max_steps_means not in ("updates", "attempts"):
@@ -90,7 +102,11 @@ class SkipBadSteps(Callback):
         self.uncounted_attempts = 0
         """Skips that were taken out of ``trainer.global_step``."""
         self._guard: StepGuard | None = None
+        self._averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
         self._guard_arguments: dict[str, Any] = dict(
+            averages=self._averages,
+            max_norm=max_norm,
+            on_device=on_device,
             spike_factor=spike_factor,
             history=history,
             min_history=min_history,
@@ -103,6 +119,7 @@ class SkipBadSteps(Callback):
         self._window: list[_MicroBatch] = []
         self._backwards = 0
         self._skipping = False
+        self._on_device = False
         self._scaler_before: dict[str, Any] | None = None
         self._replaced = ExitStack()
 
@@ -130,11 +147,18 @@ class SkipBadSteps(Callback):
             "guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()",
             other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
         )
+        if len(skippers_of(trainer)) > 1:
+            raise MisconfigurationException("there are two SkipBadSteps callbacks: each would judge what the other has")
+        if self._guard_arguments["max_norm"] is not None and trainer.gradient_clip_val is not None:
+            raise MisconfigurationException(
+                f"max_norm={self._guard_arguments['max_norm']:g} and the Trainer's gradient_clip_val="
+                f"{trainer.gradient_clip_val:g} would both clip: give one of them"
+            )
         self.attempts = self.updates = self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if _goes_by_updates(trainer):
+        if any(goes_by_lr_factor(c.scheduler) for c in trainer.lr_scheduler_configs if c.interval == "step"):
             raise MisconfigurationException(
                 "the learning rate follows plan().lr_factor(...), which goes by updates, and sizes and batches go "
                 "by attempts: after a skip they part. Take lr_factor(...) of the SizeScheduleDataModule itself"
@@ -145,16 +169,17 @@ class SkipBadSteps(Callback):
                 "Lightning counts a larger one in batches, skipped ones included"
             )
         scaler = getattr(trainer.precision_plugin, "scaler", None)
-        self._guard = StepGuard(
-            pl_module, trainer.optimizers[0], scaler=scaler, on_device=False, **self._guard_arguments
-        )
+        for average in self._averages:
+            average.to(pl_module.device)
+        self._guard = StepGuard(pl_module, trainer.optimizers[0], scaler=scaler, **self._guard_arguments)
         if self._restored:
-            self._guard.load_state_dict(self._restored)
+            self._restore(self._guard)
         self._fetched, self._window, self._backwards, self._scaler_before = 0, [], 0, None
         self._read_counters()
         # No hook sees the loss between training_step and its backward, or can hold a schedule back.
         replaced = {
             "backward": self._marking(pl_module),
+            "optimizer_step": self._stepping(pl_module, trainer),
             "lr_scheduler_step": self._unless_skipped(pl_module, trainer),
             "configure_gradient_clipping": self._clipping(pl_module),
         }
@@ -181,23 +206,27 @@ class SkipBadSteps(Callback):
             self._guard.reject("training_step returned None")
         if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # of others, Lightning has done it
-        skip = self._guard.judge(
+        window, loader = self._window, trainer.train_dataloader
+        location = WindowLocation(
             epoch=trainer.current_epoch,
-            batch_indices=[micro_batch.number for micro_batch in self._window],
-            sample_indices=lambda: _samples_of(self._window, trainer.train_dataloader),
+            batch_indices=[micro_batch.number for micro_batch in window],
+            sample_indices=lambda: _samples_of(window, loader),
         )
+        bad = self._guard.judge_on_device(location)
+        if bad is not None:
+            give_found_inf(optimizer, bad)
+            self._on_device = True
+            return
+        skip = self._guard.judge(**location._asdict())
         self._read_counters()
         if skip is None:
             return
-        self._skipping = True
+        self._follow_skip(trainer)
         # torch's optimizers leave out a parameter without a gradient, its state and its decay included.
         for parameter in parameters_of(optimizer):
             parameter.grad = None
-        if scaler is not None and has_gradient and skip.reason != SCALER:
+        if scaler is not None and has_gradient and not isinstance(skip, ScalerOverflow):
             self._scaler_before = scaler.state_dict()
-        if self.max_steps_means == "updates":
-            self.uncounted_attempts += 1
-            _take_back_one_step(trainer)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -228,7 +257,10 @@ class SkipBadSteps(Callback):
     def state_dict(self) -> dict[str, Any]:
         if self._guard is None:
             return dict(self._restored)
-        return self._guard.state_dict() | {"uncounted_attempts": self.uncounted_attempts}
+        state = self._guard.state_dict() | {"uncounted_attempts": self.uncounted_attempts}
+        if self._averages:
+            state["averages"] = [average.state_dict() for average in self._averages]
+        return state
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._restored = state_dict
@@ -239,6 +271,46 @@ class SkipBadSteps(Callback):
     def _read_counters(self) -> None:
         assert self._guard is not None
         self.attempts, self.updates = self._guard.attempts, self._guard.updates
+
+    def _restore(self, guard: StepGuard) -> None:
+        guard.load_state_dict(self._restored)
+        saved = self._restored.get("averages", [])
+        if len(saved) != len(self._averages):
+            raise MisconfigurationException(
+                f"the checkpoint has {counted(len(saved), 'average')}, and SkipBadSteps was given "
+                f"{len(self._averages)}: give it as many, or start from the checkpoint's weights"
+            )
+        for average, state in zip(self._averages, saved, strict=True):
+            average.load_state_dict(state)
+
+    def _follow_skip(self, trainer: Trainer) -> None:
+        self._skipping = True
+        assert trainer.strategy.model is not None
+        forget_compression_errors(ddp_modules(trainer.strategy.model))  # the guard knows the module inside DDP alone
+        if self.max_steps_means == "updates":
+            self.uncounted_attempts += 1
+            _take_back_one_step(trainer)
+
+    def _stepping(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
+        optimizer_step, guard = pl_module.optimizer_step, self._guard
+        assert guard is not None
+
+        @functools.wraps(optimizer_step)
+        def watched_step(*args: Any, **kwargs: Any) -> None:
+            updates = guard.updates
+            optimizer_step(*args, **kwargs)
+            updated = guard.updates > updates  # waits for the device, where that decides
+            if self._on_device:
+                self._on_device = False
+                take_found_inf(trainer.optimizers[0])
+                self._read_counters()
+                if not updated:
+                    self._follow_skip(trainer)
+            if updated:
+                for average in self._averages:
+                    average.update_parameters(pl_module)
+
+        return watched_step
 
     def _marking(self, pl_module: LightningModule) -> Callable[..., Any]:
         backward, guard = pl_module.backward, self._guard
@@ -268,11 +340,7 @@ class SkipBadSteps(Callback):
             by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
             if not (self._skipping and by_step):
                 return step(scheduler, metric)
-            if isinstance(scheduler, LambdaLR):
-                # Not one further; but a factor that follows the batch follows it.
-                scheduler.last_epoch -= 1
-                scheduler._step_count -= 1
-                scheduler.step()
+            follow_skip(scheduler)
             return None
 
         return step_unless_skipped
@@ -307,12 +375,6 @@ def _indices_of(loader: Any, number: int) -> Iterable[int] | None:
     if type(sampler) is BatchSampler and isinstance(sampler.sampler, SequentialSampler | DistributedSampler):
         return next(islice(sampler, number, None), None)
     return None  # to iterate another one would draw another order
-
-
-def _goes_by_updates(trainer: Trainer) -> bool:
-    """Whether a schedule follows the batch of a SizeSchedule, and counts updates."""
-    schedulers = [config.scheduler for config in trainer.lr_scheduler_configs]
-    return any(isinstance(f, LrFactor) for s in schedulers if isinstance(s, LambdaLR) for f in s.lr_lambdas)
 
 
 def _take_back_one_step(trainer: Trainer) -> None:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.optim import Adagrad, Optimizer
+
+from course_lib.skipping.skips import WindowLocation
 
 
 def checked_on_device(wanted: bool | None, optimizer: Optimizer, scaler: Any, averages: Any) -> bool | None:
@@ -35,11 +37,19 @@ def step_unless(optimizer: Any, bad: Tensor) -> None:
 
     A parameter's first step makes its state, whatever ``found_inf`` says: this is for the steps after it.
     """
-    optimizer.grad_scale, optimizer.found_inf = None, bad.float()
+    give_found_inf(optimizer, bad)
     try:
         optimizer.step()
     finally:
-        del optimizer.grad_scale, optimizer.found_inf
+        take_found_inf(optimizer)
+
+
+def give_found_inf(optimizer: Any, bad: Tensor) -> None:
+    optimizer.grad_scale, optimizer.found_inf = None, bad.float()
+
+
+def take_found_inf(optimizer: Any) -> None:
+    del optimizer.grad_scale, optimizer.found_inf
 
 
 class HostCopy:
@@ -55,3 +65,12 @@ class HostCopy:
         if self._event is not None:
             self._event.synchronize()
         return self._copy.tolist()  # type: ignore[no-any-return]
+
+
+class PendingDecision(NamedTuple):
+    """A decision that the device may not have made yet, and what the host needs to follow it."""
+
+    location: WindowLocation
+    limit: float
+    rejections: list[str]
+    evidence: HostCopy

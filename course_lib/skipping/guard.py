@@ -5,34 +5,36 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer
-from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim import Optimizer
 
 from course_lib._arguments import int_of_at_least
-from course_lib._ranks import any_outside, ddp_modules, rank_of_this_process, world_size_of
-from course_lib._words import counted
-from course_lib.skipping.alarm import Alarm, own_reason
+from course_lib._ranks import ddp_modules, rank_of_this_process, world_size_of
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.found_inf import HostCopy, checked_on_device, step_unless
+from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
 from course_lib.skipping.gradients import gradient_norm, gradients_of, parameters_of
+from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
+from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.journal import Journal
-from course_lib.skipping.meeting import meet_other_ranks
+from course_lib.skipping.lr_schedules import follow_skip
+from course_lib.skipping.nan_signal import NanSignal, own_reason
+from course_lib.skipping.rendezvous import meet_other_ranks
+from course_lib.skipping.requirements import check_averages, check_optimizer, check_scheduler
 from course_lib.skipping.skips import (
     NO_GRADIENT,
     NON_FINITE_GRADIENT,
-    SCALER,
+    OVERFLOW,
     SPIKE,
-    Place,
     Samples,
+    ScalerOverflow,
     Skip,
     TooManySkips,
+    WindowLocation,
 )
 from course_lib.skipping.voting import vote
 
@@ -59,7 +61,9 @@ class StepGuard:
             same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
         optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
             Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
-        scheduler: Stepped after each update, never after a skip.
+        scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` of ``lr_factor(...)``
+            (``course_lib.schedules``) alone is stepped after a skip as well: the sizes go by attempts, and so does
+            the rate that goes with them. After a skip, any ``LambdaLR`` asks for its factor again, at the same count.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
             finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
             A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
@@ -110,11 +114,8 @@ class StepGuard:
         timeout: float = 60.0,
     ) -> None:
         replicas = ddp_modules(model)
-        _check_optimizer(model, replicas, optimizer)
-        if isinstance(scheduler, ReduceLROnPlateau):
-            raise ValueError(
-                "scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself"
-            )
+        check_optimizer(model, replicas, optimizer)
+        check_scheduler(scheduler)
         if max_norm is not None and not max_norm > 0:
             raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
         if max_consecutive_skips is not None:
@@ -122,20 +123,22 @@ class StepGuard:
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
+        check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
         self._on_device = checked_on_device(on_device, optimizer, self.scaler, self.averages)
+        self._replicas = replicas
         self._group = group or (replicas[0].process_group if replicas else None)
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
+        self._forward_hook = take_charge(self)
         self._run = meet_other_ranks(self._group, timeout)
         self._journal = None if journal is None else Journal(journal, self._rank)
         self._attempts = self._updates = 0
         self._skips_in_a_row: list[Skip] = []
         self._stepped: set[Tensor] = set()
-        self._pending: _Pending | None = None
+        self._pending: PendingDecision | None = None
         self._buffers = BufferSnapshot(model)
-        self._alarm = Alarm()
-        self._forward_hook = model.register_forward_pre_hook(self._before_forward, prepend=True)
+        self._signal = NanSignal()
 
     # ------------------------------------------------------------------------------------------------- a window
 
@@ -152,10 +155,6 @@ class StepGuard:
         self._buffers.put_back()
         self._end_window()
 
-    def _before_forward(self, *_: Any) -> None:
-        if torch.is_grad_enabled():  # a validation in between is no window
-            self.begin()
-
     def backward(self, loss: Tensor, **arguments: Any) -> None:
         """``loss.backward()`` of the unscaled loss: marked and, with a scaler, scaled.
 
@@ -169,14 +168,17 @@ class StepGuard:
     def mark(self, loss: Tensor) -> Tensor:
         """The loss, or NaN where it is not finite: its gradients are then NaN, and reach every rank.
 
-        An infinite loss may well have finite gradients (by a constant), which no reduction could tell from others.
-        For whoever calls backward otherwise: ``fabric.backward(guard.mark(loss))``.
+        So are those of a loss that is not finite while its gradients are: by an infinite constant, where all targets
+        are ignored, as a mean over an empty mask. For whoever calls backward otherwise:
+        ``fabric.backward(guard.mark(loss))``.
         """
-        return self._alarm.mark(loss)
+        check_in_charge(self)
+        return self._signal.mark(loss, parameters_of(self.optimizer))
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip this window, for what this rank alone knows: no collective, before its last backward."""
-        self._alarm.reject(str(reason), parameters_of(self.optimizer))
+        check_in_charge(self)
+        self._signal.reject(str(reason), parameters_of(self.optimizer))
 
     def step(
         self,
@@ -194,25 +196,29 @@ class StepGuard:
             RuntimeError: A window was rejected after its last backward, or a loss was not finite and its gradients
                 were: other ranks have not heard of it.
         """
+        check_in_charge(self)
         self.flush()
-        place = Place(epoch, batch_indices, sample_indices)
+        location = WindowLocation(epoch, batch_indices, sample_indices)
         gradients = gradients_of(self.optimizer)
         if self._decides_on_device(gradients):
-            return self._step_on_device(gradients, place)
+            bad = self._judge_on_device(location, gradients)
+            step_unless(self.optimizer, bad)
+            return ~bad
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
-        skip = self._judge(place, gradients)
+        skip = self._judge(location, gradients)
         if skip is None:
             if self.scaler is None:
                 self.optimizer.step()
             else:
                 self.scaler.step(self.optimizer)
-            self._stepped.update(p for p in parameters_of(self.optimizer) if p.grad is not None)
             self._after_update()
+        else:
+            follow_skip(self.scheduler)
         if self.scaler is not None and gradients:
             before = self.scaler.state_dict()
             self.scaler.update()
-            if skip is not None and skip.reason != SCALER:
+            if skip is not None and not isinstance(skip, ScalerOverflow):
                 self.scaler.load_state_dict(before)
         self._raise_if_too_many()
         return skip is None
@@ -230,7 +236,20 @@ class StepGuard:
         is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
         raises :class:`TooManySkips`. Gradients are expected to be unscaled.
         """
-        return self._judge(Place(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
+        check_in_charge(self)
+        return self._judge(WindowLocation(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
+
+    def judge_on_device(self, location: WindowLocation) -> Tensor | None:
+        """As ``judge``, with ``on_device``: a 0-dim bool tensor for ``found_inf``, true where the step is skipped.
+
+        Buffers are restored by it; counters and journal follow at ``flush()``. None: ``judge`` has to decide.
+        """
+        check_in_charge(self)
+        self.flush()
+        gradients = gradients_of(self.optimizer)
+        if not self._decides_on_device(gradients):
+            return None
+        return self._judge_on_device(location, gradients)
 
     def skip(
         self,
@@ -242,10 +261,12 @@ class StepGuard:
         caused_here: bool | None = None,
     ) -> bool:
         """Skip this window without looking at its gradients, and return False. All ranks must call it: after a vote."""
+        check_in_charge(self)
         self.flush()
         self._buffers.put_back()
-        place = Place(epoch, batch_indices, sample_indices)
-        self._count_skip(str(reason), place, None, math.inf, bad_here=bool(caused_here))
+        location = WindowLocation(epoch, batch_indices, sample_indices)
+        self._count_skip(Skip, str(reason), location, None, math.inf, bool(caused_here))
+        follow_skip(self.scheduler)
         self._end_window()
         self._raise_if_too_many()
         return False
@@ -276,9 +297,10 @@ class StepGuard:
         self._raise_if_too_many()
 
     def close(self) -> None:
-        """Let the model go: its forwards no longer copy buffers."""
+        """Let the model go: its forwards no longer copy buffers, and it may have another guard."""
         self._settle()
         self._end_window()
+        release(self)
         self._forward_hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
@@ -294,30 +316,35 @@ class StepGuard:
         self.detector.accepted.extend(state["norms"])
         self._skips_in_a_row = []
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(None), ()  # a copy of what holds a guard (a module, say) has None in its place
+
     # --------------------------------------------------------------------------------------------- the decision
 
-    def _judge(self, place: Place, gradients: list[Tensor]) -> Skip | None:
+    def _judge(self, location: WindowLocation, gradients: list[Tensor]) -> Skip | None:
         limit = self.detector.limit
         norm: float | None = None
         loss_factor = 1.0
         if gradients:
             self._buffers.check_taken()
             norm_tensor = gradient_norm(gradients)
-            norm, loss_factor = self._alarm.read(norm_tensor)  # what waits for a device, once
-        own = own_reason(self._alarm.rejections, loss_factor)
-        reason = self._reason(norm, own, limit)
+            norm, loss_factor = self._signal.read(norm_tensor)  # what waits for a device, once
+        own = own_reason(self._signal.rejections, loss_factor)
+        reason, kind = self._reason(norm, own, limit), Skip
         overflow = self.scaler is not None and norm is not None and not math.isfinite(norm)
         if overflow and not vote(own is not None, group=self._group):
-            reason = SCALER
+            reason, kind = OVERFLOW, ScalerOverflow
         skip = None
         if reason is not None:
             self._buffers.put_back()
-            skip = self._count_skip(reason, place, norm, limit, bad_here=own is not None)
+            forget_compression_errors(self._replicas)
+            skip = self._count_skip(kind, reason, location, norm, limit, own is not None)
         else:
             assert norm is not None
             if self.max_norm is not None:
                 torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm_tensor)
             self._count_update(norm)
+            self._stepped.update(p for p in parameters_of(self.optimizer) if p.grad is not None)
         self._end_window()
         return skip
 
@@ -343,9 +370,11 @@ class StepGuard:
         self._skips_in_a_row = []
         self.detector.accept(norm)
 
-    def _count_skip(self, reason: str, place: Place, norm: float | None, limit: float, *, bad_here: bool) -> Skip:
+    def _count_skip(
+        self, kind: type[Skip], reason: str, location: WindowLocation, norm: float | None, limit: float, bad_here: bool
+    ) -> Skip:
         self._attempts += 1
-        skip = Skip(
+        skip = kind(
             run=self._run,
             attempt=self._attempts,
             updates=self._updates,
@@ -354,7 +383,7 @@ class StepGuard:
             caused_here=True if bad_here or self._world_size == 1 else None,
             norm=norm,
             norm_limit=limit if math.isfinite(limit) else None,
-            **place.fields(),
+            **location.fields(),
         )
         self._skips_in_a_row.append(skip)
         if self._journal is not None:
@@ -363,7 +392,7 @@ class StepGuard:
 
     def _end_window(self) -> None:
         self._buffers.drop()
-        self._alarm.reset()
+        self._signal.reset()
 
     def _after_update(self) -> None:
         if self.scheduler is not None:
@@ -389,20 +418,19 @@ class StepGuard:
         return all(p in self._stepped for p in parameters_of(self.optimizer) if p.grad is not None)
 
     @torch.no_grad()
-    def _step_on_device(self, gradients: list[Tensor], place: Place) -> Tensor:
+    def _judge_on_device(self, location: WindowLocation, gradients: list[Tensor]) -> Tensor:
         self._buffers.check_taken()
         norm, limit = gradient_norm(gradients), self.detector.limit
-        evidence = self._alarm.beside(norm)
+        evidence = self._signal.beside(norm)
         bad = ~torch.isfinite(norm) | (norm > limit)
         if self._world_size == 1:
-            bad |= evidence[1].isnan() | bool(self._alarm.rejections)
+            bad |= evidence[1].isnan() | bool(self._signal.rejections)
         if self.max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
-        step_unless(self.optimizer, bad)
         self._buffers.put_back(where=bad)
-        self._pending = _Pending(place, limit, self._alarm.rejections, HostCopy(evidence))
+        self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
         self._end_window()
-        return ~bad
+        return bad
 
     def _settle(self) -> None:
         """Do what follows from a decision that was left on the device."""
@@ -416,33 +444,6 @@ class StepGuard:
             self._count_update(norm)
             self._after_update()
         else:
-            self._count_skip(reason, pending.place, norm, pending.limit, bad_here=own is not None)
-
-
-class _Pending(NamedTuple):
-    """A decision that the device may not have made yet, and what the host needs to follow it."""
-
-    place: Place
-    limit: float
-    rejections: list[str]
-    evidence: HostCopy
-
-
-def _check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
-    if isinstance(optimizer, LBFGS):
-        raise ValueError("optimizer must step without a closure, got LBFGS: it makes many evaluations a step")
-    held = parameters_of(optimizer)
-    if any_outside(replicas, held):
-        raise ValueError(
-            "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
-            "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
-        )
-    of_the_model = set(model.parameters())
-    strangers = sum(parameter not in of_the_model for parameter in held)
-    if strangers:
-        raise ValueError(
-            f"the optimizer holds {counted(strangers, 'parameter')} (of {len(held):,}) that the guard's model does not "
-            "have: what their modules' buffers take in could not be put back. Give the guard a module that holds all "
-            "that the optimizer trains (nn.ModuleList, say, and call guard.begin() before each window's first "
-            "forward), or an optimizer of this model's parameters"
-        )
+            forget_compression_errors(self._replicas)
+            self._count_skip(Skip, reason, pending.location, norm, pending.limit, own is not None)
+            follow_skip(self.scheduler)

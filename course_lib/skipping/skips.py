@@ -13,7 +13,7 @@ NON_FINITE_LOSS = "non-finite loss"
 NON_FINITE_GRADIENT = "non-finite gradient"
 SPIKE = "gradient-norm spike"
 NO_GRADIENT = "no gradient"
-SCALER = "overflow in the scaled gradients"
+OVERFLOW = "overflow in the scaled gradients"
 
 Samples = Iterable[int] | Callable[[], Iterable[int] | None] | None
 """A window's indices in the dataset, or a function that finds them, called for a window that is skipped."""
@@ -55,6 +55,10 @@ class Skip:
         return ", ".join(parts)
 
 
+class ScalerOverflow(Skip):
+    """The loss was finite, and its scaled gradients were not: the scale is lowered, and no batch is at fault."""
+
+
 class TooManySkips(RuntimeError):
     """So many steps in a row were skipped that single samples can't be the cause. ``skips`` holds them all."""
 
@@ -72,7 +76,7 @@ class TooManySkips(RuntimeError):
         return type(self), (self.skips,)
 
 
-class Place(NamedTuple):
+class WindowLocation(NamedTuple):
     """Where a window is in the data, as the loop gave it: read only when the window is skipped, as reading may wait."""
 
     epoch: int | None

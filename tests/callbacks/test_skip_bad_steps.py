@@ -10,12 +10,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
-from course_lib.skipping import TooManySkips, read_journal
+from course_lib.schedules import SizeSchedule
+from course_lib.skipping import StepGuard, TooManySkips, read_journal
 from tests.test_skipping import state_of
 from tests.trainer_oracle import quiet_trainer
 
@@ -373,3 +375,162 @@ def test_a_schedule_that_lightning_counts_in_batches_is_refused():
 
     with pytest.raises(MisconfigurationException, match="which needs frequency=1"):
         quiet_trainer(max_epochs=1, callbacks=[guard()]).fit(EverySecond(), DataLoader(range(4), 2))
+
+
+# ------------------------------------------------------------------------------------------ what StepGuard takes
+
+
+def loop_of(faults, batches=range(40), fused=False, averaged=False, **arguments):
+    """The same training as ``fit``, by a loop with a StepGuard."""
+    model = Module(faults)
+    optimizer = (fused_adamw if fused else torch.optim.Adam)(model.parameters(), lr=0.01)
+    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
+    averages = [AveragedModel(model, use_buffers=True)] if averaged else []
+    step_guard = StepGuard(
+        model, optimizer, scheduler=scheduler, averages=averages, spike_factor=1000, min_history=1, **arguments
+    )
+    model.callback = [step_guard]
+    for number, batch in enumerate(DataLoader(batches, 2)):
+        optimizer.zero_grad()
+        step_guard.begin()
+        step_guard.backward(model.training_step(batch, number))
+        step_guard.step()
+    step_guard.flush()
+    counters = step_guard.attempts, step_guard.updates, step_guard.skipped
+    return counters, state_of(model, optimizer, scheduler), state_of(*averages)
+
+
+def fused_adamw(parameters, lr):
+    return torch.optim.AdamW(parameters, lr=lr, fused=True)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"max_norm": 0.1},
+        {"on_device": True, "fused": True},
+        {"on_device": True, "fused": True, "max_norm": 0.1},
+        {"averaged": True},
+        {"averaged": True, "max_norm": 0.1, "fused": True},
+    ],
+    ids=str,
+)
+def test_it_takes_what_a_guard_in_a_loop_takes(arguments):
+    expected = loop_of(FAULTS, **arguments)
+    rest = dict(arguments)
+    make_optimizer = fused_adamw if rest.pop("fused", False) else torch.optim.Adam
+    skip = guard(**{name: value for name, value in rest.items() if name != "averaged"})
+    model = Module(FAULTS, make_optimizer, skip)
+    averages = [AveragedModel(model, use_buffers=True)] if rest.get("averaged") else []
+    if averages:
+        skip = guard(averages=averages, max_norm=rest.get("max_norm"))
+        model.callback = [skip]
+    trainer = quiet_trainer(max_epochs=1, callbacks=[skip])
+    trainer.fit(model, DataLoader(range(40), 2))
+    ours = state_of(model, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler)
+    assert ((skip.attempts, skip.updates, skip.skipped), ours, state_of(*averages)) == expected
+    assert expected[0] == (20, 15, 5) and trainer.global_step == 15
+
+
+def test_a_decision_on_the_device_is_the_same_with_averages_by_global_step_and_max_steps():
+    def end(**arguments):
+        skip, average = guard(**arguments), WeightAveraging()
+        trainer, state = fit(FAULTS, average, skip, make_optimizer=fused_adamw, max_epochs=2, max_steps=31)
+        return trainer.global_step, skip.attempts, skip.skipped, state, state_of(average._average_model)
+
+    host, device = end(on_device=False), end(on_device=True)
+    assert host == device and host[0] == 31 and host[2] > 5
+
+
+@pytest.mark.parametrize("stop", [3, 7])
+def test_averages_go_on_after_a_resume(stop, tmp_path):
+    def run(path=None, **flags):
+        model = Module({8: "NaN input"})
+        average = AveragedModel(model, use_buffers=True)
+        skip = SkipBadSteps(averages=average)
+        trainer = Trainer(
+            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=1,
+            default_root_dir=tmp_path, callbacks=[skip], enable_checkpointing=False, **flags,
+        )  # fmt: skip
+        trainer.fit(model, ResumableDataLoader(range(20), 2), ckpt_path=path)
+        trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")
+        return state_of(average, model)
+
+    whole = run()
+    run(max_steps=stop)
+    assert run(tmp_path / f"{stop}.ckpt") == whole
+    torch.load(tmp_path / f"{stop}.ckpt", weights_only=True)
+    with pytest.raises(MisconfigurationException, match=r"the checkpoint has 1 average, and SkipBadSteps was given 0"):
+        quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()]).fit(
+            Module(), ResumableDataLoader(range(20), 2), ckpt_path=tmp_path / f"{stop}.ckpt"
+        )
+
+
+def test_what_does_not_go_together_is_refused():
+    def refusal(callbacks, make_optimizer=torch.optim.Adam, **flags):
+        with pytest.raises((MisconfigurationException, ValueError)) as caught:
+            fit({}, *callbacks, make_optimizer=make_optimizer, **flags)
+        return str(caught.value)
+
+    both = refusal([SkipBadSteps(max_norm=1.0)], gradient_clip_val=2.0)
+    assert both == "max_norm=1 and the Trainer's gradient_clip_val=2 would both clip: give one of them"
+    assert "there are two SkipBadSteps callbacks" in refusal([SkipBadSteps(), SkipBadSteps()])
+    assert "needs a fused optimizer, no scaler and no averages" in refusal([SkipBadSteps(on_device=True)])
+    assert "must step without a closure, got LBFGS" in refusal([SkipBadSteps()], torch.optim.LBFGS)
+    assert "averages must be made of the guard's model" in refusal(
+        [SkipBadSteps(averages=AveragedModel(Module().net[0]))]
+    )
+
+
+@pytest.mark.parametrize("fault", ["all ignored", "empty mask"])
+@pytest.mark.parametrize("k", [1, 2])
+def test_two_ranks_skip_a_loss_that_is_not_finite_with_a_gradient_that_is(k, fault):
+    def fit_ranks(rank):
+        class Masked(Module):
+            def training_step(self, batch, batch_idx):
+                y = self(batch)
+                if 21 not in batch:
+                    return (y - 1).square().mean()
+                if fault == "all ignored":
+                    return nn.functional.cross_entropy(y, torch.full((len(y),), -100))
+                return y[torch.zeros_like(y, dtype=torch.bool)].mean()
+
+        def end(samples, *callbacks):
+            model = Masked()
+            trainer = quiet_trainer(
+                max_epochs=1, devices=2, strategy="ddp", accumulate_grad_batches=k, callbacks=list(callbacks),
+                use_distributed_sampler=False,
+            )  # fmt: skip
+            trainer.fit(model, DataLoader(samples, 2, sampler=DistributedSampler(samples, shuffle=False)))
+            return trainer.global_step, state_of(model, trainer.optimizers[0])
+
+        skip = SkipBadSteps()
+        return end(range(64), skip), skip.skipped, end(without(range(64), {21}, 4 * k))
+
+    for result in run_ranks(fit_ranks):
+        ours, skipped, theirs = result.value
+        assert skipped == 1 and ours == theirs
+
+
+def test_a_schedule_of_epochs_may_follow_the_sizes():
+    class ByEpoch(Module):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            factor = SizeSchedule({0: (16, 4), 1: (32, 2)}).lr_factor("linear")
+            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
+
+    trainer = quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()])
+    trainer.fit(ByEpoch({4: "NaN input"}), DataLoader(range(20), 2))
+    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
+
+
+def test_a_rate_by_updates_within_a_lambda_is_refused():
+    class Mixed(Module):
+        def configure_optimizers(self):
+            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
+            factor = SizeSchedule({0: (16, 4), 9: (32, 2)}, unit="optimizer_steps").lr_factor("linear")
+            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, n / 4) * factor(n))
+            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+    with pytest.raises(MisconfigurationException, match="goes by updates, and sizes and batches go by attempts"):
+        quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()]).fit(Mixed(), DataLoader(range(20), 2))

@@ -1,0 +1,67 @@
+"""What a guard can be made of; everything else is refused before the first window."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+from torch.optim import LBFGS, Optimizer
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+
+from course_lib._ranks import any_outside
+from course_lib._words import counted
+from course_lib.skipping.gradients import parameters_of
+from course_lib.skipping.lr_schedules import goes_by_lr_factor, is_lr_factor
+
+
+def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
+    if isinstance(optimizer, LBFGS) or _needs_closure(optimizer):
+        raise ValueError(
+            f"optimizer must step without a closure, got {type(optimizer).__name__}: it makes many evaluations a step"
+        )
+    held = parameters_of(optimizer)
+    if any_outside(replicas, held):
+        raise ValueError(
+            "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
+            "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
+        )
+    of_the_model = set(model.parameters())
+    strangers = sum(parameter not in of_the_model for parameter in held)
+    if strangers:
+        raise ValueError(
+            f"the optimizer holds {counted(strangers, 'parameter')} (of {len(held):,}) that the guard's model does not "
+            "have: what their modules' buffers take in could not be put back. Give the guard a module that holds all "
+            "that the optimizer trains (nn.ModuleList, say, and call guard.begin() before each window's first "
+            "forward), or an optimizer of this model's parameters"
+        )
+
+
+def check_scheduler(scheduler: Any) -> None:
+    if isinstance(scheduler, ReduceLROnPlateau):
+        raise ValueError("scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself")
+    if goes_by_lr_factor(scheduler) and not is_lr_factor(scheduler):
+        raise ValueError(
+            "the scheduler mixes lr_factor(...), which goes with the batch sizes and so by attempts, with what goes by "
+            "updates: after a skip they part. Give the guard LambdaLR(optimizer, lr_factor(...)) alone, which then "
+            "follows the attempts; or make the guard first, and set guard.scheduler = LambdaLR(optimizer, lambda "
+            "update: warm_up(update) * factor(guard.attempts))"
+        )
+
+
+def check_averages(model: nn.Module, averages: Iterable[Any]) -> None:
+    shapes = [parameter.shape for parameter in model.parameters()]
+    for average in averages:
+        if isinstance(average, AveragedModel) and [p.shape for p in average.module.parameters()] != shapes:
+            raise ValueError(
+                "averages must be made of the guard's model, got an AveragedModel of another: its parameters have "
+                "other shapes. Make it by AveragedModel(model)"
+            )
+
+
+def _needs_closure(optimizer: Optimizer) -> bool:
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is closure.empty
