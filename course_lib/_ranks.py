@@ -53,11 +53,17 @@ def those_with_nan(numbers: Iterable[float]) -> str:
 
 
 def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
-    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters."""
+    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters (FSDP, DTensor)."""
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
         raise ValueError(
             "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
+            "whose reduction course_lib doesn't know"
+        )
+    tensors = sys.modules.get("torch.distributed.tensor")
+    if tensors and any(isinstance(parameter, tensors.DTensor) for parameter in model.parameters()):
+        raise ValueError(
+            "model must be plain or DistributedDataParallel, got DTensor parameters (tensor parallelism), "
             "whose reduction course_lib doesn't know"
         )
     return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]

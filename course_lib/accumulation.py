@@ -34,6 +34,7 @@ from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
+from course_lib._loss_graph import is_mean
 from course_lib._ranks import any_outside, ddp_modules, gathered, those_with_nan
 from course_lib._words import counted
 
@@ -281,47 +282,21 @@ def checked_count(count: float | Tensor) -> float:
 def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
-    Seen: a mean (`.mean()`, `reduction="mean"`), also divided by a number, negated or cast, and sums of such.
-    Not seen: a sum that was divided by its count, and a mean that was multiplied (which may well undo the mean).
+    Seen: a mean (`.mean()`, `reduction="mean"`), a sum divided by `count` (where that is above 2), a ratio of two sums
+    (Dice), each also divided by a number, times a weight below 2, negated or cast; sums of such, and with a penalty on
+    the parameters. Not seen: a mean times 2 or more, which may well be its count; a mean that is added to a sum; a sum
+    divided by another count than `count_fn`'s; and whatever is within one compiled function, which has no graph.
     Should a sum be taken for a mean, `loss * 1` passes.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(f"the loss must be a 0-dim tensor, the sum over the micro-batch, got {got}")
-    if count > 1 and _is_mean(loss.grad_fn):
+    if count > 1 and is_mean(loss.grad_fn, count):
         raise ValueError(
             f"the loss must be a sum over the micro-batch's count of {count:g}, got a mean (by its grad_fn): "
             'use reduction="sum", and leave the division to the count over the whole window'
         )
     return loss
-
-
-_REDUCTION_MEAN = 1  # at::Reduction, as autograd's nodes store it
-# Python's * and / by a number are Mul- and DivBackward0. The nodes with a 1 are torch's own, in cross_entropy: its mean
-# over classes given as probabilities, and the two terms of label smoothing.
-_PASSES_ON = ("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward")
-
-
-def _is_mean(root: Any) -> bool:
-    """Whether all that a loss adds up are means, by the nodes of its graph."""
-    ahead = [root]
-    while ahead:
-        node = ahead.pop()
-        name = type(node).__name__
-        parents = [parent for parent, _ in getattr(node, "next_functions", ()) if parent is not None]
-        names_of_parents = {type(parent).__name__ for parent in parents}
-        if name.startswith("MeanBackward"):
-            if "SumBackward1" in names_of_parents:  # a sum over samples may be averaged over features
-                return False
-        elif name == "DivBackward1" or getattr(node, "_saved_reduction", None) == _REDUCTION_MEAN:
-            continue  # a mean, whatever is behind it
-        elif name == "AddBackward0" and names_of_parents == {"MulBackward1"}:
-            ahead += [parent for parent, _ in parents[0].next_functions]  # label smoothing: the mean is the first term
-        elif parents and name.startswith(_PASSES_ON):
-            ahead += parents
-        else:
-            return False
-    return True
 
 
 def _takes_one(fn: Callable[..., Any]) -> bool:

@@ -519,7 +519,81 @@ MEANS = {
     "label smoothing": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1),
     "label smoothing / k": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1) / 4,
     "probabilities": lambda x, y: F.cross_entropy(x, F.one_hot(y, 4).double()),
+    "0.5 * mean": lambda x, y: 0.5 * F.cross_entropy(x, y),
+    "mean + 0.1 * mean": lambda x, y: 1.0 * F.cross_entropy(x, y) + 0.1 * x.square().mean(),
+    "weights in tensors": lambda x, y: torch.tensor(0.5) * F.cross_entropy(x, y) - 1.5 * x.abs().mean(),
+    "batchmean": lambda x, y: F.kl_div(x.log_softmax(1), F.one_hot(y, 4).double(), reduction="batchmean"),
+    "sum / len": lambda x, y: F.cross_entropy(x, y, reduction="sum") / len(y),
+    "sum / count in a tensor": lambda x, y: F.cross_entropy(x, y, reduction="sum") / (y != -100).sum(),
+    "Dice": lambda x, y: 1 - dice(x, y),
+    "mean of each sample's Dice": lambda x, y: (1 - dice(x, y, dim=1)).mean(),
 }
+
+
+def dice(x, y, dim=None):
+    p, target = x.softmax(1), F.one_hot(y, 4).double()
+    return (2 * (p * target).sum(dim) + 1) / ((p + target).sum(dim) + 1)
+
+
+def penalty(model, kind):
+    weights = list(model.parameters())
+    if kind == "squares":
+        return 0.01 * sum((w * w).sum() for w in weights)
+    if kind == "powers":
+        return sum(w.pow(2).sum() for w in weights) / 100
+    if kind == "norms":
+        return 0.01 * torch.stack([torch.linalg.vector_norm(w) for w in weights]).sum()
+    return 0.01 * torch.cat([w.abs().reshape(-1) for w in weights]).sum()
+
+
+@pytest.mark.parametrize("kind", ["squares", "powers", "norms", "absolutes"])
+@pytest.mark.parametrize("of", ["mean", "sum", "penalty alone"])
+def test_a_penalty_on_the_weights_hides_no_mean_and_makes_none(of, kind):
+    def loss_fn(model, batch):
+        loss = penalty(model, kind)
+        if of != "penalty alone":
+            loss = F.cross_entropy(model(batch[0]), batch[1], reduction=of) + loss
+        return loss
+
+    if of == "mean":
+        with pytest.raises(ValueError, match="got a mean"):
+            accumulate(make_net(), batches_of(5, 3), loss_fn, count)
+    else:
+        accumulate(make_net(), batches_of(5, 3), loss_fn, count)
+
+
+@pytest.mark.parametrize("how", ["divided", "multiplied"])
+@pytest.mark.parametrize("of", ["mean", "sum"])
+def test_a_learned_weight_of_a_task_hides_no_mean_and_makes_none(of, how):
+    model = nn.ModuleList([make_net(), nn.ParameterList([torch.zeros(())])])
+    (s,) = model[1]
+
+    def loss_fn(model, batch):
+        loss = F.cross_entropy(model[0](batch[0]), batch[1], reduction=of)
+        return (loss / (2 * s.exp()) if how == "divided" else loss * (-s).exp()) + s / 2
+
+    if of == "mean":
+        with pytest.raises(ValueError, match="got a mean"):
+            accumulate(model, batches_of(5, 3), loss_fn, count)
+    else:
+        accumulate(model, batches_of(5, 3), loss_fn, count)
+
+
+BEYOND = {
+    "a mean times 2": lambda x, y: 2 * F.cross_entropy(x, y),
+    "a sum over another count": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 20,
+    "a mean added to a sum": lambda x, y: F.cross_entropy(x, y, reduction="sum") + x.square().mean(),
+    "a compiled function": torch.compile(lambda x, y: F.cross_entropy(x, y), backend="aot_eager"),
+}
+
+
+@pytest.mark.parametrize("name", BEYOND)
+def test_what_no_graph_tells_is_taken_for_a_sum(name):
+    # The bound that the docstring of checked_loss_sum names: the gradient is that of what was given, over the count.
+    model, oracle, (batch,) = make_net(), make_net(), batches_of(5)
+    accumulate(model, [batch], lambda batch: BEYOND[name](model(batch[0]), batch[1]), count)
+    (BEYOND[name](oracle(batch[0]), batch[1]) / 5).backward()
+    assert_near(gradient(model), gradient(oracle))
 
 
 @pytest.mark.parametrize("name", MEANS)
@@ -537,6 +611,12 @@ def test_a_mean_is_refused_where_it_is_over_more_than_one(name):
 
 SUMS = {
     'reduction="sum"': lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+    "mean * 1, as the docstring has it": lambda x, y: F.cross_entropy(x, y) * 1,
+    "0.1 * mean * n": lambda x, y: 0.1 * F.cross_entropy(x, y) * len(y),
+    "mean * count in a tensor": lambda x, y: F.cross_entropy(x, y) * torch.tensor(len(y)),
+    "sum of each sample's Dice": lambda x, y: (1 - dice(x, y, dim=1)).sum(),
+    "sum - mean": lambda x, y: F.cross_entropy(x, y, reduction="sum") - 0.5 * x.square().mean(),
+    "0.5 * sum": lambda x, y: 0.5 * F.cross_entropy(x, y, reduction="sum"),
     "mean * n": lambda x, y: F.cross_entropy(x, y) * len(y),
     "n * mean": lambda x, y: len(y) * F.cross_entropy(x, y),
     "sum / 2": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 2,
@@ -699,6 +779,9 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
     def told_of_each(rank):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+        from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+        mesh = init_device_mesh("cpu", (2,))
 
         def told(model, window=None, **arguments):
             with pytest.raises(ValueError) as caught:  # noqa: PT011 - the messages are compared by the caller
@@ -711,17 +794,19 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
             within = told(replica)
         words = [(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2]))]
         return {
-            "sharded": told(fully_shard(make_net(), mesh=init_device_mesh("cpu", (2,)))),
+            "sharded": told(fully_shard(make_net(), mesh=mesh)),
             "static": told(DistributedDataParallel(make_net(), static_graph=True)),
             "within no_sync": within,
             "of a smaller group": told(replica, group=alone),
             "partly": told(nn.ModuleList([replica, nn.Linear(1, 1)])),
             "sparse": told(nn.Embedding(2, 4, sparse=True), words),
+            "DTensor": told(parallelize_module(make_net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})),
         }
 
     for result in run_ranks(told_of_each, timeout=120):
         for name, message in {
             "sharded": "model must be plain or DistributedDataParallel, got sharded parameters (FSDP)",
+            "DTensor": "model must be plain or DistributedDataParallel, got DTensor parameters (tensor parallelism)",
             "static": "static_graph=True does not go with no_sync in the first window",
             "within no_sync": "accumulate was called within no_sync(), where DDP reduces nothing: call it outside",
             "of a smaller group": "group has 1 ranks, DDP averages over 2: leave group out",

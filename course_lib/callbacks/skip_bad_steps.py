@@ -18,7 +18,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from course_lib._ranks import ddp_modules
 from course_lib._words import counted
-from course_lib.callbacks._trainer import replace_methods, require_plain_optimization, skippers_of
+from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
@@ -73,8 +73,7 @@ class SkipBadSteps(Callback):
 
     Raises:
         MisconfigurationException: Manual optimization, a strategy other than one device and DDP, a schedule of the
-            interval ``"step"`` with another ``frequency`` than 1, ``max_norm`` beside the Trainer's own clipping, or a
-            second callback of this kind.
+            interval ``"step"`` with another ``frequency`` than 1, or ``max_norm`` beside the Trainer's own clipping.
         TooManySkips: ``max_consecutive_skips`` in a row.
     """
 
@@ -147,8 +146,6 @@ class SkipBadSteps(Callback):
             "guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()",
             other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
         )
-        if len(skippers_of(trainer)) > 1:
-            raise MisconfigurationException("there are two SkipBadSteps callbacks: each would judge what the other has")
         if self._guard_arguments["max_norm"] is not None and trainer.gradient_clip_val is not None:
             raise MisconfigurationException(
                 f"max_norm={self._guard_arguments['max_norm']:g} and the Trainer's gradient_clip_val="

@@ -435,11 +435,11 @@ def test_it_takes_what_a_guard_in_a_loop_takes(arguments):
 def test_a_decision_on_the_device_is_the_same_with_averages_by_global_step_and_max_steps():
     def end(**arguments):
         skip, average = guard(**arguments), WeightAveraging()
-        trainer, state = fit(FAULTS, average, skip, make_optimizer=fused_adamw, max_epochs=2, max_steps=31)
+        trainer, state = fit(FAULTS, average, skip, make_optimizer=fused_adamw, max_epochs=2, max_steps=29)
         return trainer.global_step, skip.attempts, skip.skipped, state, state_of(average._average_model)
 
     host, device = end(on_device=False), end(on_device=True)
-    assert host == device and host[0] == 31 and host[2] > 5
+    assert host == device and host[0] == 29 and host[2] > 5
 
 
 @pytest.mark.parametrize("stop", [3, 7])
@@ -474,7 +474,6 @@ def test_what_does_not_go_together_is_refused():
 
     both = refusal([SkipBadSteps(max_norm=1.0)], gradient_clip_val=2.0)
     assert both == "max_norm=1 and the Trainer's gradient_clip_val=2 would both clip: give one of them"
-    assert "there are two SkipBadSteps callbacks" in refusal([SkipBadSteps(), SkipBadSteps()])
     assert "needs a fused optimizer, no scaler and no averages" in refusal([SkipBadSteps(on_device=True)])
     assert "must step without a closure, got LBFGS" in refusal([SkipBadSteps()], torch.optim.LBFGS)
     assert "averages must be made of the guard's model" in refusal(
