@@ -99,8 +99,9 @@ def accumulate(
 
     Raises:
         ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
-            windows, sharded parameters, parameters outside DDP, `static_graph=True`. On the rank it concerns: a loss
-            that is not 0-dim or is a mean over more than one.
+            windows, sharded parameters (FSDP, DTensor), parameters outside DDP, `static_graph=True`. On the rank it
+            concerns: a loss that is not 0-dim or is a mean over more than one, as far as its graph tells: that of a
+            compiled loss function does not, nor that of a mean that is added to a sum (see `checked_loss_sum`).
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
     replicas = ddp_modules(model)

@@ -1,4 +1,4 @@
-"""Random windows of random models, by `accumulate` and in a Trainer, against one big batch over all ranks in float64."""
+"""Random windows of random models, by `accumulate` and in a Trainer, against one big batch of all ranks in float64."""
 
 import functools
 import warnings

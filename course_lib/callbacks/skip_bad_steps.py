@@ -26,6 +26,7 @@ from course_lib.skipping.found_inf import give_found_inf, take_found_inf
 from course_lib.skipping.gradients import gradients_of, parameters_of
 from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
+from course_lib.skipping.requirements import check_limits
 from course_lib.skipping.skips import ScalerOverflow, WindowLocation
 
 
@@ -95,6 +96,7 @@ class SkipBadSteps(Callback):
         if max_steps_means not in ("updates", "attempts"):
             raise ValueError(f'max_steps_means must be "updates" or "attempts", got {max_steps_means!r}')
         SpikeDetector(spike_factor, history=history, min_history=min_history)  # raises now, not when training starts
+        check_limits(max_norm, max_consecutive_skips)
         self.max_steps_means = max_steps_means
         self.sample_indices = sample_indices
         self.attempts = self.updates = 0

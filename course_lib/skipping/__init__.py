@@ -13,9 +13,7 @@ everywhere, so each rank decides alone and all decide alike; what is rejected le
 
 ``python -m course_lib.skipping skipped.jsonl`` says what was skipped, why, and through which rank.
 
-Zero the gradients before each window, after a skip too. What is not taken back: the random generators (dropout has
-drawn its masks), state that is neither a parameter nor a buffer, and the memory of a communication hook (PowerSGD's
-error feedback).
+Zero the gradients before each window, after a skip too. What is not taken back is in ``StepGuard``'s docstring.
 
 A guard costs what ``clip_grad_norm_`` costs, as both read each gradient once: on a CPU a guarded step took 1.00 to 1.04
 times as long as one that clips. Next to a bare step of 4 ms it took 1.14 times as long; the longer the step, the

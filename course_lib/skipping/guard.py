@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib._arguments import int_of_at_least
 from course_lib._ranks import ddp_modules, rank_of_this_process, world_size_of
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
@@ -24,7 +23,7 @@ from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
 from course_lib.skipping.nan_signal import NanSignal, own_reason
 from course_lib.skipping.rendezvous import meet_other_ranks
-from course_lib.skipping.requirements import check_averages, check_optimizer, check_scheduler
+from course_lib.skipping.requirements import check_averages, check_limits, check_optimizer, check_scheduler
 from course_lib.skipping.skips import (
     NO_GRADIENT,
     NON_FINITE_GRADIENT,
@@ -50,9 +49,14 @@ class StepGuard:
       norm's last bit, so on devices of one kind;
     - none at all: no parameter got a gradient.
 
-    What one rank alone knows about its data goes the same way: :meth:`reject` before the window's last backward. With
-    :func:`vote` and :meth:`skip`, all ranks skip before their forward. Gradients stay after a step, as after
+    What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. With :func:`vote`
+    and :meth:`skip`, all ranks skip before their forward. Gradients stay after a step, as after
     ``optimizer.step()``: zero them before the next window.
+
+    Not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one that
+    never saw the batch), and state that is neither parameter nor buffer. PowerSGD's error feedback begins again at 0.
+
+    A model has one guard: one made again of the same parameters replaces the first. Its copies and files have none.
 
     Args:
         model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module (on
@@ -91,7 +95,7 @@ class StepGuard:
 
     Raises:
         ValueError: An argument out of range, an optimizer that needs a closure or holds parameters that the model does
-            not have, sharded parameters (FSDP).
+            not have, a model that has a guard of other parameters, sharded parameters (FSDP, DTensor).
         RuntimeError: Another rank made no guard within ``timeout`` seconds.
     """
 
@@ -116,10 +120,7 @@ class StepGuard:
         replicas = ddp_modules(model)
         check_optimizer(model, replicas, optimizer)
         check_scheduler(scheduler)
-        if max_norm is not None and not max_norm > 0:
-            raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
-        if max_consecutive_skips is not None:
-            int_of_at_least(1, "max_consecutive_skips", max_consecutive_skips)
+        check_limits(max_norm, max_consecutive_skips)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
@@ -168,9 +169,8 @@ class StepGuard:
     def mark(self, loss: Tensor) -> Tensor:
         """The loss, or NaN where it is not finite: its gradients are then NaN, and reach every rank.
 
-        So are those of a loss that is not finite while its gradients are: by an infinite constant, where all targets
-        are ignored, as a mean over an empty mask. For whoever calls backward otherwise:
-        ``fabric.backward(guard.mark(loss))``.
+        So they are where those of the loss itself are finite (a constant, no valid target, a mean over an empty mask).
+        For whoever calls backward otherwise: ``fabric.backward(guard.mark(loss))``.
         """
         check_in_charge(self)
         return self._signal.mark(loss, parameters_of(self.optimizer))
@@ -260,7 +260,7 @@ class StepGuard:
         sample_indices: Samples = None,
         caused_here: bool | None = None,
     ) -> bool:
-        """Skip this window without looking at its gradients, and return False. All ranks must call it: after a vote."""
+        """Skip this window unseen, and return False: all ranks alike, after a vote, and ahead of a forward of DDP's."""
         check_in_charge(self)
         self.flush()
         self._buffers.put_back()

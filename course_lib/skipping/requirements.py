@@ -12,6 +12,7 @@ from torch.optim import LBFGS, Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
+from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside
 from course_lib._words import counted
 from course_lib.skipping.gradients import parameters_of
@@ -60,6 +61,13 @@ def check_averages(model: nn.Module, averages: Iterable[Any]) -> None:
                 "averages must be made of the guard's model, got an AveragedModel of another: its parameters have "
                 "other shapes. Make it by AveragedModel(model)"
             )
+
+
+def check_limits(max_norm: float | None, max_consecutive_skips: int | None) -> None:
+    if max_norm is not None and not max_norm > 0:
+        raise ValueError(f"max_norm must be a positive number or None, got {max_norm!r}")
+    if max_consecutive_skips is not None:
+        int_of_at_least(1, "max_consecutive_skips", max_consecutive_skips)
 
 
 def _needs_closure(optimizer: Optimizer) -> bool:

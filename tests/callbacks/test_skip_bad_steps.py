@@ -328,6 +328,8 @@ def test_what_it_does_not_know_is_refused():
         SkipBadSteps(max_steps_means="steps")
     with pytest.raises(ValueError, match="spike_factor"):
         SkipBadSteps(spike_factor=-1)
+    with pytest.raises(ValueError, match="max_norm must be a positive number or None, got 0"):
+        SkipBadSteps(max_norm=0)
     with pytest.raises(RuntimeError, match="no training runs now"):
         SkipBadSteps().reject("too early")
 
