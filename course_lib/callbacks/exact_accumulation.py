@@ -139,7 +139,7 @@ class ExactAccumulation(Callback):
             skippers = skippers_of(trainer)
             if not skippers:
                 raise
-            skippers[0].reject("no sample of the window has a label")
+            skippers[0].reject_on_all_ranks("no sample of the window has a label")
             return
         self.global_count = total.global_count
         for parameter in pl_module.parameters():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
@@ -133,6 +134,13 @@ class SkipBadSteps(Callback):
         if self._guard is None:
             raise RuntimeError("reject() belongs into training_step: no training runs now")
         self._guard.reject(reason)
+
+    def reject_on_all_ranks(self, reason: str) -> None:
+        """The same, for what every rank knows and says: at any time before the step."""
+        self.reject(reason)
+        assert self._guard is not None
+        for gradient in gradients_of(self._guard.optimizer):
+            gradient.mul_(math.nan)
 
     # ------------------------------------------------------------------------------------------------- hooks
 

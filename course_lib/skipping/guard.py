@@ -350,13 +350,13 @@ class StepGuard:
 
     def _reason(self, norm: float | None, own: str | None, limit: float) -> str | None:
         """Why this window is skipped, or None: the ranks agree on whether, and each has its ``own`` words for why."""
-        if norm is not None and not math.isfinite(norm):
+        if norm is None:
+            return own or NO_GRADIENT
+        if not math.isfinite(norm):
             return own or NON_FINITE_GRADIENT
-        if norm is not None and norm > limit:
+        if norm > limit:
             return SPIKE
-        if own is None:
-            return NO_GRADIENT if norm is None else None
-        if self._world_size > 1:
+        if own is not None and self._world_size > 1:
             raise RuntimeError(
                 f"rank {self._rank} found its window bad ({own}), and the reduced gradients don't show it: the other "
                 "ranks would update. Call reject() before the window's last backward, and run the backward with "

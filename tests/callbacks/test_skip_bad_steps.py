@@ -513,6 +513,31 @@ def test_two_ranks_skip_a_loss_that_is_not_finite_with_a_gradient_that_is(k, fau
         assert skipped == 1 and ours == theirs
 
 
+@pytest.mark.parametrize("k", [1, 2])
+def test_two_ranks_skip_a_window_without_a_label(k):
+    class Labels(Module):
+        def training_step(self, batch, batch_idx):
+            y = self(batch)[[int(sample) not in range(16, 24) for sample in batch]]
+            return (y - 1).square().sum(), len(y)
+
+    def fit_ranks(rank):
+        def end(samples, *callbacks):
+            model = Labels()
+            trainer = quiet_trainer(
+                max_epochs=1, devices=2, strategy="ddp", accumulate_grad_batches=k, use_distributed_sampler=False,
+                callbacks=[*callbacks, ExactAccumulation()],
+            )  # fmt: skip
+            trainer.fit(model, DataLoader(samples, 2, sampler=DistributedSampler(samples, shuffle=False)))
+            return trainer.global_step, state_of(model, trainer.optimizers[0])
+
+        skip = SkipBadSteps()
+        return end(range(64), skip), skip.skipped, end(without(range(64), range(16, 24), 4 * k))
+
+    for result in run_ranks(fit_ranks):
+        ours, skipped, theirs = result.value
+        assert skipped == 2 // k and ours == theirs
+
+
 def test_a_schedule_of_epochs_may_follow_the_sizes():
     class ByEpoch(Module):
         def configure_optimizers(self):
