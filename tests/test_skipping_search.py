@@ -238,5 +238,5 @@ def search(rank, world_size, examples):
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_guarded_run_ends_where_one_ends_that_never_saw_the_bad_windows(world_size):
-    examples = effort.cases(30, 1500) if world_size == 1 else effort.cases(15, 500)
+    examples = effort.cases(30, 1500) if world_size == 1 else effort.cases(40, 500)
     run_ranks(functools.partial(search, world_size=world_size, examples=examples), world_size, timeout=540)
