@@ -1015,31 +1015,25 @@ def test_the_signal_on_a_device_multiplies_one_small_gradient():
 SIZES = SizeSchedule({0: (16, 16), 3: (32, 8), 7: (64, 4)}, unit="optimizer_steps")
 
 
-def sizes_and_rates(bad, make_schedule, steps=10, **arguments):
+def sizes_and_rates(bad, fused):
     """Each attempt's batch size and learning rate (16 where the batch is 16), in a loop with a guard."""
     model = nn.Linear(1, 1)
-    optimizer = torch.optim.SGD(model.parameters(), lr=16.0, **arguments)
-    guard = StepGuard(model, optimizer, on_device=arguments.get("fused"))
-    guard.scheduler = make_schedule(optimizer, guard)
-    check = StepGuard(model, optimizer, scheduler=guard.scheduler, on_device=arguments.get("fused"))
+    optimizer = torch.optim.SGD(model.parameters(), lr=16.0, fused=fused)
+    schedule = LambdaLR(optimizer, SIZES.lr_factor("linear"))
+    guard = StepGuard(model, optimizer, scheduler=schedule, on_device=fused)
     pairs = []
-    for number, batch in enumerate(ScheduledBatchSampler(1000, SIZES)):
-        if number == steps:
-            break
-        check.updates  # noqa: B018 - settles what was left to the device, as reading the rate needs it
+    for number, batch in zip(range(10), ScheduledBatchSampler(1000, SIZES), strict=False):
+        guard.flush()  # the schedule follows what was left to the device
         pairs.append((len(batch), optimizer.param_groups[0]["lr"]))
         optimizer.zero_grad()
-        check.backward(model(torch.full((len(batch), 1), NAN if number in bad else 1e-4)).sum())
-        check.step()
+        guard.backward(model(torch.full((len(batch), 1), NAN if number in bad else 1e-4)).sum())
+        guard.step()
     return pairs
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
-    def make_schedule(optimizer, guard):
-        return LambdaLR(optimizer, SIZES.lr_factor("linear"))
-
-    pairs = sizes_and_rates({0, 2, 6, 7}, make_schedule, fused=fused)
+    pairs = sizes_and_rates({0, 2, 6, 7}, fused)
     assert [size for size, _ in pairs] == [16] * 3 + [8] * 4 + [4] * 3
     assert all(size == rate for size, rate in pairs)
 
