@@ -13,7 +13,7 @@ import sys
 from typing import Any
 
 from course_lib.preflight import PreflightReport, preflight, preflight_loop
-from course_lib.preflight.copies import in_a_line
+from course_lib.preflight.runs.copies import in_a_line
 
 READY, FINDINGS, NOT_JUDGED = 0, 1, 2
 

@@ -22,28 +22,28 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
-from course_lib.preflight.bad_step import one_bad_batch
-from course_lib.preflight.callback_order import judge_callback_order
-from course_lib.preflight.copies import Answer, try_on_copies
-from course_lib.preflight.dealing import Share, dealt_to, judge_dealing
-from course_lib.preflight.growth import growth_over_steps
-from course_lib.preflight.horizon import judge_horizon
-from course_lib.preflight.length import judge_length
-from course_lib.preflight.lightning_run import LightningRun, is_trainer
-from course_lib.preflight.loaders import draws_found
-from course_lib.preflight.no_sync import averages_counted
-from course_lib.preflight.order import judge_changes, judge_order, judge_promised_length
-from course_lib.preflight.own_windows import judge_own_windows
-from course_lib.preflight.peak import gpu_of, peak_of_largest_batch
-from course_lib.preflight.plain_loop import AnyRun, PlainLoop
-from course_lib.preflight.progress import now_trying, progress_shown
+from course_lib.preflight.checks.bad_step import one_bad_batch
+from course_lib.preflight.checks.callback_order import judge_callback_order
+from course_lib.preflight.checks.dealing import Share, dealt_to, judge_dealing
+from course_lib.preflight.checks.growth import growth_over_steps
+from course_lib.preflight.checks.horizon import judge_horizon
+from course_lib.preflight.checks.length import judge_length
+from course_lib.preflight.checks.memory import gpu_of, peak_of_largest_batch
+from course_lib.preflight.checks.no_sync import averages_counted
+from course_lib.preflight.checks.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.checks.own_windows import judge_own_windows
+from course_lib.preflight.checks.restart import judge_restarts
+from course_lib.preflight.checks.resume import Stop, go_on, judge_resume, stop
+from course_lib.preflight.checks.setup import first_steps, judge_counting, judge_refusal, judge_setup
+from course_lib.preflight.checks.window import judge_windows
+from course_lib.preflight.checks.workers import judge_workers
 from course_lib.preflight.report import Judgement, NotReady, PreflightReport
-from course_lib.preflight.restart import judge_restarts
-from course_lib.preflight.resume import Stop, go_on, judge_resume, stop
-from course_lib.preflight.setup import first_steps, judge_counting, judge_refusal, judge_setup
-from course_lib.preflight.started import start
-from course_lib.preflight.window import judge_windows
-from course_lib.preflight.workers import judge_workers
+from course_lib.preflight.runs.copies import Answer, try_on_copies
+from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.runs.loaders import draws_found
+from course_lib.preflight.runs.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.runs.progress import now_trying, progress_shown
+from course_lib.preflight.runs.started import start
 
 CHECKS = (
     "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "memory", "growth",

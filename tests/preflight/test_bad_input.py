@@ -9,7 +9,8 @@ from lightning.pytorch import LightningDataModule
 from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
-from course_lib.preflight import CHECKS, preflight, progress
+from course_lib.preflight import CHECKS, preflight
+from course_lib.preflight.runs import progress
 from tests import effort
 from tests.preflight.parts import Net, Points, loader, quiet_trainer
 from tests.preflight.resuming import saves

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib.preflight import preflight
-from course_lib.preflight.checkpoints import saves_of
+from course_lib.preflight.runs.checkpoints import saves_of
 from course_lib.resume import ResumableDataLoader
 from tests import effort
 from tests.preflight.parts import Net, Points, fitted, loader, quiet_trainer, script, scripts

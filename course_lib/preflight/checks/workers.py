@@ -16,12 +16,12 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._words import counted, plural
-from course_lib.preflight.copies import in_a_line
-from course_lib.preflight.dealing import fingerprint
-from course_lib.preflight.lightning_run import Enough, seed_as_another_process
-from course_lib.preflight.loaders import deal_indices, indices_of, stop_workers
-from course_lib.preflight.plain_loop import AnyRun
+from course_lib.preflight.checks.dealing import fingerprint
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.copies import in_a_line
+from course_lib.preflight.runs.lightning_run import Enough, seed_as_another_process
+from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.runs.plain_loop import AnyRun
 
 CHAPTER = "02_dataloader_internals"
 STREAM_SAMPLES = 500

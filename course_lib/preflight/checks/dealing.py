@@ -17,10 +17,10 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.lightning_run import Enough, seed_as_another_process
-from course_lib.preflight.loaders import deal_indices, draws_counted, indices_of
-from course_lib.preflight.plain_loop import AnyRun
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.lightning_run import Enough, seed_as_another_process
+from course_lib.preflight.runs.loaders import deal_indices, draws_counted, indices_of
+from course_lib.preflight.runs.plain_loop import AnyRun
 
 CHAPTER = "06_batch_samplers_ddp"
 MOST_INDICES = 300_000

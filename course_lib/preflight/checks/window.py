@@ -14,10 +14,10 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib.preflight.dealing import MOST_INDICES
-from course_lib.preflight.lightning_run import Enough, LightningRun, nothing
-from course_lib.preflight.plain_loop import PlainLoop
+from course_lib.preflight.checks.dealing import MOST_INDICES
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun, nothing
+from course_lib.preflight.runs.plain_loop import PlainLoop
 
 CHAPTER = "04_gradient_accumulation"
 MOST_BATCHES = 64

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.loaders import stop_workers
-from course_lib.preflight.rates import Schedule, walked
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.runs.schedule_walk import Schedule, walked
 from course_lib.steps import StepPlan, plan_steps
 
 MOST_EPOCHS = 50

@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.rates import walked
-from course_lib.preflight.setup import MOST_BATCHES, WINDOWS, FirstSteps, Watch
-from course_lib.preflight.started import Started
+from course_lib.preflight.checks.setup import MOST_BATCHES, WINDOWS, FirstSteps, Watch
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.schedule_walk import walked
+from course_lib.preflight.runs.started import Started
 from course_lib.steps import plan_steps
 
 

@@ -12,10 +12,10 @@ from course_lib._words import counted
 from course_lib.leaks import watch_growth
 from course_lib.leaks.census import Census, Count
 from course_lib.leaks.culprits import find_culprits
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.loaders import stop_workers
-from course_lib.preflight.plain_loop import PlainLoop
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.runs.plain_loop import PlainLoop
 
 WARMUP = 3
 STEPS = 12

@@ -14,12 +14,12 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.checkpoints import Saves, saves_of
-from course_lib.preflight.copies import in_a_line
-from course_lib.preflight.dealing import MOST_INDICES, Batch, fingerprint
-from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
-from course_lib.preflight.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.checks.dealing import MOST_INDICES, Batch, fingerprint
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.checkpoints import Saves, saves_of
+from course_lib.preflight.runs.copies import in_a_line
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun, seed_as_another_process
+from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
 
 CHAPTER = "06_batch_samplers_ddp"
 MOST_EPOCHS = 4

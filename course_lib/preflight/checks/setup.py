@@ -11,10 +11,10 @@ import torch
 from torch import nn
 
 from course_lib._words import counted, plural
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.started import Started
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.runs.started import Started
 
 WINDOWS = 2
 """Windows that are run."""

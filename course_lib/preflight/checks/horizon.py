@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib._words import counted
-from course_lib.preflight.rates import WALK_CALLS, Schedule
 from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.started import Started
+from course_lib.preflight.runs.schedule_walk import WALK_CALLS, Schedule
+from course_lib.preflight.runs.started import Started
 from course_lib.steps import StepPlan
 
 CHAPTER = "05_counting_steps"

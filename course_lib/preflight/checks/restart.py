@@ -16,11 +16,11 @@ from torch import Tensor, nn
 
 from course_lib._words import counted, plural
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.copies import in_a_line, temporary_folder, try_on_copies
-from course_lib.preflight.dealing import fingerprint
-from course_lib.preflight.lightning_run import Enough, LightningRun, seed_as_another_process
-from course_lib.preflight.loaders import stop_workers
+from course_lib.preflight.checks.dealing import fingerprint
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.copies import in_a_line, temporary_folder, try_on_copies
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun, seed_as_another_process
+from course_lib.preflight.runs.loaders import stop_workers
 
 CHAPTER = "09_all_at_once"
 WINDOWS = 2

@@ -31,7 +31,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
-from course_lib.preflight.progress import tick
+from course_lib.preflight.runs.progress import tick
 
 AT_ONCE = 2
 """How many trials run at the same time."""
@@ -209,9 +209,9 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
             return [_answered(trial, folder)]
 
     try:
-        answers: list[Answer] = run_ranks(
-            on_its_rank, 1, timeout=seconds * len(trials) + SENT_SECONDS, backend="gloo"
-        )[0].value
+        answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=seconds * len(trials) + SENT_SECONDS, backend="gloo")[
+            0
+        ].value
     except RankTimeout:
         return [_too_late(seconds)] * len(trials)
     except RankError as error:

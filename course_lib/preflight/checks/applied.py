@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course_lib.preflight.factors import Factors, factors_of
+from course_lib.preflight.checks.factors import Factors, factors_of
 
 TOLERANCE = 1e-3
 

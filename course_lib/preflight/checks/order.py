@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from course_lib._words import counted
-from course_lib.preflight.dealing import STREAM_SAMPLES, Share
+from course_lib.preflight.checks.dealing import STREAM_SAMPLES, Share
 from course_lib.preflight.report import Finding, Judgement
 
 CHAPTER = "06_batch_samplers_ddp"

@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._words import counted
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.loaders import stop_workers
 
 CHAPTER = "07_skipping_steps"
 BAD = 2

@@ -21,12 +21,19 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.applied import TOLERANCE, Applied, Step
-from course_lib.preflight.factors import Factors, factors_of
-from course_lib.preflight.lightning_run import Enough, LightningRun, nothing, seed_as_another_process
-from course_lib.preflight.loaders import stop_workers
+from course_lib.preflight.checks.applied import TOLERANCE, Applied, Step
+from course_lib.preflight.checks.factors import Factors, factors_of
+from course_lib.preflight.checks.window import (
+    CHAPTER,
+    MOST_BATCHES,
+    put_together,
+    run_training_step,
+    size_of,
+    stop_drawing,
+)
 from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.window import CHAPTER, MOST_BATCHES, put_together, run_training_step, size_of, stop_drawing
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun, nothing, seed_as_another_process
+from course_lib.preflight.runs.loaders import stop_workers
 
 HEAD = MOST_BATCHES // 2
 """Micro-batches of a long epoch that are run before its end is: a multiple of most windows."""

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.preflight.lightning_run import is_any_of
+from course_lib.preflight.runs.lightning_run import is_any_of
 
 MOST_MOMENTS = 1_000
 """How often a run is asked whether it saves before it is taken to save at the ends of epochs only."""

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._words import counted
-from course_lib.preflight.lightning_run import Enough, LightningRun, is_any_of
-from course_lib.preflight.loaders import stop_workers
 from course_lib.preflight.report import Finding, Judgement
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun, is_any_of
+from course_lib.preflight.runs.loaders import stop_workers
 
 CHAPTER = "04_gradient_accumulation"
 WINDOWS = 2

@@ -17,12 +17,12 @@ from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.lightning_run import Enough, LightningRun
-from course_lib.preflight.loaders import stop_workers
-from course_lib.preflight.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.checks.setup import held_by
+from course_lib.preflight.checks.window import loss_of
 from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.setup import held_by
-from course_lib.preflight.window import loss_of
+from course_lib.preflight.runs.lightning_run import Enough, LightningRun
+from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.runs.plain_loop import AnyRun, PlainLoop
 
 MOST_DOUBTS = 2
 

@@ -8,11 +8,11 @@ from typing import Any
 
 from torch import Tensor
 
-from course_lib.preflight.copies import try_on_copies
-from course_lib.preflight.lightning_run import WRITING, Enough, LightningRun, is_any_of, seed_as_another_process
-from course_lib.preflight.loaders import stop_workers
+from course_lib.preflight.checks.setup import MOST_BATCHES, WINDOWS
 from course_lib.preflight.report import Judgement
-from course_lib.preflight.setup import MOST_BATCHES, WINDOWS
+from course_lib.preflight.runs.copies import try_on_copies
+from course_lib.preflight.runs.lightning_run import WRITING, Enough, LightningRun, is_any_of, seed_as_another_process
+from course_lib.preflight.runs.loaders import stop_workers
 
 Weights = dict[str, Tensor]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib._words import counted
 from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.started import Started
+from course_lib.preflight.runs.started import Started
 
 CHAPTER = "05_counting_steps"
 
