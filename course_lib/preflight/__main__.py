@@ -12,8 +12,8 @@ import importlib
 import sys
 from typing import Any
 
+from course_lib._words import in_a_line
 from course_lib.preflight import PreflightReport, preflight, preflight_loop
-from course_lib.preflight.runs.copies import in_a_line
 
 READY, FINDINGS, NOT_JUDGED = 0, 1, 2
 

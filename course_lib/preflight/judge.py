@@ -6,8 +6,8 @@ same samples, every epoch has one order. The rule: *try it on a copy, and count.
     report = preflight(trainer, model, data)
     print(report)  # findings with their numbers, what could not be judged, and the run's facts
 
-What is tried, and on what, stands in the files beside this one: ``length``, ``horizon``, ``dealing`` … for each check,
-``copies`` for the processes that the trials run in.
+What is tried stands in ``checks``, a file for each; on what, in ``runs``: a Trainer's run or a plain loop, and the
+copies of it that the trials are made on.
 """
 
 from __future__ import annotations
@@ -23,35 +23,38 @@ from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
 from course_lib.preflight.checks.bad_step import one_bad_batch
-from course_lib.preflight.checks.callback_order import judge_callback_order
-from course_lib.preflight.checks.dealing import Share, dealt_to, judge_dealing
+from course_lib.preflight.checks.changes import judge_changes
+from course_lib.preflight.checks.dealing import judge_dealing
+from course_lib.preflight.checks.dealt import Dealt, dealt_to, draws_found
 from course_lib.preflight.checks.growth import growth_over_steps
 from course_lib.preflight.checks.horizon import judge_horizon
-from course_lib.preflight.checks.length import judge_length
-from course_lib.preflight.checks.memory import gpu_of, peak_of_largest_batch
+from course_lib.preflight.checks.length import judge_length, judge_promised_length
+from course_lib.preflight.checks.memory import peak_of_largest_batch
 from course_lib.preflight.checks.no_sync import averages_counted
-from course_lib.preflight.checks.order import judge_changes, judge_order, judge_promised_length
+from course_lib.preflight.checks.order import judge_order
 from course_lib.preflight.checks.own_windows import judge_own_windows
 from course_lib.preflight.checks.restart import judge_restarts
 from course_lib.preflight.checks.resume import Stop, go_on, judge_resume, stop
-from course_lib.preflight.checks.setup import first_steps, judge_counting, judge_refusal, judge_setup
+from course_lib.preflight.checks.setup import (
+    first_steps,
+    judge_callback_order,
+    judge_counting,
+    judge_refusal,
+    judge_setup,
+    with_callbacks_in_order,
+)
 from course_lib.preflight.checks.window import judge_windows
 from course_lib.preflight.checks.workers import judge_workers
-from course_lib.preflight.report import Judgement, NotReady, PreflightReport
-from course_lib.preflight.runs.copies import Answer, try_on_copies
+from course_lib.preflight.report import CHAPTERS, Judgement, NotReady, PreflightReport, not_judged
+from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
-from course_lib.preflight.runs.loaders import draws_found
-from course_lib.preflight.runs.plain_loop import AnyRun, PlainLoop
-from course_lib.preflight.runs.progress import now_trying, progress_shown
-from course_lib.preflight.runs.started import start
+from course_lib.preflight.runs.plain_loop import PlainLoop
 
-CHECKS = (
-    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "memory", "growth",
-    "changes", "setup",
-)  # fmt: skip
+CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
+AnyRun = LightningRun | PlainLoop
 MOST_RANKS = 8
 EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
 
@@ -153,9 +156,13 @@ def _judged_one_by_one(
     if "resume" not in skip:
         now_trying("a stop and a resume (resume)")
         judgement.add(_judged_by_resuming(run, deep, seconds))
-    if deep and "setup" not in skip and isinstance(run, LightningRun):
+    names = run.callback_names()
+    if deep and "setup" not in skip and len(names) > 1:
         now_trying("the callbacks in the opposite order (setup)")
-        judgement.add(judge_callback_order(run, seconds))
+        trials = [with_callbacks_in_order(run, opposite=opposite) for opposite in (False, False, True)]
+        answers = try_on_copies(trials, seconds=seconds)
+        if not any(answer.error for answer in answers):  # setup says it, or the opposite order is impossible
+            judgement.add(judge_callback_order(names, *(answer.value for answer in answers)))
     return judgement
 
 
@@ -184,13 +191,11 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
 def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
     """What the run says when it has started, and what its first windows show."""
     judgement = Judgement()
-    starts = run.started if isinstance(run, PlainLoop) else lambda folder: start(run, folder)
-    steps = run.first_steps if isinstance(run, PlainLoop) else first_steps(run)
-    began, stepped = try_on_copies([starts, steps], seconds=seconds)
+    began, stepped = try_on_copies([run.started, first_steps(run)], seconds=seconds)
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
-        if isinstance(run, LightningRun) and began.value.accumulate_grad_batches != run.accumulate_grad_batches:
+        if began.value.accumulate_grad_batches != run.accumulate_grad_batches:
             judgement.not_judged["window"] = "accumulate_grad_batches is set by the data module, when the run starts"
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
@@ -210,18 +215,14 @@ def _judged_by_steps(
     run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
-    if isinstance(run, LightningRun) and not getattr(run.model, "automatic_optimization", True):
-        windows = judge_own_windows(run)
-    else:
-        windows = judge_windows(run)
-    trials: dict[str, Callable[[Path], Judgement]] = {"workers": judge_workers(run), "window": windows}
-    judgement = Judgement()
-    if isinstance(run, LightningRun):
-        trials |= {"no_sync": averages_counted(run), "bad_step": one_bad_batch(run)}
-    else:
-        judgement.not_judged["no_sync"] = "where a plain loop's ranks meet is its own code's"
-        judgement.not_judged["bad_step"] = "a plain loop steps by its own code"
-    if "memory" not in skip and (deep or "memory" in expect or gpu_of(run) is not None):
+    trials: dict[str, Callable[[Path], Judgement]] = {
+        "workers": judge_workers(run),
+        "window": judge_windows(run) if run.automatic else judge_own_windows(run),
+        "no_sync": averages_counted(run),
+        "bad_step": one_bad_batch(run),
+    }
+    judgement = Judgement(not_judged={name: why for name, why in run.cannot.items() if name in trials})
+    if "memory" not in skip and (deep or "memory" in expect or run.gpu() is not None):
         trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
     else:
         judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"
@@ -229,57 +230,55 @@ def _judged_by_steps(
         trials["growth"] = growth_over_steps(run)
     else:
         judgement.not_judged["growth"] = "it takes longer: deep=True"
-    trials = {name: trial for name, trial in trials.items() if name not in skip}
+    trials = {name: trial for name, trial in trials.items() if name not in {*skip, *run.cannot}}
     now_trying(f"some windows, each in another way ({', '.join(trials)})")
     for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
-        judgement.add(Judgement(not_judged={name: answer.error}) if answer.error else answer.value)
+        judgement.add(not_judged(name, answer.error) if answer.error else answer.value)
     return judgement
 
 
 def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
     """What 1, 2 and 3 ranks are given, and as many as the run has."""
-    world_sizes = [1]
-    if isinstance(run, LightningRun):
-        world_sizes = sorted({1, 2, 3} | ({run.world_size} if run.world_size <= MOST_RANKS else set()))
+    world_sizes = sorted({*run.tried_world_sizes, *({run.world_size} if run.world_size <= MOST_RANKS else ())})
     places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
     trials = [
         dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
         for rank, world_size in places
     ]
     with draws_found():
-        shares = dict(zip(places, map(_share_of, try_on_copies(trials, seconds=seconds)), strict=True))
+        dealt = dict(zip(places, map(_dealt_of, try_on_copies(trials, seconds=seconds)), strict=True))
     judgement = Judgement()
     repeats = bool(expect.get("repeats"))
     for world_size in world_sizes:
-        of_ranks = [shares[rank, world_size] for rank in range(world_size)]
+        of_ranks = [dealt[rank, world_size] for rank in range(world_size)]
         real = world_size == run.world_size
-        judged = judge_dealing(shares[0, 1], of_ranks, real=real, repeats=repeats)
+        judged = judge_dealing(dealt[0, 1], of_ranks, real=real, repeats=repeats)
         if judged.findings and world_size > 1:
-            judged = _by_the_seed(run, shares[0, 1], judged, world_size, seconds)
+            judged = _by_the_seed(run, dealt[0, 1], judged, world_size, seconds)
         judgement.add(judged)
-    own = shares.get((0, run.world_size))
+    own = dealt.get((0, run.world_size))
     if own is None:
         why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
-    stops = isinstance(run, PlainLoop) or (run.trainer.max_steps == -1 and not run.is_limited)
-    for judged in (judge_promised_length(own, epochs_end_the_run=stops), judge_order(own), judge_changes(own)):
+    promised = judge_promised_length(own, epochs_end_the_run=run.ends_with_its_epochs)
+    for judged in (promised, judge_order(own), judge_changes(own)):
         judgement.add(judged)
     return judgement
 
 
 def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     """The loader, stopped and resumed; with ``deep``, the whole run."""
-    if isinstance(run, PlainLoop):
-        return Judgement(not_judged={"resume": "a plain loop saves and resumes by its own code"})
+    if "resume" in run.cannot:
+        return not_judged("resume", run.cannot["resume"])
     [stopped] = try_on_copies([stop(run)], seconds=seconds)
     if stopped.error:
-        return Judgement(not_judged={"resume": stopped.error})
+        return not_judged("resume", stopped.error)
     judgement = Judgement()
     seen: Stop = stopped.value
     if seen.batches:
         [rest] = try_on_copies([go_on(run, seen)], seconds=seconds)
-        judgement.add(Judgement(not_judged={"resume": rest.error}) if rest.error else judge_resume(seen, rest.value))
+        judgement.add(not_judged("resume", rest.error) if rest.error else judge_resume(seen, rest.value))
     if judgement.findings or judgement.not_judged:
         return judgement
     if seen.saves and deep:
@@ -295,14 +294,14 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     return judgement
 
 
-def _share_of(answer: Answer) -> Share:
-    return Share(None, why_not=answer.error) if answer.error else answer.value
+def _dealt_of(answer: Answer) -> Dealt:
+    return Dealt(None, why_not=answer.error) if answer.error else answer.value
 
 
-def _by_the_seed(run: AnyRun, alone: Share, judged: Judgement, world_size: int, seconds: float) -> Judgement:
+def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, seconds: float) -> Judgement:
     """Where ranks that are seeded alike are dealt what is right, the fault is that they draw on global generators."""
     trials = [dealt_to(run, rank, world_size, seed=0) for rank in range(world_size)]
-    alike = [_share_of(answer) for answer in try_on_copies(trials, seconds=seconds)]
+    alike = [_dealt_of(answer) for answer in try_on_copies(trials, seconds=seconds)]
     again = judge_dealing(alone, alike, real=True)
     if again.findings or again.not_judged:
         return judged
@@ -326,11 +325,11 @@ def _small(sentence: str) -> str:
 def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:
     findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
     found = {finding.check for finding in findings}
-    not_judged = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
+    open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
     return PreflightReport(
         findings=findings,
-        passed=tuple(name for name in CHECKS if name not in found and name not in not_judged and name not in skip),
-        not_judged=not_judged,
+        passed=tuple(name for name in CHECKS if name not in {*found, *open_checks, *skip}),
+        not_judged=open_checks,
         notes=tuple(judgement.notes),
         facts=judgement.facts,
         skipped=tuple(skip),

@@ -7,6 +7,23 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+CHAPTERS = {
+    "length": "05_counting_steps",
+    "horizon": "05_counting_steps",
+    "dealing": "06_batch_samplers_ddp",
+    "order": "06_batch_samplers_ddp",
+    "resume": "06_batch_samplers_ddp",
+    "workers": "02_dataloader_internals",
+    "window": "04_gradient_accumulation",
+    "no_sync": "04_gradient_accumulation",
+    "bad_step": "07_skipping_steps",
+    "memory": "03_memory",
+    "growth": "03_memory",
+    "changes": "08_changing_batch_size",
+    "setup": "10_check_your_run",
+}
+"""The checks, in the order in which they are made, and the chapter that explains each."""
+
 
 @dataclass(frozen=True)
 class Finding:
@@ -28,6 +45,11 @@ class Finding:
         return "\n".join(lines)
 
 
+def finding(check: str, says: str, means: str, cure: str, *, chapter: str | None = None) -> Finding:
+    """A finding of a check; ``chapter``: where another one than the check's explains it."""
+    return Finding(check, says, means, cure, chapter or CHAPTERS[check])
+
+
 @dataclass
 class Judgement:
     """What one check has to say."""
@@ -45,6 +67,11 @@ class Judgement:
         self.notes += [note for note in other.notes if note not in self.notes]
         self.facts.update(other.facts)
         self.not_judged.update(other.not_judged)
+
+
+def not_judged(check: str, why: str) -> Judgement:
+    """What a check says that could not be made."""
+    return Judgement(not_judged={check: why})
 
 
 @dataclass(frozen=True)

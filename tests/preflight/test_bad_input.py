@@ -10,7 +10,7 @@ from lightning.pytorch.loggers import CSVLogger
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from course_lib.preflight import CHECKS, preflight
-from course_lib.preflight.runs import progress
+from course_lib.preflight.runs import copies
 from tests import effort
 from tests.preflight.parts import Net, Points, loader, quiet_trainer
 from tests.preflight.resuming import saves
@@ -157,7 +157,7 @@ class Terminal(io.StringIO):
 )
 def test_progress_is_shown_to_who_waits(stream, after, switch, shown, monkeypatch):
     monkeypatch.setenv("PREFLIGHT_PROGRESS", switch)
-    monkeypatch.setattr(progress, "AFTER_SECONDS", after)
+    monkeypatch.setattr(copies, "AFTER_SECONDS", after)
     monkeypatch.setattr("sys.stderr", stream)
     preflight(quiet_trainer(), Net(), loader())
     lines = stream.getvalue().splitlines()
@@ -172,7 +172,7 @@ def test_a_step_that_takes_long_is_named_while_it_is_waited_for(monkeypatch):
 
     stream = Terminal()
     monkeypatch.setenv("PREFLIGHT_PROGRESS", "1")
-    monkeypatch.setattr(progress, "AFTER_SECONDS", 1.0)
+    monkeypatch.setattr(copies, "AFTER_SECONDS", 1.0)
     monkeypatch.setattr("sys.stderr", stream)
     preflight(quiet_trainer(), Slow(), loader(), seconds=3)
     assert "the start and the first windows" in stream.getvalue().splitlines()[0]

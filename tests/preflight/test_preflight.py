@@ -21,9 +21,9 @@ from course_lib.callbacks import Preflight
 from course_lib.launch import run_ranks
 from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
 from course_lib.preflight.__main__ import main
+from course_lib.preflight.checks.dealt import draws_counted, draws_found
 from course_lib.preflight.runs.copies import try_on_copies
-from course_lib.preflight.runs.loaders import draws_counted, draws_found
-from course_lib.preflight.runs.schedule_walk import walk
+from course_lib.preflight.runs.run import walk
 from tests import effort
 from tests.notebook_rules import ROOT
 from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts

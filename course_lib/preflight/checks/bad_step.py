@@ -11,21 +11,21 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._words import counted
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun
-from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.runs.run import Enough, TrainingRun
 
-CHAPTER = "07_skipping_steps"
 BAD = 2
 """The number of the batch that is made NaN, from 0."""
 CURE = "Use callbacks.SkipBadSteps, which skips such a step on all ranks and leaves nothing of it behind."
 
 
 @dataclass
-class Seen:
-    """A few batches, one of them NaN."""
+class PoisonedBatch:
+    """What became of a few batches, one of which is NaN."""
 
     batches: int | None = None
+    """Of an epoch, as the Trainer counts them."""
+    collated: int = 0
     poisoned: int = 0
     """Float tensors that were made NaN."""
     roots: list[str] = field(default_factory=list)
@@ -33,28 +33,32 @@ class Seen:
     raised: str = ""
     ended_epoch_at: int | None = None
     """The batch in which an epoch ended early."""
-    bad_parameters: tuple[str, ...] = ()
-    bad_buffers: tuple[str, ...] = ()
+    nan_parameters: tuple[str, ...] = ()
+    nan_buffers: tuple[str, ...] = ()
 
     @property
     def means_to_skip(self) -> bool:
         """Whether training_step does something else with the bad batch than with those before it."""
         return len(self.roots) > BAD and self.roots[BAD] != self.roots[BAD - 1]
 
+    @property
+    def returned_none(self) -> bool:
+        return len(self.roots) > BAD and not self.roots[BAD] and bool(self.roots[BAD - 1])
 
-def one_bad_batch(run: LightningRun) -> Callable[[Path], Judgement]:
+
+def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: run a few batches, the third of which is NaN."""
 
     def trial(folder: Path) -> Judgement:
-        seen = Seen()
+        bad = PoisonedBatch()
 
         def begin(trainer: Any, model: Any) -> None:
-            seen.batches = run.counted_batches()
+            bad.batches = run.counted_batches()
             step = trainer.strategy.training_step
 
             def recorded(*arguments: Any, **options: Any) -> Any:
                 output = step(*arguments, **options)
-                seen.roots.append(_root(output))
+                bad.roots.append(_root(output))
                 return output
 
             trainer.strategy.training_step = recorded
@@ -66,39 +70,38 @@ def one_bad_batch(run: LightningRun) -> Callable[[Path], Judgement]:
         def epoch_ends(trainer: Any, model: Any) -> None:
             # Where a hook returns -1, the epoch ends without a word.
             done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-            if seen.batches is None or done < seen.batches:
-                seen.ended_epoch_at = done - 1
+            if bad.batches is None or done < bad.batches:
+                bad.ended_epoch_at = done - 1
             raise Enough
 
         try:
             run.start(
                 folder,
-                world_size=run.world_size,
-                prepare_loader=lambda loader: _poison(loader, seen),
+                prepare_loader=lambda loader: _poison(loader, bad),
                 on_train_start=begin,
                 on_train_batch_end=end,
                 on_train_epoch_end=epoch_ends,
             )
-        except RuntimeError as error:
-            if "returning None in distributed training" not in str(error):
+        except RuntimeError:
+            # A Trainer of several ranks refuses a step without a loss.
+            if run.world_size == 1 or not bad.roots or bad.roots[-1]:
                 raise
-            seen.raised = "Skipping the training_step by returning None in distributed training is not supported"
-        seen.bad_parameters = tuple(name for name, value in run.model.named_parameters() if not _finite(value))
-        seen.bad_buffers = tuple(name for name, value in run.model.named_buffers() if not _finite(value))
-        return judge_bad_step(seen, run.world_size)
+            bad.raised = "Skipping the training_step by returning None in distributed training is not supported"
+        bad.nan_parameters = tuple(name for name, value in run.model.named_parameters() if not _finite(value))
+        bad.nan_buffers = tuple(name for name, value in run.model.named_buffers() if not _finite(value))
+        return judge_bad_step(bad, run.world_size)
 
     return trial
 
 
-def _poison(loader: Any, seen: Seen) -> None:
-    stop_workers(loader)
-    collate, made = loader.collate_fn, [0]
+def _poison(loader: Any, bad: PoisonedBatch) -> None:
+    collate = loader.collate_fn
 
     def collate_and_poison(samples: Any) -> Any:
         batch = collate(samples)
-        if made[0] == BAD:
-            seen.poisoned = _make_nan(batch)
-        made[0] += 1
+        if bad.collated == BAD:
+            bad.poisoned = _make_nan(batch)
+        bad.collated += 1
         return batch
 
     loader.collate_fn = collate_and_poison
@@ -130,44 +133,42 @@ def _finite(value: Tensor | nn.Parameter) -> bool:
     return bool(torch.isfinite(value).all()) if value.is_floating_point() else True
 
 
-def judge_bad_step(seen: Seen, world_size: int) -> Judgement:
+def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
     """A run that is not meant to skip bad batches gets a note only."""
     judgement = Judgement()
-    if not seen.poisoned:
-        judgement.not_judged["bad_step"] = "no batch of floats was seen that could be made NaN"
-        return judgement
-    returned_none = len(seen.roots) > BAD and not seen.roots[BAD] and bool(seen.roots[BAD - 1])
+    if not bad.poisoned:
+        return not_judged("bad_step", "no batch of floats was seen that could be made NaN")
     wrong: tuple[str, str] | None = None
-    if seen.raised or (returned_none and world_size > 1):
+    if bad.raised or (bad.returned_none and world_size > 1):
         wrong = (
-            f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {seen.raised}.",
+            f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {bad.raised}.",
             "The run ends there, or hangs if one rank alone returns None.",
         )
-    elif seen.ended_epoch_at is not None and seen.ended_epoch_at <= BAD:
-        left = "the rest" if seen.batches is None else f"the last {counted(seen.batches - BAD, 'batch', 'batches')}"
+    elif bad.ended_epoch_at is not None and bad.ended_epoch_at <= BAD:
+        left = "the rest" if bad.batches is None else f"the last {counted(bad.batches - BAD, 'batch', 'batches')}"
         wrong = (
             f"A hook answers batch {BAD}, which is NaN, with -1: the epoch ends there, and {left} of it "
             "are not trained.",
             "To a Trainer, -1 skips the rest of the epoch and not the batch; nothing says so.",
         )
-    elif returned_none and seen.bad_buffers:
+    elif bad.returned_none and bad.nan_buffers:
         wrong = (
             f"training_step returns None for batch {BAD}, which is NaN, and its forward has left NaN in "
-            f"{', '.join(seen.bad_buffers[:3])}.",
+            f"{', '.join(bad.nan_buffers[:3])}.",
             "The weights stay right, and every evaluation from there on is NaN.",
         )
-    elif seen.means_to_skip and seen.bad_parameters:
+    elif bad.means_to_skip and bad.nan_parameters:
         wrong = (
-            f"training_step treats batch {BAD}, which is NaN, as a special case ({seen.roots[BAD]} and not "
-            f"{seen.roots[BAD - 1]}), and yet {counted(len(seen.bad_parameters), 'parameter')} became NaN, "
-            f"{seen.bad_parameters[0]} first.",
+            f"training_step treats batch {BAD}, which is NaN, as a special case ({bad.roots[BAD]} and not "
+            f"{bad.roots[BAD - 1]}), and yet {counted(len(bad.nan_parameters), 'parameter')} became NaN, "
+            f"{bad.nan_parameters[0]} first.",
             "The skip does not skip: 0 times NaN is NaN, and the run never recovers.",
         )
-    elif seen.bad_parameters:
+    elif bad.nan_parameters:
         judgement.notes.append(
-            f"bad_step: a batch of NaN makes {counted(len(seen.bad_parameters), 'parameter')} NaN for the rest of the "
+            f"bad_step: a batch of NaN makes {counted(len(bad.nan_parameters), 'parameter')} NaN for the rest of the "
             "run; callbacks.SkipBadSteps would skip it"
         )
     if wrong is not None:
-        judgement.findings.append(Finding("bad_step", *wrong, CURE, CHAPTER))
+        judgement.findings.append(finding("bad_step", *wrong, CURE))
     return judgement

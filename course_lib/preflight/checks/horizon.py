@@ -6,12 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib._words import counted
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.schedule_walk import WALK_CALLS, Schedule
-from course_lib.preflight.runs.started import Started
+from course_lib.preflight.report import Finding, Judgement, finding
+from course_lib.preflight.runs.run import WALK_CALLS, Started, WalkedSchedule
 from course_lib.steps import StepPlan
-
-CHAPTER = "05_counting_steps"
 
 
 def judge_horizon(started: Started, *, final_lr: float | None = None) -> Judgement:
@@ -44,7 +41,7 @@ class Calls:
     """When the last optimizer step is made: the rate of that step."""
 
 
-def calls_of(schedule: Schedule, plan: StepPlan) -> Calls | None:
+def calls_of(schedule: WalkedSchedule, plan: StepPlan) -> Calls | None:
     """Count them as a Trainer makes them: after a window, or an epoch, whose number the frequency divides."""
     if plan.total_steps > WALK_CALLS:
         return None
@@ -60,7 +57,7 @@ def calls_of(schedule: Schedule, plan: StepPlan) -> Calls | None:
 def _judge_schedule(
     judgement: Judgement,
     started: Started,
-    schedule: Schedule,
+    schedule: WalkedSchedule,
     plan: StepPlan,
     calls: Calls,
     final_lr: float | None,
@@ -79,7 +76,7 @@ def _judge_schedule(
             longer = calls_of(schedule, other)
             if longer is not None and next(faults(schedule, rates, longer), None) is None:
                 return
-        judgement.findings.append(_finding(schedule, wrong, calls, plan, started))
+        judgement.findings.append(_not_at_its_end(schedule, wrong, calls, plan, started))
         return
 
 
@@ -92,7 +89,7 @@ class Fault:
     means: str
 
 
-def faults(schedule: Schedule, rates: Sequence[float], calls: Calls) -> Iterator[Fault]:
+def faults(schedule: WalkedSchedule, rates: Sequence[float], calls: Calls) -> Iterator[Fault]:
     """What is wrong with these rates in a run of so many calls, the gravest first."""
     used = calls.before_last_step + 1
     if schedule.refused and len(rates) <= calls.made:
@@ -153,9 +150,8 @@ def end_of(rates: Sequence[float], *, raised: bool) -> int | None:
     settled = len(rates) - 1
     while settled > 0 and rates[settled - 1] == rates[-1]:
         settled -= 1
-    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(
-        rates
-    )  # by a factor, until it is rounded to 0
+    # By a factor, until it is rounded to 0.
+    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(rates)
     if settled < len(rates) - 1 and not falls_for_ever:
         return settled
     return len(rates) - 1 if raised else None
@@ -176,7 +172,7 @@ def _share(rate: float, rates: Sequence[float]) -> str:
     return f"{100 * rate / max(rates):.0f} %"
 
 
-def _finding(schedule: Schedule, fault: Fault, calls: Calls, plan: StepPlan, started: Started) -> Finding:
+def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: StepPlan, started: Started) -> Finding:
     says = f"{fault.says}{_what_it_counts(fault.end, plan, schedule)}."
     per_call = "epoch" if schedule.interval == "epoch" else "optimizer step"
     if schedule.interval == "epoch" and fault.end > calls.made and abs(fault.end - plan.total_steps) <= 1:
@@ -188,10 +184,10 @@ def _finding(schedule: Schedule, fault: Fault, calls: Calls, plan: StepPlan, sta
             f"Give the schedule the {counted(calls.made, 'call')} that the run makes, one for each {per_call}: "
             "plan_steps(...).total_steps, or trainer.estimated_stepping_batches in configure_optimizers."
         )
-    return Finding("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure, CHAPTER)
+    return finding("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure)
 
 
-def _what_it_counts(end: int, plan: StepPlan, schedule: Schedule) -> str:
+def _what_it_counts(end: int, plan: StepPlan, schedule: WalkedSchedule) -> str:
     units = {
         "micro-batches of the run": plan.micro_batches,
         "optimizer steps of the run": plan.total_steps,
@@ -204,12 +200,11 @@ def _what_it_counts(end: int, plan: StepPlan, schedule: Schedule) -> str:
     return ""
 
 
-def _not_as_expected(schedule: Schedule, last: float, final_lr: float, calls: Calls) -> Finding:
-    return Finding(
+def _not_as_expected(schedule: WalkedSchedule, last: float, final_lr: float, calls: Calls) -> Finding:
+    return finding(
         "horizon",
         f"The last step has the rate {last:.3g}, and {final_lr:.3g} was expected: {schedule.name} is stepped "
         f"{counted(calls.made, 'time')}.",
         "The run does not end with the rate that it was meant to end with.",
         "Change the schedule's horizon or its last rate, or what is expected.",
-        CHAPTER,
     )

@@ -1,12 +1,11 @@
-"""length: what ends the run, and how many epochs it completes."""
+"""length: what ends the run, how many epochs it completes, and whether they are as long as their loader says."""
 
 from __future__ import annotations
 
 from course_lib._words import counted
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.started import Started
-
-CHAPTER = "05_counting_steps"
+from course_lib.preflight.checks.dealt import STREAM_SAMPLES, Dealt
+from course_lib.preflight.report import Finding, Judgement, finding
+from course_lib.preflight.runs.run import Started
 
 
 def judge_length(started: Started) -> Judgement:
@@ -19,13 +18,12 @@ def judge_length(started: Started) -> Judgement:
         judgement.notes.append("length: max_time may end the run before its planned end")
     if _limit_is_one_batch(started):
         judgement.findings.append(
-            Finding(
+            finding(
                 "length",
                 f"limit_train_batches=1 is an int and means one batch: an epoch trains 1 of its "
                 f"{counted(started.batches_without_limit or 0, 'batch', 'batches')}.",
                 "Most samples are never trained, and an epoch is one step.",
                 "limit_train_batches=1.0 is all of them; leave it out.",
-                CHAPTER,
             )
         )
     elif started.batches_without_limit not in (None, started.batches) and not started.overfits:
@@ -41,14 +39,13 @@ def judge_length(started: Started) -> Judgement:
     whole = started.other_plans.get("max_steps")
     if whole is not None and whole.total_steps > plan.total_steps:
         judgement.findings.append(
-            Finding(
+            finding(
                 "length",
                 f"max_steps={started.max_steps:,} ends the run after {counted(plan.epochs_completed, 'full epoch')} of "
                 f"max_epochs={started.max_epochs:,}, which would take {counted(whole.total_steps, 'optimizer step')}.",
                 f"The last {counted(started.max_epochs - plan.epochs_completed, 'epoch')} "
                 "are not trained or not to their end, and nothing says so.",
                 f"Set max_epochs alone, or max_steps={whole.total_steps}; plan_steps counts short last windows too.",
-                CHAPTER,
             )
         )
     return judgement
@@ -73,12 +70,49 @@ def _nothing_to_train(started: Started) -> Finding:
         cure = "Make the batch smaller, or leave drop_last out."
     else:
         why = "the loader is empty"
-    return Finding(
+    return finding(
         "length",
         f"An epoch has 0 batches: {why}.",
         "The fit returns at once: nothing is trained, and no error says so.",
         cure,
-        CHAPTER,
+    )
+
+
+def judge_promised_length(dealt: Dealt, *, epochs_end_the_run: bool) -> Judgement:
+    """``len(loader)`` against the batches that came."""
+    if dealt.stream:
+        read = dealt.stream_samples
+        if read >= STREAM_SAMPLES and dealt.promised[0] is None and epochs_end_the_run:
+            return Judgement(
+                findings=[
+                    finding(
+                        "length",
+                        f"The stream has not ended after {counted(read, 'sample')}, and only the number of its epochs "
+                        "ends the run.",
+                        "A stream without an end never finishes its first epoch: no validation, no checkpoint, no end.",
+                        "Set limit_train_batches (an int), which ends an epoch, or max_steps.",
+                    )
+                ]
+            )
+        return Judgement()
+    promised = dealt.promised[0] if dealt.promised else None
+    if dealt.why_not or promised is None or dealt.overfits:
+        return Judgement()
+    came = len(dealt.epochs[0])
+    if came == promised:
+        return Judgement()
+    unread = f"the last {counted(came - promised, 'batch', 'batches')} of an epoch are not trained"
+    return Judgement(
+        findings=[
+            finding(
+                "length",
+                f"len(loader) is {promised:,}, and an epoch yields {counted(came, 'batch', 'batches')}.",
+                f"The Trainer counts by len: {unread}."
+                if came > promised
+                else "The Trainer plans by len: the epoch ends before its last window, its schedule is planned too long.",
+                "Let __len__ of the batch sampler say what __iter__ yields: -(-n // batch_size) with a short last batch.",
+            )
+        ]
     )
 
 

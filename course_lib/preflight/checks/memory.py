@@ -11,18 +11,15 @@ from typing import Any, Literal
 
 import psutil
 import torch
-from torch import Tensor, nn
+from torch import nn
+from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.checks.setup import held_by
-from course_lib.preflight.checks.window import loss_of
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun
-from course_lib.preflight.runs.loaders import stop_workers
-from course_lib.preflight.runs.plain_loop import AnyRun, PlainLoop
+from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.runs.run import TrainingRun
 
 MOST_DOUBTS = 2
 
@@ -42,42 +39,29 @@ class Largest:
         return ", ".join(shown[:2])
 
 
-def gpu_of(run: AnyRun) -> torch.device | None:
-    """The GPU that the run is on, or None."""
-    if isinstance(run, PlainLoop):
-        devices = [parameter.device for parameter in run.model.parameters()]
-    else:
-        devices = [run.trainer.strategy.root_device]
-    return next((device for device in devices if device.type == "cuda"), None)
-
-
-def peak_of_largest_batch(run: AnyRun, given: int | None, seconds: float) -> Callable[[Path], Judgement]:
+def peak_of_largest_batch(run: TrainingRun, given: int | None, seconds: float) -> Callable[[Path], Judgement]:
     """A trial: read an epoch for at most half of ``seconds``, and predict a step with its largest batch.
 
     ``given`` is the memory there is, in bytes; by default it is the device's, or this machine's for a run on the CPU.
     """
-    gpu = gpu_of(run)
+    gpu = run.gpu()
     try:
         there_is = given if given is not None else _memory_there_is(gpu)
     except RankError as error:
         why = f"the GPU could not be asked for its memory: {str(error).splitlines()[0]}"
-        return lambda folder: _not_judged(why)
+        return lambda folder: not_judged("memory", why)
     device: Literal["cuda", "cpu"] = "cpu" if gpu is None else "cuda"
 
+    def look() -> Judgement:
+        loaders = run.loaders()
+        if len(loaders) != 1:
+            return not_judged("memory", f"the run has {len(loaders)} training loaders")
+        return _predicted(run, _largest(loaders[0], seconds / 2), there_is, device)
+
     def trial(folder: Path) -> Judgement:
-        if isinstance(run, PlainLoop):
-            stop_workers(run.loader)
-            largest = _largest(run.loader, seconds / 2)
-            return _predicted(
-                run.model,
-                run.loss_fn,
-                run.optimizer,
-                largest,
-                there_is,
-                device=device,
-                windows=run.accumulate_grad_batches,
-            )
-        return _of_trainer(run, folder, there_is, device, seconds / 2)
+        if not run.automatic:
+            return not_judged("memory", "with manual optimization, a step is the module's own code")
+        return run.at_start(folder, look) or not_judged("memory", "the run has no batch")
 
     return trial
 
@@ -93,45 +77,6 @@ def _memory_there_is(gpu: torch.device | None) -> int:
 
 def _memory_of(gpu: torch.device) -> int:
     return int(torch.cuda.get_device_properties(gpu).total_memory)
-
-
-def _of_trainer(
-    run: LightningRun, folder: Path, there_is: int, device: Literal["cuda", "cpu"], seconds: float
-) -> Judgement:
-    if not run.model.automatic_optimization:
-        return _not_judged("with manual optimization, a step is the module's own code")
-    precision = str(run.trainer.precision)
-    judgements: list[Judgement] = []
-
-    def look(trainer: Any, model: Any) -> None:
-        if len(run.loaders()) != 1:
-            judgements.append(_not_judged(f"the run has {len(run.loaders())} training loaders"))
-            raise Enough
-        [loader] = run.loaders()
-        largest = _largest(loader, seconds)
-
-        def loss(module: nn.Module, batch: Any) -> Tensor:
-            vars(module)["_trainer"] = trainer
-            return loss_of(module, batch, run.accumulates_exactly)
-
-        vars(model)["_trainer"] = None  # the module is copied, and the Trainer need not be
-        judgements.append(
-            _predicted(
-                model,
-                loss,
-                trainer.optimizers[0],
-                largest,
-                there_is,
-                device=device,
-                windows=int(trainer.accumulate_grad_batches),
-                precision=precision,
-                ddp=run.world_size > 1,
-            )
-        )
-        raise Enough
-
-    run.start(folder, world_size=run.world_size, prepare_loader=stop_workers, on_train_start=look)
-    return judgements[0] if judgements else _not_judged("the run has no batch")
 
 
 def _largest(loader: Any, seconds: float) -> Largest:
@@ -150,19 +95,9 @@ def _largest(loader: Any, seconds: float) -> Largest:
     return Largest(largest, read, all_read)
 
 
-def _predicted(
-    model: nn.Module,
-    loss_fn: Callable[[nn.Module, Any], Tensor],
-    optimizer: torch.optim.Optimizer,
-    largest: Largest,
-    there_is: int,
-    *,
-    device: Literal["cuda", "cpu"],
-    windows: int,
-    precision: str = "32-true",
-    ddp: bool = False,
-) -> Judgement:
-    held = held_by([optimizer])
+def _predicted(run: TrainingRun, largest: Largest, there_is: int, device: Literal["cuda", "cpu"]) -> Judgement:
+    model, optimizer = run.bare_model(), run.optimizers[0]
+    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     places = [number for number, parameter in enumerate(model.parameters()) if id(parameter) in held]
 
     def again(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
@@ -177,16 +112,17 @@ def _predicted(
             lambda: model,
             lambda: largest.batch,
             again,
-            loss_fn=loss_fn,
-            precision="bf16" if "mixed" in precision else "bf16-true" if "16" in precision else "fp32",
-            accumulate=min(windows, 2),
-            ddp=ddp,
+            loss_fn=run.loss_of,
+            precision="bf16" if "mixed" in run.precision else "bf16-true" if "16" in run.precision else "fp32",
+            accumulate=min(run.window, 2),
+            ddp=run.world_size > 1,
             device=device,
         )
     except RuntimeError as error:
-        if "reads a value" not in str(error):
+        if not isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
             raise
-        return _not_judged("the step reads values of tensors, and a prediction has none (see memory.measure_peak)")
+        why = "the step reads values of tensors, and a prediction has none (see memory.measure_peak)"
+        return not_judged("memory", why)
     needs = max(predicted.peak_bytes, predicted.reserved_bytes)
     judgement = Judgement(facts={"predicted peak of the largest batch": readable_bytes(needs)})
     judgement.notes += [f"memory: {doubt}" for doubt in predicted.doubts[:MOST_DOUBTS]]
@@ -197,18 +133,13 @@ def _predicted(
     if not predicted.fits(there_is):
         most = max(predicted.by_category, key=lambda category: predicted.by_category[category])
         judgement.findings.append(
-            Finding(
+            finding(
                 "memory",
                 f"A step with the largest of an epoch's {counted(largest.read, 'batch', 'batches')} "
                 f"({largest.shapes}) needs {readable_bytes(needs)}, most of it for {most}, and there are "
                 f"{readable_bytes(there_is)}.",
                 "The run ends there, out of memory, at whatever hour that batch comes.",
                 "Bound what a batch may hold (samples × length), or make it smaller: memory.find_batch_size.",
-                "03_memory",
             )
         )
     return judgement
-
-
-def _not_judged(why: str) -> Judgement:
-    return Judgement(not_judged={"memory": why})

@@ -5,6 +5,7 @@ DDP wraps the model for a group of ranks that are pretended, and a hook sees eac
 
 from __future__ import annotations
 
+import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,13 +16,13 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._words import counted
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun, is_any_of
-from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.runs.run import Enough, TrainingRun
 
-CHAPTER = "04_gradient_accumulation"
 WINDOWS = 2
 MOST_BATCHES = 64
+TOLD_ELSEWHERE = (DistributedDataParallel.__module__, ".loops.optimization.automatic")
+"""The ends of the names of the modules that refuse what other checks find: DDP's reducer, Lightning's loop."""
 
 
 @dataclass
@@ -40,7 +41,7 @@ class Averaging:
     """Micro-batches since the last step."""
     averages: list[int] = field(default_factory=list)
     """The micro-batches of the window, from 1, in which gradients were averaged."""
-    steps: list[Step] = field(default_factory=list)
+    steps: list[AveragedStep] = field(default_factory=list)
 
     def add(self, parameter: torch.Tensor) -> None:
         """A gradient has been added to that of a parameter."""
@@ -59,7 +60,7 @@ class Averaging:
 
 
 @dataclass(frozen=True)
-class Step:
+class AveragedStep:
     """One optimizer step."""
 
     batches: int
@@ -70,60 +71,60 @@ class Step:
     """Those whose gradient is, in part or as a whole, this rank's own."""
 
 
-def averages_counted(run: LightningRun) -> Callable[[Path], Judgement]:
+def averages_counted(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: train some windows under DDP, and see which gradients it averages."""
-    strategy = run.trainer.strategy
 
     def trial(folder: Path) -> Judgement:
         if run.world_size == 1:
             return Judgement()
-        if not is_any_of(strategy, {"DDPStrategy"}):
-            return Judgement(not_judged={"no_sync": f"{type(strategy).__name__} averages by itself, and not as DDP"})
-        seen = Averaging()
+        averaging = Averaging()
         raised = ""
 
         def begin(trainer: Any, model: Any) -> None:
-            _watch(trainer, model, seen)
+            _watch(trainer, model, averaging)
 
         def begin_batch(trainer: Any, model: Any, *_: Any) -> None:
-            seen.close_backward()
-            seen.batches += 1
-            _watch_gradients(model, seen)
+            averaging.close_backward()
+            averaging.batches += 1
+            _watch_gradients(model, averaging)
 
-        def end_batch(trainer: Any, *_: Any) -> None:
-            done = trainer.fit_loop.total_batch_idx + 1
-            if len(seen.steps) >= WINDOWS or done >= MOST_BATCHES:
+        def end_batch(*_: Any) -> None:
+            if len(averaging.steps) >= WINDOWS or run.batches_begun >= MOST_BATCHES:
                 raise Enough
 
         try:
             run.start(
                 folder,
-                world_size=run.world_size,
                 averages=True,
-                prepare_loader=stop_workers,
                 on_train_start=begin,
                 on_train_batch_start=begin_batch,
                 on_train_batch_end=end_batch,
             )
         except RuntimeError as error:
             # Another check tells it: of parameters without a gradient, and of a None in place of a loss.
-            if "reduction" not in str(error) and "returning None" not in str(error):
+            if not _raised_in(error).endswith(TOLD_ELSEWHERE):
                 raise
             raised = str(error).split(". ")[0]
-        if not seen.steps:
-            return Judgement(not_judged={"no_sync": raised or f"no optimizer step in {MOST_BATCHES} micro-batches"})
-        return judge_averages(seen.steps, run.world_size)
+        if not averaging.steps:
+            return not_judged("no_sync", raised or f"no optimizer step in {MOST_BATCHES} micro-batches")
+        return judge_averages(averaging.steps, run.world_size)
 
     return trial
 
 
-def _watch(trainer: Any, model: Any, seen: Averaging) -> None:
+def _raised_in(error: BaseException) -> str:
+    """The name of the module that raised it."""
+    *_, (last, _) = traceback.walk_tb(error.__traceback__)
+    return str(last.f_globals["__name__"])
+
+
+def _watch(trainer: Any, model: Any, averaging: Averaging) -> None:
     wrapped = trainer.strategy.model
     if not isinstance(wrapped, DistributedDataParallel):
         raise RuntimeError(f"{type(trainer.strategy).__name__} does not wrap the model in DistributedDataParallel")
 
     def average(bucket: Any) -> torch.futures.Future[torch.Tensor]:
-        seen.averaged |= {id(parameter) for parameter in bucket.parameters()}
+        averaging.averaged |= {id(parameter) for parameter in bucket.parameters()}
         done: torch.futures.Future[torch.Tensor] = torch.futures.Future()
         done.set_result(bucket.buffer().div_(dist.get_world_size()))  # the others give nothing
         return done
@@ -132,27 +133,27 @@ def _watch(trainer: Any, model: Any, seen: Averaging) -> None:
     wrapped.register_comm_hook(None, lambda _, bucket: average(bucket))
     for optimizer in trainer.optimizers:
         # After the step: a Trainer has it call the backward pass.
-        optimizer.register_step_post_hook(lambda stepping, *_: _step(stepping, seen))
+        optimizer.register_step_post_hook(lambda stepping, *_: _step(stepping, averaging))
 
 
-def _watch_gradients(model: Any, seen: Averaging) -> None:
+def _watch_gradients(model: Any, averaging: Averaging) -> None:
     """Of parameters that were added since the last batch as well."""
     for name, parameter in model.named_parameters():
-        if parameter.requires_grad and id(parameter) not in seen.names:
-            seen.names[id(parameter)] = name
-            parameter.register_post_accumulate_grad_hook(seen.add)
+        if parameter.requires_grad and id(parameter) not in averaging.names:
+            averaging.names[id(parameter)] = name
+            parameter.register_post_accumulate_grad_hook(averaging.add)
 
 
-def _step(optimizer: torch.optim.Optimizer, seen: Averaging) -> None:
-    seen.close_backward()
+def _step(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
+    averaging.close_backward()
     held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
-    local = tuple(seen.names[id(p)] for p in held if id(p) in seen.local)
-    seen.steps.append(Step(seen.batches, tuple(seen.averages), len(held), local))
-    seen.local -= {id(p) for p in held}
-    seen.batches, seen.averages = 0, []
+    local = tuple(averaging.names[id(p)] for p in held if id(p) in averaging.local)
+    averaging.steps.append(AveragedStep(averaging.batches, tuple(averaging.averages), len(held), local))
+    averaging.local -= {id(p) for p in held}
+    averaging.batches, averaging.averages = 0, []
 
 
-def judge_averages(steps: list[Step], world_size: int) -> Judgement:
+def judge_averages(steps: list[AveragedStep], world_size: int) -> Judgement:
     """Hold each step's gradients against what must have been averaged."""
     judgement = Judgement()
     wrong = next((step for step in steps if step.local), None)
@@ -185,7 +186,5 @@ def judge_averages(steps: list[Step], world_size: int) -> Judgement:
             "Add every loss to what training_step returns, and make or replace layers before the strategy wraps the "
             "model (in configure_model or setup)."
         )
-    judgement.findings.append(
-        Finding("no_sync", says, "The ranks step differently: their weights part, and no error says so.", cure, CHAPTER)
-    )
-    return judgement
+    means = "The ranks step differently: their weights part, and no error says so."
+    return Judgement(findings=[finding("no_sync", says, means, cure)])

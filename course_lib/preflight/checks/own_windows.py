@@ -23,17 +23,9 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib._words import counted, first_of
 from course_lib.preflight.checks.applied import TOLERANCE, Applied, Step
 from course_lib.preflight.checks.factors import Factors, factors_of
-from course_lib.preflight.checks.window import (
-    CHAPTER,
-    MOST_BATCHES,
-    put_together,
-    run_training_step,
-    size_of,
-    stop_drawing,
-)
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun, nothing, seed_as_another_process
-from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.checks.window import MOST_BATCHES, put_together, size_of, stop_drawing
+from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
 HEAD = MOST_BATCHES // 2
 """Micro-batches of a long epoch that are run before its end is: a multiple of most windows."""
@@ -42,10 +34,12 @@ MOST_LEFT_OUT = 10_000
 
 
 @dataclass
-class Seen:
-    """Some micro-batches of two epochs."""
+class FollowedBatches:
+    """Some micro-batches of two epochs, and the steps that their backward passes were followed into."""
 
     applied: Applied = field(default_factory=Applied)
+    first: tuple[Any, ...] = ()
+    """The first micro-batch of all; empty before it has begun."""
     sizes: dict[tuple[int, int], int] = field(default_factory=dict)
     """Samples by epoch and micro-batch."""
     of_one: list[Loss] = field(default_factory=list)
@@ -68,14 +62,14 @@ class Loss:
     factors: Factors | None
 
 
-def judge_own_windows(run: LightningRun) -> Callable[[Path], Judgement]:
+def judge_own_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: run some micro-batches of two epochs, and follow each backward pass into the steps."""
 
     def trial(folder: Path) -> Judgement:
-        seen = _seen(run, folder)
-        if not seen.applied.steps:
-            return Judgement(not_judged={"window": f"no optimizer stepped in {_told(len(seen.sizes))}"})
-        return judge_steps(seen)
+        followed = _followed(run, folder)
+        if not followed.applied.steps:
+            return not_judged("window", f"no optimizer stepped in {_told(len(followed.sizes))}")
+        return judge_steps(followed)
 
     return trial
 
@@ -83,67 +77,64 @@ def judge_own_windows(run: LightningRun) -> Callable[[Path], Judgement]:
 # ---------------------------------------------------------------------------------------------------------- the trial
 
 
-def _seen(run: LightningRun, folder: Path) -> Seen:
-    seen = Seen()
-    first: list[Any] = []
+def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
+    followed = FollowedBatches()
     # Clipping would hide by what the gradients are divided.
-    run.model.clip_gradients = nothing
+    run.model.clip_gradients = lambda *_, **__: None
     for name in ("clip_grad_norm_", "clip_grad_value_"):
         setattr(torch.nn.utils, name, lambda *_, **__: torch.zeros(()))
 
     def few(loader: Any) -> Any:
-        stop_workers(loader)
         batches = None if run.is_limited or run.overfits else _all_batches(loader)
         if batches is None or len(batches) <= MOST_BATCHES:
             return None
         left = len(batches) % HEAD
-        seen.left_out = len(batches) - HEAD - left
+        followed.left_out = len(batches) - HEAD - left
         # A Trainer passes over a batch that is None; the others keep their numbers.
-        picked = [*batches[:HEAD], *([] for _ in range(seen.left_out)), *batches[len(batches) - left :]]
+        picked = [*batches[:HEAD], *([] for _ in range(followed.left_out)), *batches[len(batches) - left :]]
         collate = loader.collate_fn
         return DataLoader(
             loader.dataset, batch_sampler=picked, collate_fn=lambda samples: collate(samples) if samples else None
         )
 
     def begin(trainer: Any, model: Any) -> None:
-        if seen.left_out and len(run.loaders()) > 1:
+        if followed.left_out and len(run.loaders()) > 1:
             raise ValueError("several loaders with more micro-batches than are tried")
 
     def begin_batch(trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        applied = seen.applied
+        applied = followed.applied
         applied.epoch, applied.batch = trainer.current_epoch, batch_idx
         applied.watch(trainer.optimizers)
-        seen.sizes[trainer.current_epoch, batch_idx] = size_of(batch)
-        if not first:
-            first.append(batch)
+        followed.sizes[trainer.current_epoch, batch_idx] = size_of(batch)
+        if not followed.first:
+            followed.first = (batch,)
 
     def end_batch(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        of_epoch = sum(epoch == trainer.current_epoch for epoch, _ in seen.sizes)
+        of_epoch = sum(epoch == trainer.current_epoch for epoch, _ in followed.sizes)
         if of_epoch >= (HEAD if trainer.current_epoch else MOST_BATCHES):
             raise Enough
 
     def end_epoch(trainer: Any, model: Any) -> None:
-        seen.ends.add(max(place for place in seen.sizes if place[0] == trainer.current_epoch))
+        followed.ends.add(max(place for place in followed.sizes if place[0] == trainer.current_epoch))
         if trainer.current_epoch:
             raise Enough
 
-    with seen.applied.watching():
+    with followed.applied.watching():
         run.start(
             folder,
-            world_size=run.world_size,
             prepare_loader=few,
             on_train_start=begin,
             on_train_batch_start=begin_batch,
             on_train_batch_end=end_batch,
             on_train_epoch_end=end_epoch,
         )
-    if first:
+    for batch in followed.first:
         stop_drawing(run.model)
-        seen.size = size_of(first[0])
-        seen.of_one = _losses(run.model, first[0])
+        followed.size = size_of(batch)
+        followed.of_one = _losses(run, batch)
         with contextlib.suppress(ValueError):
-            seen.of_two = _losses(run.model, put_together([first[0], first[0]]))
-    return seen
+            followed.of_two = _losses(run, put_together([batch, batch]))
+    return followed
 
 
 def _all_batches(loader: Any) -> list[Any] | None:
@@ -154,9 +145,9 @@ def _all_batches(loader: Any) -> list[Any] | None:
     return batches if len(batches) <= MOST_LEFT_OUT else None
 
 
-def _losses(model: Any, batch: Any) -> list[Loss]:
+def _losses(run: TrainingRun, batch: Any) -> list[Loss]:
     """The losses that training_step hands to its backward passes, none of which is made."""
-    losses = []
+    losses, model = [], run.model
 
     def keep(tensors: Any, *_: Any, **__: Any) -> None:
         if not isinstance(tensors, Tensor):
@@ -170,7 +161,7 @@ def _losses(model: Any, batch: Any) -> list[Loss]:
     seed_as_another_process(0)
     try:
         with contextlib.suppress(Exception):  # own code may want the gradients
-            run_training_step(model, batch)
+            run.training_step(model, batch)
     finally:
         torch.autograd.backward = backward
         vars(model).clear()
@@ -189,7 +180,7 @@ CHANGED = "the gradients are changed between the backward passes and the step, a
 
 
 @dataclass(frozen=True)
-class Window:
+class AppliedWindow:
     """What one step was made with."""
 
     batches: tuple[tuple[int, int], ...]
@@ -214,7 +205,7 @@ class Window:
     def adds_up(self) -> bool:
         return any(_close(total, len(self)) for total in self.sums)
 
-    def is_part_of(self, other: Window) -> bool:
+    def is_part_of(self, other: AppliedWindow) -> bool:
         """Whether each micro-batch counts as much as those of the other."""
         share = len(self) / len(other)
         return all(_close(mine, share * its) for mine, its in zip(self.sums, other.sums, strict=True))
@@ -223,16 +214,16 @@ class Window:
         return len(self.batches)
 
 
-def judge_steps(seen: Seen) -> Judgement:
+def judge_steps(followed: FollowedBatches) -> Judgement:
     """Say what is wrong with the steps of each optimizer."""
-    steps = seen.applied.steps
+    steps = followed.applied.steps
     for step in steps:
         if step.again:
             return Judgement(findings=[_applied_again([s for s in steps if s.optimizer == step.optimizer])])
     judgement = Judgement()
     for optimizer in sorted({step.optimizer for step in steps}):
         try:
-            judgement.add(_of_optimizer([step for step in steps if step.optimizer == optimizer], seen))
+            judgement.add(_of_optimizer([step for step in steps if step.optimizer == optimizer], followed))
         except Unknown as why:
             judgement.not_judged["window"] = str(why)
     if judgement.findings:
@@ -240,7 +231,7 @@ def judge_steps(seen: Seen) -> Judgement:
     return judgement
 
 
-def _of_optimizer(steps: list[Step], seen: Seen) -> Judgement:
+def _of_optimizer(steps: list[Step], followed: FollowedBatches) -> Judgement:
     if not all(step.passes for step in steps):
         raise Unknown("the module's own code sets the gradients")
     lengths = Counter(len(_micro_batches(step)) for step in steps)
@@ -249,9 +240,9 @@ def _of_optimizer(steps: list[Step], seen: Seen) -> Judgement:
     within = Counter(len(_micro_batches(step)) for step in steps if len({one.epoch for one in step.passes}) == 1)
     usual = max(within or lengths, key=lambda length: (within[length], length))
     judgement = Judgement()
-    if not seen.ends or (seen.left_out and HEAD % usual):
+    if not followed.ends or (followed.left_out and HEAD % usual):
         judgement.notes.append(f"window: with windows of {usual} micro-batches, the end of an epoch was not tried")
-    if seen.left_out and HEAD % usual:
+    if followed.left_out and HEAD % usual:
         steps = list(itertools.takewhile(_within_head, steps))
         if not steps:
             raise Unknown(f"a window holds more micro-batches than are tried ({HEAD})")
@@ -259,14 +250,14 @@ def _of_optimizer(steps: list[Step], seen: Seen) -> Judgement:
     if len(places) > 1 or any(len(_micro_batches(step)) < len(step.passes) for step in steps):
         raise Unknown("a step applies gradients of several losses")
     [place] = places
-    constant = _constant_factors(seen, place)
+    constant = _constant_factors(followed, place)
     windows = [_window(step, constant) for step in steps]
-    kind = _kind(seen, place)
+    kind = _kind(followed, place)
     judgement.findings += _leaked(windows, usual)
     if judgement.findings:
         windows = [window for window in windows if not window.carried or len(window) <= usual]
     if kind == "mean":
-        judgement.add(_of_means(windows, usual, seen))
+        judgement.add(_of_means(windows, usual, followed))
     elif kind != "sum" and not judgement.findings:
         raise Unknown("whether the loss is a mean over the samples could not be seen")
     return judgement
@@ -280,9 +271,9 @@ def _micro_batches(step: Step) -> tuple[tuple[int, int], ...]:
     return tuple(sorted({(one.epoch, one.batch) for one in step.passes}))
 
 
-def _constant_factors(seen: Seen, place: int) -> list[list[bool]]:
+def _constant_factors(followed: FollowedBatches, place: int) -> list[list[bool]]:
     """For each factor of each term: whether it is a constant, and not the number of samples."""
-    of_one, of_two = _losses_at(seen, place)
+    of_one, of_two = _losses_at(followed, place)
     if of_one.factors is None or of_two.factors is None:
         raise Unknown("the loss is multiplied by something else than a constant number")
     if list(map(len, of_one.factors)) != list(map(len, of_two.factors)):
@@ -291,14 +282,14 @@ def _constant_factors(seen: Seen, place: int) -> list[list[bool]]:
     for once, twice in zip(of_one.factors, of_two.factors, strict=True):
         constant.append([_close(one, two) for one, two in zip(once, twice, strict=True)])
         for one, two in zip(once, twice, strict=True):
-            if not _close(one, two) and not (_close(one, 1 / seen.size) and _close(two, 0.5 / seen.size)):
+            if not _close(one, two) and not (_close(one, 1 / followed.size) and _close(two, 0.5 / followed.size)):
                 raise Unknown("the loss is divided by a number that depends on the batch, and is not its size")
     return constant
 
 
-def _kind(seen: Seen, place: int) -> str:
+def _kind(followed: FollowedBatches, place: int) -> str:
     """Whether the loss is a ``"mean"`` or a ``"sum"`` over the samples; empty where it is neither."""
-    of_one, of_two = (loss.value for loss in _losses_at(seen, place))
+    of_one, of_two = (loss.value for loss in _losses_at(followed, place))
     if not of_one:
         return ""
     if _close(of_two, of_one):
@@ -306,13 +297,13 @@ def _kind(seen: Seen, place: int) -> str:
     return "sum" if _close(of_two, 2 * of_one) else ""
 
 
-def _losses_at(seen: Seen, place: int) -> tuple[Loss, Loss]:
-    if place >= min(len(seen.of_one), len(seen.of_two)):
+def _losses_at(followed: FollowedBatches, place: int) -> tuple[Loss, Loss]:
+    if place >= min(len(followed.of_one), len(followed.of_two)):
         raise Unknown("training_step could not be called once more, with a batch of twice the size")
-    return seen.of_one[place], seen.of_two[place]
+    return followed.of_one[place], followed.of_two[place]
 
 
-def _window(step: Step, constant: list[list[bool]]) -> Window:
+def _window(step: Step, constant: list[list[bool]]) -> AppliedWindow:
     if step.factor is None:
         raise Unknown(CHANGED)
     weights = []
@@ -321,7 +312,7 @@ def _window(step: Step, constant: list[list[bool]]) -> Window:
             raise Unknown("the micro-batches of a window make their losses in different ways")
         of_terms = [math.prod(itertools.compress(*term)) for term in zip(one.factors, constant, strict=True)]
         weights.append([step.factor * weight for weight in of_terms])
-    return Window(
+    return AppliedWindow(
         batches=_micro_batches(step),
         sums=tuple(map(sum, zip(*weights, strict=True))),
         alike=all(_close(mine, its) for other in weights for mine, its in zip(other, weights[0], strict=True)),
@@ -333,7 +324,7 @@ def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE)
 
 
-def _leaked(windows: Sequence[Window], usual: int) -> list[Finding]:
+def _leaked(windows: Sequence[AppliedWindow], usual: int) -> list[Finding]:
     """The epochs that begin with gradients of the one before, where all others windows are alike."""
     within = [window for window in windows if not window.carried and len(window) >= usual]
     longer = [window for window in windows if window.carried and len(window) > usual]
@@ -353,10 +344,10 @@ def _leaked(windows: Sequence[Window], usual: int) -> list[Finding]:
         "Step at the last micro-batch as well (self.trainer.is_last_batch) and divide by what the window holds, or "
         "call zero_grad when an epoch begins."
     )
-    return [Finding("window", says, means, cure, CHAPTER)]
+    return [finding("window", says, means, cure)]
 
 
-def _of_means(windows: Sequence[Window], usual: int, seen: Seen) -> Judgement:
+def _of_means(windows: Sequence[AppliedWindow], usual: int, followed: FollowedBatches) -> Judgement:
     """Of losses that are means: what a window's micro-batches count together."""
     example = next(window for window in windows if len(window) == usual)
     if example.averages == example.adds_up:
@@ -368,13 +359,13 @@ def _of_means(windows: Sequence[Window], usual: int, seen: Seen) -> Judgement:
         return Judgement(findings=[_added_up(usual)])
     judgement = Judgement()
     for window in windows:
-        sizes = [seen.sizes[batch] for batch in window.batches]
+        sizes = [followed.sizes[batch] for batch in window.batches]
         if window.averages:
             if window.alike and len(set(sizes)) > 1:
                 judgement.notes.append(_uneven(sizes))
         elif not window.is_part_of(example):
             raise Unknown("the windows count their micro-batches in different ways")
-        elif window.batches[-1] in seen.ends and not window.carried:
+        elif window.batches[-1] in followed.ends and not window.carried:
             judgement.findings.append(_short(window, usual, sizes))
         elif window == windows[0]:
             judgement.notes.append(f"window: the first step of the run is made with {_told(len(window))}")
@@ -407,33 +398,30 @@ def _applied_again(steps: Sequence[Step]) -> Finding:
     says = f"Gradients are not zeroed after a step: step {first.number} applies those of {_told(again)} once more"
     if last is not first:
         says += f", step {last.number} those of {len({(one.epoch, one.batch) for one in last.again})}"
-    return Finding(
+    return finding(
         "window",
         f"{says}.",
         "An update is then the sum of old gradients, which were applied already, and new ones.",
         "Call zero_grad before the first backward pass of a window, or after each step.",
-        CHAPTER,
     )
 
 
 def _added_up(usual: int) -> Finding:
-    return Finding(
+    return finding(
         "window",
         f"A window adds up {usual} mean losses and divides by none: each update is {usual} times that of one big "
         "batch.",
         f"The run trains as if its rate were {usual} times as high, and clipping sees gradients that are too large.",
         CURE,
-        CHAPTER,
     )
 
 
-def _short(window: Window, usual: int, sizes: Sequence[int]) -> Finding:
+def _short(window: AppliedWindow, usual: int, sizes: Sequence[int]) -> Finding:
     share = f"{len(window) / usual:.3g} times"
-    return Finding(
+    return finding(
         "window",
         f"The last window of an epoch, micro-batches of {first_of(sizes)} samples, steps with {share} the gradient of "
         f"one big batch: it holds {_told(len(window))} and is divided by {usual}.",
         f"Its samples count {share} as much as those of a window of {usual} micro-batches.",
         CURE,
-        CHAPTER,
     )

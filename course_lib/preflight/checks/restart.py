@@ -14,15 +14,13 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from course_lib._words import counted, plural
+from course_lib._fingerprints import fingerprint
+from course_lib._words import counted, in_a_line, plural
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.checks.dealing import fingerprint
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.copies import in_a_line, temporary_folder, try_on_copies
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun, seed_as_another_process
-from course_lib.preflight.runs.loaders import stop_workers
+from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.runs.copies import temporary_folder, try_on_copies
+from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
-CHAPTER = "09_all_at_once"
 WINDOWS = 2
 """Windows before the checkpoint, and after it."""
 MOST_BATCHES = 64
@@ -37,7 +35,7 @@ Value = int | str
 
 
 @dataclass
-class Picture:
+class Snapshot:
     """A run at one moment."""
 
     batch: int = 0
@@ -52,13 +50,13 @@ class Picture:
 
 
 @dataclass
-class Story:
-    """What one run was like, from its first batch to the last that is looked at."""
+class Snapshots:
+    """A run when it begins, when it is saved, and after the last batch that is looked at."""
 
-    begins: Picture = field(default_factory=Picture)
-    saved: dict[str, Picture] = field(default_factory=dict)
+    begins: Snapshot = field(default_factory=Snapshot)
+    saved: dict[str, Snapshot] = field(default_factory=dict)
     """By the place of the checkpoint."""
-    ends: Picture = field(default_factory=Picture)
+    ends: Snapshot = field(default_factory=Snapshot)
 
 
 @dataclass(frozen=True)
@@ -78,7 +76,7 @@ class Resumed:
     """Of a weight at the end, as a share of the largest."""
 
 
-def judge_restarts(run: LightningRun, *, inside_window: bool, seconds: float) -> Judgement:
+def judge_restarts(run: TrainingRun, *, inside_window: bool, seconds: float) -> Judgement:
     """Save and resume the run on copies, at a window's end and, if its checkpoints may fall there, inside one."""
     with temporary_folder() as name:
         folder = Path(name)
@@ -86,11 +84,11 @@ def judge_restarts(run: LightningRun, *, inside_window: bool, seconds: float) ->
         answers = try_on_copies(wholes, seconds=seconds, folder=folder)
         why = next((answer.error or answer.value for answer in answers if answer.error or answer.value), "")
         if why:
-            return Judgement(not_judged={"resume": why})
-        once, again = (_load(folder / f"{name}.story") for name in ("once", "again"))
+            return not_judged("resume", why)
+        once, again = (_load(folder / f"{name}.snapshots") for name in ("once", "again"))
         if _difference(once.ends.weights, again.ends.weights) > 0:
             why = "two runs with the same seeds and batches differ: the run is not deterministic"
-            return Judgement(not_judged={"resume": why})
+            return not_judged("resume", why)
         places = [place for place in once.saved if place == "end" or inside_window]
         trials = [_resumed(run, place, once, again) for place in places]
         judgement = Judgement()
@@ -105,103 +103,118 @@ def judge_restarts(run: LightningRun, *, inside_window: bool, seconds: float) ->
 # -------------------------------------------------------------------------------------------------------- the trials
 
 
-def _whole(run: LightningRun, name: str) -> Callable[[Path], str]:
-    """A trial: the run that is not stopped. It saves its checkpoints and its story, or returns why it could not."""
+@dataclass
+class Recording:
+    """The run that is not stopped, as far as it has come."""
+
+    name: str
+    """``"once"``, whose checkpoints and batches are kept, or ``"again"``."""
+    folder: Path
+    snapshots: Snapshots = field(default_factory=Snapshots)
+    batches: dict[int, Any] = field(default_factory=dict)
+    """By their number in the run."""
+    bytes_held: int = 0
+    """Of these batches."""
+    updates: int = 0
+    """Windows that have ended."""
+    steps: int = 0
+    """``global_step`` after the last batch, where the module's own code steps."""
+    too_long: bool = False
+
+    def keep(self, number: int, batch: Any) -> Any:
+        self.batches[number] = batch
+        self.bytes_held += sum(part.nbytes for part in tensors_in(batch))
+        return batch
+
+    def begin(self, trainer: Any, model: Any) -> None:
+        self.snapshots.begins = _snapshot(trainer, model)
+        _give_batches(trainer, self.keep)
+
+    def end_batch(self, trainer: Any, model: Any, *_: Any) -> None:
+        loop = trainer.fit_loop.epoch_loop
+        if model.automatic_optimization:
+            window_ends = not loop._should_accumulate()
+        else:  # the module's own code has stepped, or has not
+            window_ends, self.steps = trainer.global_step > self.steps, trainer.global_step
+        self.updates += window_ends
+        place = ""
+        if window_ends and self.updates == WINDOWS:
+            place = "end"
+        elif not window_ends and self.updates == WINDOWS and "inside" not in self.snapshots.saved:
+            place = "inside"
+        if place:
+            self.snapshots.saved[place] = _snapshot(trainer, model)
+            if self.name == "once":
+                trainer.save_checkpoint(self.folder / f"{place}.ckpt")
+        if self.updates == 2 * WINDOWS + 1:
+            self.snapshots.ends = _snapshot(trainer, model)
+            raise Enough
+        self.too_long = self.bytes_held > MOST_BYTES or loop.batch_progress.total.ready >= MOST_BATCHES
+        if self.too_long:
+            raise Enough
+
+
+def _whole(run: TrainingRun, name: str) -> Callable[[Path], str]:
+    """A trial: the run that is not stopped. It saves its checkpoints and its snapshots, or returns why it could not."""
 
     def trial(folder: Path) -> str:
-        story = Story()
-        batches: dict[int, Any] = {}
-        ended: list[str] = []
-        updates, steps = [0], [0]
-        held = [0]
-
-        def begin(trainer: Any, model: Any) -> None:
-            story.begins = _picture(trainer, model)
-
-            def keep(number: int, batch: Any) -> Any:
-                batches[number] = batch
-                held[0] += sum(part.nbytes for part in tensors_in(batch))
-                return batch
-
-            _give_batches(trainer, keep)
-
-        def end(trainer: Any, model: Any, *_: Any) -> None:
-            loop = trainer.fit_loop.epoch_loop
-            if model.automatic_optimization:
-                window_ends = not loop._should_accumulate()
-            else:  # the module's own code has stepped, or has not
-                window_ends, steps[0] = trainer.global_step > steps[0], trainer.global_step
-            updates[0] += window_ends
-            place = ""
-            if window_ends and updates[0] == WINDOWS:
-                place = "end"
-            elif not window_ends and updates[0] == WINDOWS and "inside" not in story.saved:
-                place = "inside"
-            if place:
-                story.saved[place] = _picture(trainer, model)
-                if name == "once":
-                    trainer.save_checkpoint(folder / f"{place}.ckpt")
-            if updates[0] == 2 * WINDOWS + 1:
-                story.ends = _picture(trainer, model)
-                raise Enough
-            if held[0] > MOST_BYTES or loop.batch_progress.total.ready >= MOST_BATCHES:
-                ended.append(f"{2 * WINDOWS + 1} windows are too much to be tried in seconds")
-                raise Enough
-
-        _train(run, folder, begin, end)
-        if not story.ends.batch:
-            return ended[0] if ended else f"the run has fewer than {2 * WINDOWS + 1} windows"
-        torch.save(story, folder / f"{name}.story")
+        recording = Recording(name, folder)
+        _train(run, folder, recording.begin, recording.end_batch)
+        if recording.too_long:
+            return f"{2 * WINDOWS + 1} windows are too much to be tried in seconds"
+        if not recording.snapshots.ends.batch:
+            return f"the run has fewer than {2 * WINDOWS + 1} windows"
+        torch.save(recording.snapshots, folder / f"{name}.snapshots")
         if name == "once":
-            torch.save(batches, folder / "batches")
+            torch.save(recording.batches, folder / "batches")
         return ""
 
     return trial
 
 
-def _resumed(run: LightningRun, place: str, once: Story, again: Story) -> Callable[[Path], Resumed]:
+def _resumed(run: TrainingRun, place: str, once: Snapshots, again: Snapshots) -> Callable[[Path], Resumed]:
     """A trial: the run that is resumed from one of the checkpoints."""
 
     def trial(folder: Path) -> Resumed:
         batches = _load(folder / "batches")
         saved = once.saved[place]
-        missing: list[str] = []
-        last: list[Picture] = []
+        missing: tuple[str, ...] | None = None  # until it has begun
+        last: Snapshot | None = None
 
         def begin(trainer: Any, model: Any) -> None:
-            now = _picture(trainer, model)
-            missing.extend(_not_restored(saved, now))
-            missing.append("")  # it has begun
+            nonlocal missing
+            missing = tuple(_not_restored(saved, _snapshot(trainer, model)))
             _give_batches(trainer, lambda number, batch: batches.get(number, batch))
 
         def end(trainer: Any, model: Any, *_: Any) -> None:
-            if trainer.fit_loop.epoch_loop.batch_progress.total.ready >= once.ends.batch:
-                last.append(_picture(trainer, model))
+            nonlocal last
+            if run.batches_begun >= once.ends.batch:
+                last = _snapshot(trainer, model)
                 raise Enough
 
         try:
             _train(run, folder, begin, end, ckpt_path=folder / f"{place}.ckpt")
         except Exception as error:
-            if missing:
+            if missing is not None:
                 raise
             return Resumed(place, saved.batch, refused=in_a_line(error))
-        if not last:
+        if last is None:
             raise RuntimeError("the resumed run ended before the other")
-        names = sorted(_differing(once, again, last[0]))
+        names = sorted(_differing(once, again, last))
         return Resumed(
             place,
             saved.batch,
-            not_restored=tuple(missing[:-1]),
-            attributes=tuple(_told(name, once, last[0]) for name in names),
+            not_restored=missing or (),
+            attributes=tuple(_told(name, once, last) for name in names),
             holds_tensors=any(name in once.ends.tensors for name in names),
-            difference=_difference(once.ends.weights, last[0].weights),
+            difference=_difference(once.ends.weights, last.weights),
         )
 
     return trial
 
 
 def _train(
-    run: LightningRun,
+    run: TrainingRun,
     folder: Path,
     begin: Callable[..., None],
     end: Callable[..., None],
@@ -209,8 +222,6 @@ def _train(
 ) -> None:
     run.start(
         folder,
-        world_size=run.world_size,
-        prepare_loader=stop_workers,
         ckpt_path=ckpt_path,
         on_train_start=begin,
         on_train_batch_start=_seed_by_batch,
@@ -234,12 +245,12 @@ def _give_batches(trainer: Any, give: Callable[[int, Any], Any]) -> None:
     trainer.strategy.batch_to_device = given
 
 
-# ---------------------------------------------------------------------------------------------------- the pictures
+# ---------------------------------------------------------------------------------------------------- the snapshots
 
 
-def _picture(trainer: Any, model: Any) -> Picture:
+def _snapshot(trainer: Any, model: Any) -> Snapshot:
     attributes = dict(_attributes(trainer, model))
-    return Picture(
+    return Snapshot(
         batch=int(trainer.fit_loop.epoch_loop.batch_progress.total.ready),
         weights={name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]},
         optimizers=dict(_states(trainer.optimizers)),
@@ -291,14 +302,14 @@ def _value(value: Any) -> Value | None:
     return None
 
 
-def _not_restored(saved: Picture, now: Picture) -> Iterator[str]:
+def _not_restored(saved: Snapshot, now: Snapshot) -> Iterator[str]:
     for before, after in ((saved.weights, now.weights), (saved.optimizers, now.optimizers)):
         for name, value in before.items():
             if name not in after or not torch.equal(value, after[name].to(value.dtype)):
                 yield name
 
 
-def _differing(once: Story, again: Story, resumed: Picture) -> Iterator[str]:
+def _differing(once: Snapshots, again: Snapshots, resumed: Snapshot) -> Iterator[str]:
     """Attributes that training changes in the same way each time, and that the resumed run has otherwise."""
     for name, value in once.ends.attributes.items():
         changes = value != once.begins.attributes.get(name)
@@ -306,7 +317,7 @@ def _differing(once: Story, again: Story, resumed: Picture) -> Iterator[str]:
             yield name
 
 
-def _told(name: str, once: Story, resumed: Picture) -> str:
+def _told(name: str, once: Snapshots, resumed: Snapshot) -> str:
     value, other = once.ends.attributes[name], resumed.attributes.get(name)
     if isinstance(value, str) and isinstance(other, str):
         return f"{name} ({value}, resumed {other})"
@@ -333,61 +344,50 @@ def _load(path: Path) -> Any:
 
 
 def _judge(resumed: Resumed) -> Judgement:
-    judgement = Judgement()
     where = f"saved {PLACES[resumed.place]}, after {counted(resumed.batch, 'micro-batch', 'micro-batches')}"
     changed = resumed.difference > TOLERANCE
     held = ", ".join(resumed.attributes[:3])
     if resumed.refused:
-        judgement.findings.append(
-            _finding(
-                f"A checkpoint {where}, cannot be loaded: {resumed.refused}.",
-                "The run cannot be resumed from its checkpoints.",
-                "Let load_state_dict and on_load_checkpoint ask for what the saving side puts in.",
-            )
+        wrong = (
+            f"A checkpoint {where}, cannot be loaded: {resumed.refused}.",
+            "The run cannot be resumed from its checkpoints.",
+            "Let load_state_dict and on_load_checkpoint ask for what the saving side puts in.",
         )
     elif changed and resumed.not_restored:
         names, most = resumed.not_restored, 2
         more = f" and {len(names) - most} more" if len(names) > most else ""
-        judgement.findings.append(
-            _finding(
-                f"A run that is {where}, and resumed has not got back {', '.join(names[:most])}{more}.",
-                "It goes on with other numbers than it was stopped with, and no error says so.",
-                "Leave the checkpoint whole; register what belongs to the model as a persistent buffer.",
-            )
+        wrong = (
+            f"A run that is {where}, and resumed has not got back {', '.join(names[:most])}{more}.",
+            "It goes on with other numbers than it was stopped with, and no error says so.",
+            "Leave the checkpoint whole; register what belongs to the model as a persistent buffer.",
         )
     elif changed and resumed.attributes:
-        judgement.findings.append(_forgotten(where, held, "weights that differ from those of the run that went on"))
+        wrong = _forgotten(where, held, "weights that differ from those of the run that went on")
     elif changed and resumed.place == "inside":
-        judgement.findings.append(
-            _finding(
-                f"A run that is {where}, and resumed has lost the gradients of its begun window.",
-                "Its next update is made of the rest of the window, and the earlier samples' part is lost.",
-                "Add course_lib.callbacks.ExactResume(), or save when a window ends.",
-            )
+        wrong = (
+            f"A run that is {where}, and resumed has lost the gradients of its begun window.",
+            "Its next update is made of the rest of the window, and the earlier samples' part is lost.",
+            "Add course_lib.callbacks.ExactResume(), or save when a window ends.",
         )
     elif changed:
-        judgement.findings.append(
-            _finding(
-                f"A run that is {where}, and resumed goes on to weights that differ by {resumed.difference:.1g} of the "
-                "largest, with the same batches and seeds.",
-                "Something that training changes is in no checkpoint.",
-                "Look for what the step reads and nobody saves.",
-            )
+        wrong = (
+            f"A run that is {where}, and resumed goes on to weights that differ by {resumed.difference:.1g} of the "
+            "largest, with the same batches and seeds.",
+            "Something that training changes is in no checkpoint.",
+            "Look for what the step reads and nobody saves.",
         )
     elif resumed.attributes and resumed.holds_tensors:
-        judgement.findings.append(_forgotten(where, held, f"another value of {plural(len(resumed.attributes), 'it')}"))
+        wrong = _forgotten(where, held, f"another value of {plural(len(resumed.attributes), 'it')}")
     elif resumed.attributes:
-        judgement.notes.append(f"resume: no checkpoint holds {held}; the weights do not depend on it")
-    return judgement
+        return Judgement(notes=[f"resume: no checkpoint holds {held}; the weights do not depend on it"])
+    else:
+        return Judgement()
+    return Judgement(findings=[finding("resume", *wrong, chapter="09_all_at_once")])
 
 
-def _forgotten(where: str, held: str, ends: str) -> Finding:
-    return _finding(
+def _forgotten(where: str, held: str, ends: str) -> tuple[str, str, str]:
+    return (
         f"No checkpoint holds {held}: a run that is {where}, and resumed ends with {ends}.",
         "What was gathered before the stop is lost, and begins again.",
         "Give the callback state_dict and load_state_dict, or make it a buffer of the module (register_buffer).",
     )
-
-
-def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding("resume", says, means, cure, CHAPTER)

@@ -2,26 +2,19 @@
 
 from __future__ import annotations
 
-import math
 import os
-import pickle
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import IterableDataset
 
-from course_lib._words import counted, first_of
-from course_lib.preflight.checks.dealing import MOST_INDICES, Batch, fingerprint
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.checkpoints import Saves, saves_of
-from course_lib.preflight.runs.copies import in_a_line
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun, seed_as_another_process
-from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
+from course_lib._words import counted, first_of, in_a_line
+from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
 
-CHAPTER = "06_batch_samplers_ddp"
 MOST_EPOCHS = 4
 """How many epochs are dealt to come to the one in which a checkpoint is saved."""
 MOST_STREAMED = 64
@@ -59,74 +52,45 @@ class Stop:
     why_not: str = ""
 
 
-def stop(run: LightningRun) -> Callable[[Path], Stop]:
+def stop(run: TrainingRun) -> Callable[[Path], Stop]:
     """A trial: deal an epoch, and take the loader's state in the middle of it."""
-    ways = saves_of(run.trainer, run.model)
 
     def trial(folder: Path) -> Stop:
-        stops: list[Stop] = []
-
-        def look(trainer: Any, model: Any) -> None:
-            stops.append(_stopped(run, ways))
-            raise Enough
-
-        run.start(folder, world_size=run.world_size, prepare_loader=_deal_with_workers, on_train_start=look)
-        return stops[0] if stops else Stop(saves=bool(ways), why_not="the run has no batch")
+        stopped = run.at_start(folder, lambda: _stopped(run), workers=True, prepare_loader=_dealing_ahead(run))
+        return stopped or Stop(saves=run.saving(1, 1).at_all, why_not="the run has no batch")
 
     return trial
 
 
-def go_on(run: LightningRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | str]:
+def go_on(run: TrainingRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | str]:
     """A trial: in a run that starts again, load the state and deal what comes then; or what the loader raised."""
 
     def trial(folder: Path) -> tuple[Batch, ...] | str:
-        rest: list[tuple[Batch, ...]] = []
-
-        def look(trainer: Any, model: Any) -> None:
+        def look() -> tuple[Batch, ...]:
             run.turn_to_epoch(stop.epoch)
-            rest.append(_read(trainer.fit_loop, stop.ends_at - stop.done))
-            raise Enough
+            return run.read_on(stop.ends_at - stop.done)
 
         def deal(loader: Any) -> None:
-            _deal_with_workers(loader)
+            _dealing_ahead(run)(loader)
             if not stop.seeded:
                 seed_as_another_process(ANOTHER_PROCESS)
 
-        loaders, module = pickle.loads(stop.states)
-        loop = run.trainer.fit_loop
-        loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = stop.epoch
-        loop._combined_loader_states_to_load, loop._restarting = loaders, True
         try:
-            if module:
-                run.data.load_state_dict(module)
-            run.start(folder, world_size=run.world_size, prepare_loader=deal, on_train_start=look)
+            run.load_states(stop.states, stop.epoch)
+            return run.at_start(folder, look, workers=True, prepare_loader=deal) or ()
         except Exception as error:
             return in_a_line(error)
-        return rest[0]
 
     return trial
 
 
-def _deal_with_workers(loader: Any) -> None:
+def _dealing_ahead(run: TrainingRun) -> Callable[[Any], None]:
     """Have the loader deal indices; one that has a state keeps its workers, as they fetch ahead of it."""
-    workers = min(2, loader.num_workers) if hasattr(loader, "state_dict") else 0
-    if isinstance(loader.dataset, IterableDataset):
-        stop_workers(loader)
-        loader.collate_fn = _fingerprints
-        return
-    deal_indices(loader)
-    if workers:
-        vars(loader).update(num_workers=workers, prefetch_factor=2)
+    return lambda loader: run.deal(loader, min(2, loader.num_workers) if hasattr(loader, "state_dict") else 0)
 
 
-def _fingerprints(samples: Any) -> list[int]:
-    return [fingerprint(sample) for sample in samples] if isinstance(samples, list) else [fingerprint(samples)]
-
-
-def _stopped(run: LightningRun, ways: Sequence[Saves]) -> Stop:
-    loop = run.trainer.fit_loop
-    seeded = "PL_GLOBAL_SEED" in os.environ
-    plain = Stop(saves=bool(ways), seeded=seeded)
+def _stopped(run: TrainingRun) -> Stop:
+    plain = Stop(saves=run.saving(1, 1).at_all, seeded="PL_GLOBAL_SEED" in os.environ)
     if len(run.loaders()) != 1:
         return replace(plain, why_not=f"the run has {len(run.loaders())} training loaders")
     loader = run.loaders()[0]
@@ -140,31 +104,27 @@ def _stopped(run: LightningRun, ways: Sequence[Saves]) -> Stop:
         batches = MOST_STREAMED
     elif not stream and len(dataset) > MOST_INDICES:
         return replace(plain, why_not=f"{len(dataset):,} samples are too many to be dealt in seconds")
-    window = run.accumulate_grad_batches if run.model.automatic_optimization else 1
-    window = max(window.values()) if isinstance(window, dict) else window
-    last = math.inf if run.max_epochs == -1 else run.max_epochs
-    first = [(at, way) for way in ways if (at := way.first_within_epoch(batches, window)) and at[0] < last]
-    if not first and not stateful:
+    window = run.accumulate_grad_batches if run.automatic else 1
+    saving = run.saving(batches, max(window.values()) if isinstance(window, dict) else window)
+    if not saving.setting and not stateful:
         return plain
-    (epoch, done), way = min(first, key=lambda pair: pair[0]) if first else ((0, max(1, batches // 2)), None)
-    epoch = min(epoch, MOST_EPOCHS - 1)
+    epoch = min(saving.epoch, MOST_EPOCHS - 1)
+    done = saving.batch if saving.setting else max(1, batches // 2)
     if stream:
         done = min(done, MOST_STREAMED // 2)
-    most = MOST_STREAMED if stream else math.inf
-    for number in range(epoch + 1):
+    most = MOST_STREAMED if stream else None
+    for number in range(epoch):
         run.begin_epoch(number)
-        if number:
-            iter(loop._data_fetcher)  # it has begun the first epoch by itself
-        if number < epoch:
-            _read(loop, most)
-    dealt = _read(loop, done)
-    states = _states(run)
-    rest = _read(loop, most - done)
+        run.read_on(most, begin=number > 0)
+    run.begin_epoch(epoch)
+    dealt = run.read_on(done, begin=epoch > 0)
+    states = run.states()
+    rest = run.read_on(None if most is None else most - done)
     sampler = loader.batch_sampler
-    return Stop(
-        saved_by="" if way is None else way.setting,
-        inside_window=any(way.may_cut_a_window(batches, window) for way in ways),
-        saves=bool(ways),
+    return replace(
+        plain,
+        saved_by=saving.setting,
+        inside_window=saving.inside_window,
         epoch=epoch,
         done=len(dealt),
         batches=dealt + rest,
@@ -172,27 +132,8 @@ def _stopped(run: LightningRun, ways: Sequence[Saves]) -> Stop:
         stateful=stateful,
         idle_sampler=type(sampler).__name__ if hasattr(sampler, "state_dict") and not stateful else "",
         stream=stream,
-        seeded=seeded,
         ends_at=min(batches, len(dealt + rest)),
     )
-
-
-def _read(loop: Any, most: float) -> tuple[Batch, ...]:
-    """The next batches of the epoch that the Trainer's loop has begun: another ``iter`` would begin it again."""
-    batches: list[Batch] = []
-    while len(batches) < most:
-        try:
-            batch, _, _ = next(loop._data_fetcher)  # and the batch's number, and the loader's
-        except StopIteration:
-            break
-        batches.append(tuple(indices_of(batch)))
-    return tuple(batches)
-
-
-def _states(run: LightningRun) -> bytes:
-    """The states as a checkpoint holds them: copies of this moment."""
-    module = run.data.state_dict() if hasattr(run.data, "prepare_data") else {}
-    return pickle.dumps((run.trainer.fit_loop._combined_loader._state_dicts(), module))
 
 
 # ------------------------------------------------------------------------------------------------------- judging
@@ -205,7 +146,8 @@ def judge_resume(stop: Stop, rest: tuple[Batch, ...] | str) -> Judgement:
     by = f" ({stop.saved_by})" if stop.saved_by else ""
     if isinstance(rest, str):
         judgement.findings.append(
-            _finding(
+            finding(
+                "resume",
                 f"The state that the loader gives {where}{by} cannot be loaded: {rest}.",
                 "The run cannot be resumed from its checkpoints.",
                 "Let load_state_dict take what state_dict gives; conformance.check_batch_sampler tries it.",
@@ -239,7 +181,7 @@ def judge_resume(stop: Stop, rest: tuple[Batch, ...] | str) -> Judgement:
         cure = CURE
         if stop.idle_sampler:
             cure = f"{stop.idle_sampler} has a state, which nobody saves: put it into a ResumableDataLoader."
-    judgement.findings.append(_finding(says, "Each resume trains some samples again and misses others.", cure))
+    judgement.findings.append(finding("resume", says, "Each resume trains some samples again and misses others.", cure))
     return judgement
 
 
@@ -252,7 +194,8 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
         missed = expected.index(rest[0])
         return Judgement(
             findings=[
-                _finding(
+                finding(
+                    "resume",
                     f"Stopped {where} and resumed by its own state, the stream goes on "
                     f"{counted(missed, 'batch', 'batches')} later: those are never trained.",
                     "A Trainer fetches a batch ahead of a loader without a length, and its state counts that.",
@@ -261,10 +204,11 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
             ]
         )
     if not common or repeated < common:
-        return Judgement(not_judged={"resume": "the samples of a stream cannot be told apart by their contents"})
+        return not_judged("resume", "the samples of a stream cannot be told apart by their contents")
     return Judgement(
         findings=[
-            _finding(
+            finding(
+                "resume",
                 f"A checkpoint {where}{by} does not know how far the stream was read: resumed from there, it "
                 f"starts over, and {counted(stop.done, 'batch is', 'batches are')} trained again.",
                 "Each resume trains the beginning of the stream again, and as much of its end never.",
@@ -272,7 +216,3 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
             )
         ]
     )
-
-
-def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding("resume", says, means, cure, CHAPTER)

@@ -11,10 +11,8 @@ import torch
 from torch import nn
 
 from course_lib._words import counted, plural
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun
-from course_lib.preflight.runs.loaders import stop_workers
-from course_lib.preflight.runs.started import Started
+from course_lib.preflight.report import Judgement, finding
+from course_lib.preflight.runs.run import Enough, Started, TrainingRun, seed_as_another_process
 
 WINDOWS = 2
 """Windows that are run."""
@@ -22,7 +20,7 @@ MOST_BATCHES = 16
 
 
 @dataclass(frozen=True)
-class Parameter:
+class WatchedParameter:
     """One parameter after the first micro-batches."""
 
     name: str
@@ -40,7 +38,7 @@ class FirstSteps:
 
     batches: int
     global_step: int
-    parameters: tuple[Parameter, ...]
+    parameters: tuple[WatchedParameter, ...]
     strangers: int
     """Parameters that an optimizer holds and the model does not have."""
     finds_unused: bool = False
@@ -73,11 +71,11 @@ class Watch:
     def _has_gradient(self, parameter: torch.Tensor) -> None:
         self.with_gradient.add(id(parameter))
 
-    def parameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[Parameter, ...]:
+    def parameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[WatchedParameter, ...]:
         held = held_by(optimizers)
         owners = {id(p): id(module) for module in self.model.modules() for p in module.parameters(recurse=False)}
         return tuple(
-            Parameter(
+            WatchedParameter(
                 name=name,
                 trainable=parameter.requires_grad,
                 held=id(parameter) in held,
@@ -95,44 +93,39 @@ def held_by(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
     return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
 
 
-def first_steps(run: LightningRun) -> Callable[[Path], FirstSteps]:
+def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
     """A trial: train the first windows."""
 
     def trial(folder: Path) -> FirstSteps:
         watch = Watch(run.model)
-        seen: list[FirstSteps] = []
-        kwargs = getattr(run.trainer.strategy, "_ddp_kwargs", {})
+        seen: FirstSteps | None = None
 
-        def begin(trainer: Any, *_: Any) -> None:
+        def begin(*_: Any) -> None:
             watch.look()
 
-        def end(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-            done = trainer.fit_loop.total_batch_idx + 1
-            seen[:] = [
-                FirstSteps(
-                    batches=done,
-                    global_step=trainer.global_step,
-                    parameters=watch.parameters(trainer.optimizers),
-                    strangers=watch.strangers(trainer.optimizers),
-                    finds_unused=bool(kwargs.get("find_unused_parameters") or kwargs.get("static_graph")),
-                )
-            ]
-            if done >= min(MOST_BATCHES, WINDOWS * trainer.accumulate_grad_batches):
-                raise Enough
+        def end(*_: Any) -> None:
+            nonlocal seen
+            seen = FirstSteps(
+                batches=run.batches_begun,
+                global_step=run.global_step,
+                parameters=watch.parameters(run.optimizers),
+                strangers=watch.strangers(run.optimizers),
+                finds_unused=run.finds_unused,
+            )
+            _end_first_windows(run)
 
-        run.start(
-            folder,
-            world_size=run.world_size,
-            prepare_loader=stop_workers,
-            on_train_start=begin,
-            on_train_batch_start=begin,
-            on_train_batch_end=end,
-        )
-        if not seen:
+        run.start(folder, on_train_start=begin, on_train_batch_start=begin, on_train_batch_end=end)
+        if seen is None:
             raise RuntimeError("the run has no batch")
-        return seen[0]
+        return seen
 
     return trial
+
+
+def _end_first_windows(run: TrainingRun) -> None:
+    """After a micro-batch: enough, where the first windows are trained."""
+    if run.batches_begun >= min(MOST_BATCHES, WINDOWS * run.window):
+        raise Enough
 
 
 def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] = ()) -> Judgement:
@@ -153,7 +146,8 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
             f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
         )
         judgement.findings.append(
-            _finding(
+            finding(
+                "setup",
                 f"No optimizer holds {_named(loose)}: {len(loose):,} of "
                 f"{counted(len(trained), 'trainable parameter')}{stranger}.",
                 "What no optimizer holds keeps the values that it has now; nothing says so.",
@@ -164,7 +158,8 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
         )
     if cut_off:
         judgement.findings.append(
-            _finding(
+            finding(
+                "setup",
                 f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the "
                 "forward runs through there.",
                 "They are never trained" + (", and DDP waits for their gradients." if world_size > 1 else "."),
@@ -173,7 +168,8 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
         )
     if unused and world_size > 1 and not steps.finds_unused:
         judgement.findings.append(
-            _finding(
+            finding(
+                "setup",
                 f"{_named(unused)} {'is' if len(unused) == 1 else 'are'} not used by the forward in {batches}.",
                 "DDP waits for a gradient of every parameter: the second batch raises, or the run hangs.",
                 "Take the layer out, freeze it, or use strategy='ddp_find_unused_parameters_true'.",
@@ -183,7 +179,8 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
         judgement.notes.append(f"setup: {_named(unused)} not used by the forward, and so not trained")
     if still_trained:
         judgement.findings.append(
-            _finding(
+            finding(
+                "setup",
                 f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and meant to be frozen.",
                 "What was to stay as it is moves.",
                 "Set requires_grad=False before the optimizer is made.",
@@ -196,12 +193,12 @@ def judge_refusal(sentence: str) -> Judgement:
     """A run that Lightning or course_lib refuses before or in its first batch."""
     return Judgement(
         findings=[
-            Finding(
+            finding(
                 "setup",
                 f"The fit ends before 1 optimizer step: {sentence.rstrip('.')}.",
                 "Nothing is trained.",
                 "Follow that sentence; the README says what goes with what.",
-                "09_all_at_once",
+                chapter="09_all_at_once",
             )
         ]
     )
@@ -221,11 +218,13 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     whole = started.max_epochs * started.batches
     if started.max_epochs != -1 and batches < whole:
         judgement.findings.append(
-            _finding(
+            finding(
+                "setup",
                 f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} "
                 f"micro-batches of max_epochs={started.max_epochs}.",
                 "global_step counts the calls of all optimizers, and the run ends early without a message.",
                 f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
+                chapter="05_counting_steps",
             )
         )
     else:
@@ -233,10 +232,42 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     return judgement
 
 
-def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding("setup", says, means, cure, "05_counting_steps" if "max_steps" in cure else "10_check_your_run")
-
-
 def _named(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
+
+
+# ----------------------------------------------------------------------------------------- deeper: the callbacks' order
+
+
+Weights = dict[str, torch.Tensor]
+
+
+def with_callbacks_in_order(run: TrainingRun, *, opposite: bool) -> Callable[[Path], Weights]:
+    """A trial: train the first windows, with the callbacks as they stand or turned round; gives the weights."""
+
+    def trial(folder: Path) -> Weights:
+        if opposite:
+            run.callbacks.reverse()
+        run.start(
+            folder,
+            on_train_start=lambda *_: seed_as_another_process(0),
+            on_train_batch_start=lambda *_: seed_as_another_process(run.batches_begun - 1),
+            on_train_batch_end=lambda *_: _end_first_windows(run),
+        )
+        return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
+
+    return trial
+
+
+def judge_callback_order(names: Sequence[str], once: Weights, again: Weights, turned: Weights) -> Judgement:
+    """A note where the order matters: which of the two is meant, only the reader knows."""
+    if _differ(once, again) or not _differ(once, turned):
+        return Judgement()
+    return Judgement(
+        notes=[f"setup: the order of the callbacks matters ({', '.join(names)}): the opposite one trains other weights"]
+    )
+
+
+def _differ(weights: Weights, others: Weights) -> bool:
+    return any(not value.equal(others[name]) for name, value in weights.items() if name in others)

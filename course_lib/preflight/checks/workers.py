@@ -15,66 +15,52 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._words import counted, plural
-from course_lib.preflight.checks.dealing import fingerprint
-from course_lib.preflight.report import Finding, Judgement
-from course_lib.preflight.runs.copies import in_a_line
-from course_lib.preflight.runs.lightning_run import Enough, seed_as_another_process
-from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
-from course_lib.preflight.runs.plain_loop import AnyRun
+from course_lib._fingerprints import fingerprint
+from course_lib._words import counted, in_a_line, plural
+from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.runs.run import Batch, TrainingRun, seed_as_another_process
 
-CHAPTER = "02_dataloader_internals"
 STREAM_SAMPLES = 500
 MOST_WORKERS = 4
 SAMPLES = 8
 """Samples that are fetched to see what grows."""
 
 
-def judge_workers(run: AnyRun) -> Callable[[Path], Judgement]:
+def judge_workers(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: read a little with the run's workers."""
 
     def trial(folder: Path) -> Judgement:
-        loaders: list[Any] = []
-        judgements: list[Judgement] = []
+        with_workers: list[Any] = []
 
         def keep(loader: Any) -> None:
             kept = copy.copy(loader)
             vars(kept)["batch_sampler"] = _copied(loader.batch_sampler)
-            loaders.append(kept)
-            stop_workers(loader)
+            with_workers.append(kept)
+            run.fetch_here(loader)
 
-        def look(trainer: Any, model: Any) -> None:
-            between = None
-            if loaders and getattr(loaders[0], "persistent_workers", False):
-                between = lambda: run.begin_epoch(1)  # noqa: E731
-            judgements.append(judge_loader_workers(loaders[0], between) if loaders else Judgement())
-            raise Enough
+        def look() -> Judgement:
+            return _judge(run, with_workers[0]) if with_workers else Judgement()
 
-        run.start(folder, world_size=run.world_size, prepare_loader=keep, on_train_start=look)
-        return judgements[0] if judgements else Judgement(not_judged={"workers": "the run has no batch"})
+        judgement = run.at_start(folder, look, workers=True, prepare_loader=keep)
+        return judgement or not_judged("workers", "the run has no batch")
 
     return trial
 
 
-def judge_loader_workers(loader: Any, between_epochs: Callable[[], None] | None = None) -> Judgement:
-    """Judge the workers of one loader; ``between_epochs`` does what the run does between two epochs."""
-    judgement = Judgement()
+def _judge(run: TrainingRun, loader: Any) -> Judgement:
     if loader.num_workers == 0:
-        return judgement
+        return Judgement()
     workers = min(MOST_WORKERS, loader.num_workers)
-    dataset = loader.dataset
     found = _cannot_be_sent(loader)
-    if found is None and isinstance(dataset, IterableDataset):
+    if found is None and isinstance(loader.dataset, IterableDataset):
         found = _stream_twice(loader, max(2, workers)) if loader.num_workers > 1 else None
     elif found is None:
-        found = _draws_alike(loader, workers) or _another_order(loader, workers)
-        if found is None and between_epochs is not None:
-            found = _changes_unseen(loader, between_epochs)
+        found = _draws_alike(loader, workers) or _another_order(run, loader, workers)
+        if found is None and getattr(loader, "persistent_workers", False):
+            found = _changes_unseen(run, loader)
         if found is None and loader.num_workers > 1:
             found = _caches(loader)
-    if found is not None:
-        judgement.findings.append(found)
-    return judgement
+    return Judgement(findings=[] if found is None else [found])
 
 
 def _copied(sampler: Any) -> Any:
@@ -82,10 +68,6 @@ def _copied(sampler: Any) -> Any:
         return copy.deepcopy(sampler)
     except Exception:  # then its order is not tried
         return None
-
-
-def _finding(says: str, means: str, cure: str) -> Finding:
-    return Finding("workers", says, means, cure, CHAPTER)
 
 
 def _cannot_be_sent(loader: Any) -> Finding | None:
@@ -97,7 +79,8 @@ def _cannot_be_sent(loader: Any) -> Finding | None:
         try:
             ForkingPickler.dumps(getattr(loader, name))
         except Exception as error:
-            return _finding(
+            return finding(
+                "workers",
                 f"The loader's {name} cannot be sent to a worker that is started by {method}: {in_a_line(error)}.",
                 "The run raises before its first batch.",
                 "Use functions and classes of a module in place of lambdas and local ones.",
@@ -123,7 +106,8 @@ def _draws_alike(loader: Any, workers: int) -> Finding | None:
     if all(first[worker] == first[worker + workers] for worker in range(workers)):
         return None  # the sample is the same whenever it is fetched
     if workers > 1 and first[0] == first[1]:
-        return _finding(
+        return finding(
+            "workers",
             f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is "
             f"fetched again in one of {workers}.",
             f"Augmentations come {workers} times each, and the batches of one round are alike.",
@@ -131,7 +115,8 @@ def _draws_alike(loader: Any, workers: int) -> Finding | None:
             "default_rng([seed, epoch, index]).",
         )
     if first[0] == second[0]:
-        return _finding(
+        return finding(
+            "workers",
             "The workers draw the same random numbers in every epoch: sample 0 comes first with the same values.",
             "Each epoch repeats the augmentations of the first.",
             "Draw from torch's generator, which workers get a new seed for in each epoch, or from "
@@ -151,41 +136,41 @@ def _fingerprints(samples: list[Any]) -> list[int]:
     return [fingerprint(sample) for sample in samples]
 
 
-def _another_order(loader: Any, workers: int) -> Finding | None:
+def _another_order(run: TrainingRun, loader: Any, workers: int) -> Finding | None:
     if loader.batch_sampler is None:
         return None
 
-    def order(num_workers: int) -> list[list[int]]:
+    def order(num_workers: int) -> tuple[Batch, ...]:
         dealing = copy.copy(loader)
         vars(dealing)["batch_sampler"] = copy.deepcopy(loader.batch_sampler)
-        deal_indices(dealing)
-        vars(dealing)["num_workers"] = num_workers
+        run.deal(dealing, num_workers)
         vars(dealing)["_DataLoader__multiprocessing_context"] = _quick_context(loader) if num_workers else None
-        vars(dealing)["prefetch_factor"] = 2 if num_workers else None
         seed_as_another_process(0)
-        return [indices_of(batch) for batch in islice(iter(dealing), 50)]
+        return run.read(iter(dealing), 50)
 
     without, with_workers = order(0), order(workers)
     if without == with_workers:
         return None
     step = next((i for i, pair in enumerate(zip(without, with_workers, strict=False)) if pair[0] != pair[1]), 0)
-    return _finding(
+    return finding(
+        "workers",
         f"With {counted(workers, 'worker')} the order is another than without: batch {step} is "
-        f"{with_workers[step][:4]}… and not {without[step][:4]}….",
+        f"{list(with_workers[step][:4])}… and not {list(without[step][:4])}….",
         "The number of workers changes what the run trains on; a loader with workers asks its sampler for two orders.",
         "Draw the order when the first index is asked for (make __iter__ a generator function), from (seed, epoch).",
     )
 
 
-def _changes_unseen(loader: Any, between_epochs: Callable[[], None]) -> Finding | None:
+def _changes_unseen(run: TrainingRun, loader: Any) -> Finding | None:
     before = _values(loader.dataset)
-    between_epochs()
+    run.begin_epoch(1)
     after = _values(loader.dataset)
     changed = [name for name in after if after[name] != before.get(name)]
     if not changed:
         return None
     names = ", ".join(f"dataset.{name}" for name in changed)
-    return _finding(
+    return finding(
+        "workers",
         f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 here, and with "
         f"persistent_workers=True the copies of {counted(loader.num_workers, 'worker')} stay "
         "those of epoch 0.",
@@ -223,7 +208,8 @@ def _stream_twice(loader: Any, workers: int) -> Finding | None:
     extra = sum(times - alone.get(content, 1) for content, times in together.items() if times > alone.get(content, 1))
     if extra <= len(together) / 2:
         return None
-    return _finding(
+    return finding(
+        "workers",
         f"The stream gives {counted(together.total(), 'sample')} to {workers} workers, {len(together):,} of them "
         "different: each worker reads all of it.",
         f"Every sample is trained {loader.num_workers} times in an epoch.",
@@ -248,7 +234,8 @@ def _caches(loader: Any) -> Finding | None:
     if len(sizes) < 3 or not grows:
         return None
     name = grows[0]
-    return _finding(
+    return finding(
+        "workers",
         f"dataset.{name} grows with what is fetched, to {counted(sizes[-1][name], 'entry', 'entries')} after "
         f"{counted(most, 'sample')}, and each of {loader.num_workers} workers fills one of its own.",
         "The workers' memory grows for as long as they live, to a copy of the data in each.",

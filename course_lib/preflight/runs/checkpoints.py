@@ -7,8 +7,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib.preflight.runs.lightning_run import is_any_of
-
 MOST_MOMENTS = 1_000
 """How often a run is asked whether it saves before it is taken to save at the ends of epochs only."""
 
@@ -117,3 +115,8 @@ def _validates(trainer: Any, model: Any) -> bool:
     """Whether there is a ``validation_step``; its data may only be given to ``fit``."""
     own = not type(model).validation_step.__module__.endswith("core.module")
     return own and trainer.limit_val_batches != 0
+
+
+def is_any_of(callback: Any, names: set[str]) -> bool:
+    """Whether it is of a class of some of these names, whichever package of Lightning that comes from."""
+    return any(cls.__name__ in names for cls in type(callback).__mro__)

@@ -4,7 +4,7 @@ The child is a fork, so that it has the very objects, and whatever it does to th
 outside its temporary folder, and ends with its workers when it has answered, when its time is up, or with this process.
 Where this process cannot be forked (a GPU that is in use, Windows), copies of the objects are sent to another, which is
 forked in its place; where that one cannot be forked either (a model that is on the GPU), each trial has a process that
-it is sent to.
+it is sent to. Where somebody watches and it takes longer than a few seconds, a line says what is being tried.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
+from contextvars import ContextVar
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TextIO
 
 import torch
 import torch.distributed as dist
 
+from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
-from course_lib.preflight.runs.progress import tick
 
 AT_ONCE = 2
 """How many trials run at the same time."""
@@ -97,7 +98,7 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
                 running[number] = _fork(trial, folder, time.monotonic() + seconds)
             pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
             readable, _, _ = select.select([child.pipe for child in running.values()], [], [], min(pause, 1.0))
-            tick()
+            _tick()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
                 if done or time.monotonic() >= child.ends:
@@ -243,17 +244,6 @@ def _refusal(error: BaseException) -> str:
     return ""
 
 
-def in_a_line(error: BaseException) -> str:
-    """``"ValueError: … (in model.py, line 7)"``: an exception, and the last line of code that is not a library's."""
-    text = " ".join(str(error).split())
-    if len(text) > 300:
-        text = f"{text[:300]}…"
-    places = [frame for frame in traceback.extract_tb(error.__traceback__) if "site-packages" not in frame.filename]
-    own = [frame for frame in places if "course_lib" not in frame.filename]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {text}{where}"
-
-
 @contextlib.contextmanager
 def _silent() -> Iterator[None]:
     with open(os.devnull, "w", encoding="utf-8") as nowhere, warnings.catch_warnings():
@@ -313,3 +303,66 @@ def _write_nowhere_but_in(folder: Path) -> None:
         save(obj, f, *arguments, **options)
 
     torch.save = guarded_save
+
+
+# ------------------------------------------------------------------------------------------- a line for whoever waits
+
+
+AFTER_SECONDS = 4.0
+
+
+class Progress:
+    """Writes a line when a step begins, from :data:`AFTER_SECONDS` on, and for the step that is going on then.
+
+    The environment variable ``PREFLIGHT_PROGRESS=0`` switches it off.
+    """
+
+    def __init__(self, stream: TextIO) -> None:
+        self.stream = stream
+        self.began = time.monotonic()
+        self.step = ""
+
+    def tick(self) -> None:
+        seconds = time.monotonic() - self.began
+        if self.step and seconds >= AFTER_SECONDS:
+            print(f"preflight ({seconds:.0f} s): {self.step}", file=self.stream, flush=True)
+            self.step = ""
+
+
+_shown: ContextVar[Progress | None] = ContextVar("preflight_progress", default=None)
+
+
+@contextlib.contextmanager
+def progress_shown() -> Iterator[None]:
+    """Show the steps within, if stderr is a terminal or a notebook's."""
+    token = _shown.set(Progress(sys.stderr) if is_watched(sys.stderr) else None)
+    try:
+        yield
+    finally:
+        _shown.reset(token)
+
+
+def is_watched(stream: Any) -> bool:
+    if os.environ.get("PREFLIGHT_PROGRESS") == "0":
+        return False
+    if type(stream).__module__.startswith("ipykernel"):
+        return True
+    try:
+        return bool(stream.isatty())
+    except (AttributeError, ValueError):  # closed, or no file
+        return False
+
+
+def now_trying(what: str) -> None:
+    """A step begins."""
+    progress = _shown.get()
+    if progress is not None:
+        progress.step = what
+        progress.tick()
+
+
+def _tick() -> None:
+    """Is called while trials are waited for."""
+    progress = _shown.get()
+    if progress is not None:
+        progress.tick()

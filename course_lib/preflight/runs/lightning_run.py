@@ -1,70 +1,81 @@
 """A Trainer's run in the process of a trial: it is put on the CPU, made silent, and started up to a point.
 
 Nothing here imports Lightning: its classes are asked from the Trainer that is given, which comes from ``lightning`` or
-from ``pytorch_lightning``.
+from ``pytorch_lightning``. What is private to Lightning is touched here, and as little as possible in the checks.
 """
 
 from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import math
 import os
-import random
-from collections.abc import Callable
-from dataclasses import dataclass
+import pickle
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-import torch.distributed as dist
+from torch import Tensor
+
+from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
+from course_lib.preflight.runs.pretended_ranks import PretendedEnvironment, join_pretended_group
+from course_lib.preflight.runs.run import (
+    Batch,
+    Enough,
+    Saving,
+    Started,
+    TrainingRun,
+    length_of,
+    planned,
+    seed_as_another_process,
+    walked,
+)
 
 WRITING = {"Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "Preflight"}
 """Callbacks that a trial leaves out, by the names of their classes: they write, print, or wait for a validation."""
-
-
-class Enough(BaseException):
-    """Ends a trial's fit: what was wanted has been seen."""
+MOST_EPOCHS = 50
+"""Epochs for which a loader that is made again in each is asked for its length."""
 
 
 @dataclass
-class LightningRun:
-    """What is given to ``Trainer.fit``, and the calls that trials make of it."""
+class LightningRun(TrainingRun):
+    """What is given to ``Trainer.fit``."""
 
     trainer: Any
     model: Any
     data: Any
+    _saves: Sequence[Saves] = ()
+    """When it saves, once it has started: a trial leaves out the callbacks that say so."""
 
     @property
-    def world_size(self) -> int:
-        return int(self.trainer.world_size)
+    def cannot(self) -> dict[str, str]:
+        strategy = self.trainer.strategy
+        if self.world_size == 1 or is_any_of(strategy, {"DDPStrategy"}):
+            return {}
+        return {"no_sync": f"{type(strategy).__name__} averages by itself, and not as DDP"}
 
     def start(
         self,
         folder: Path,
         *,
         rank: int = 0,
-        world_size: int = 1,
+        world_size: int | None = None,
+        workers: bool = False,
         prepare_loader: Callable[[Any], Any] | None = None,
         ckpt_path: Path | None = None,
         averages: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
-        """Fit, as one of ``world_size`` ranks, until a hook raises :class:`Enough`.
-
-        ``prepare_loader`` is called with each training loader that the Trainer has made ready, and may return another
-        to take its place. ``ckpt_path`` is resumed from. ``hooks`` are callback hooks by name, called after those of
-        the run's own callbacks. Other ranks are pretended: the process group says who this rank is, and its
-        collectives return at once with what this rank gave. With ``averages`` the run's own DDP strategy wraps the
-        model for that group; otherwise the model is trained as on one device.
-        """
+        """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
+        self._saves = saves_of(self.trainer, self.model)
         self._calm_down(folder)
-        self._become_rank(rank, world_size, averages)
-        if prepare_loader is not None:
-            self._prepare_loaders_by(prepare_loader)
+        self._become_rank(rank, self.world_size if world_size is None else world_size, averages)
+        self._prepare_loaders_by(prepare_loader, workers)
         self.trainer.callbacks.append(Probe(hooks))
-        if hasattr(self.data, "prepare_data") and hasattr(self.data, "train_dataloader"):
+        if self._has_data_module and hasattr(self.data, "train_dataloader"):
             how = {"datamodule": self.data}
         elif self.data is not None:
             how = {"train_dataloaders": self.data}
@@ -72,10 +83,20 @@ class LightningRun:
             how = {}
         if ckpt_path is not None:
             how |= {"ckpt_path": ckpt_path, "weights_only": False}
-        try:
+        with contextlib.suppress(Enough):
             self.trainer.fit(self.model, **how)
-        except Enough:
-            return
+
+    def train_on(self, folder: Path, after_step: Callable[[], None]) -> None:
+        def begin(trainer: Any, *_: Any) -> None:
+            trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+            for config in trainer.lr_scheduler_configs:
+                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
+
+        self.start(folder, on_train_start=begin, on_train_batch_end=lambda *_: after_step())
+
+    @property
+    def _has_data_module(self) -> bool:
+        return hasattr(self.data, "prepare_data")
 
     def _calm_down(self, folder: Path) -> None:
         trainer = self.trainer
@@ -91,13 +112,7 @@ class LightningRun:
     def _become_rank(self, rank: int, world_size: int, averages: bool) -> None:
         trainer = self.trainer
         connector, module = trainer._accelerator_connector, _module_of(trainer)
-        forget_process_group()
-        if world_size > 1:
-            from torch.testing._internal.distributed.fake_pg import FakeStore
-
-            dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-            groups: Any = dist.distributed_c10d._world.pg_map
-            groups[dist.group.WORLD] = ("fake", PretendedStore())
+        join_pretended_group(rank, world_size)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         if "PL_GLOBAL_SEED" not in os.environ:
             seed_as_another_process(rank)
@@ -132,18 +147,101 @@ class LightningRun:
         # These two are properties of the class, which asks the strategy's type.
         trainer.__class__ = type(type(trainer).__name__, (type(trainer),), as_rank)
 
-    def _prepare_loaders_by(self, prepare_loader: Callable[[Any], Any]) -> None:
+    def _prepare_loaders_by(self, prepare: Callable[[Any], Any] | None, workers: bool) -> None:
         connector = self.trainer._data_connector
         as_lightning = connector._prepare_dataloader
 
         def prepared(dataloader: Any, *arguments: Any, **options: Any) -> Any:
-            loader = as_lightning(dataloader, *arguments, **options)
-            if not isinstance(loader, torch.utils.data.DataLoader):
-                return loader
-            other = prepare_loader(loader)
-            return loader if other is None else other
+            return self._ready(as_lightning(dataloader, *arguments, **options), workers, prepare)
 
         connector._prepare_dataloader = prepared
+
+    # ----------------------------------------------------------------------------------------------------- its settings
+
+    @property
+    def world_size(self) -> int:
+        return int(self.trainer.world_size)
+
+    @property
+    def tried_world_sizes(self) -> tuple[int, ...]:
+        return (1, 2, 3)
+
+    @property
+    def max_epochs(self) -> int:
+        """Without the epoch that StochasticWeightAveraging adds, in which nothing steps."""
+        for callback in self.trainer.callbacks:
+            if is_any_of(callback, {"StochasticWeightAveraging"}):
+                return int(getattr(callback, "_max_epochs", self.trainer.max_epochs))
+        return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
+
+    @property
+    def accumulate_grad_batches(self) -> int | dict[int, int]:
+        """Micro-batches in a window, or what a GradientAccumulationScheduler says by epoch."""
+        for callback in self.trainer.callbacks:
+            if is_any_of(callback, {"GradientAccumulationScheduler"}):
+                return dict(callback.scheduling)
+        return self.window
+
+    @property
+    def window(self) -> int:
+        return int(self.trainer.accumulate_grad_batches)
+
+    @property
+    def batches_begun(self) -> int:
+        return int(self.trainer.fit_loop.epoch_loop.batch_progress.total.ready)
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return list(self.trainer.optimizers)
+
+    @property
+    def global_step(self) -> int:
+        return int(self.trainer.global_step)
+
+    @property
+    def ends_with_its_epochs(self) -> bool:
+        return self.trainer.max_steps == -1 and not self.is_limited
+
+    @property
+    def is_limited(self) -> bool:
+        """1 is one batch, 1.0 is all."""
+        limit = self.trainer.limit_train_batches
+        return not isinstance(limit, float) or limit != 1.0
+
+    @property
+    def reloads(self) -> bool:
+        return bool(self.trainer.reload_dataloaders_every_n_epochs)
+
+    @property
+    def overfits(self) -> bool:
+        return bool(self.trainer.overfit_batches)
+
+    @property
+    def automatic(self) -> bool:
+        return bool(getattr(self.model, "automatic_optimization", True))
+
+    @property
+    def finds_unused(self) -> bool:
+        kwargs = getattr(self.trainer.strategy, "_ddp_kwargs", {})
+        return bool(kwargs.get("find_unused_parameters") or kwargs.get("static_graph"))
+
+    @property
+    def precision(self) -> str:
+        return str(self.trainer.precision)
+
+    def gpu(self) -> torch.device | None:
+        device = self.trainer.strategy.root_device
+        return device if device.type == "cuda" else None
+
+    def callback_names(self) -> list[str]:
+        return [type(callback).__name__ for callback in self.trainer.callbacks if not is_any_of(callback, WRITING)]
+
+    @property
+    def callbacks(self) -> list[Any]:
+        callbacks: list[Any] = self.trainer.callbacks
+        return callbacks
+
+    # ----------------------------------------------------------------------------------------------------- its loaders
 
     def loaders(self) -> list[Any]:
         """The training loaders as the Trainer made them again, when it has started."""
@@ -196,40 +294,125 @@ class LightningRun:
         self.call_hooks("on_validation_end")
         return self.counted_batches()
 
-    @property
-    def max_epochs(self) -> int:
-        """``-1`` without a limit; without the epoch that StochasticWeightAveraging adds, in which nothing steps."""
-        for callback in self.trainer.callbacks:
-            if is_any_of(callback, {"StochasticWeightAveraging"}):
-                return int(getattr(callback, "_max_epochs", self.trainer.max_epochs))
-        return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
+    # ------------------------------------------------------------------------------------------------ stop and resume
 
-    @property
-    def accumulate_grad_batches(self) -> int | dict[int, int]:
-        """Micro-batches in a window, or what a GradientAccumulationScheduler says by epoch."""
-        for callback in self.trainer.callbacks:
-            if is_any_of(callback, {"GradientAccumulationScheduler"}):
-                return dict(callback.scheduling)
-        return int(self.trainer.accumulate_grad_batches)
+    def saving(self, batches: int, window: int) -> Saving:
+        last = math.inf if self.max_epochs == -1 else self.max_epochs
+        within = [(at, way) for way in self._saves if (at := way.first_within_epoch(batches, window)) and at[0] < last]
+        inside = any(way.may_cut_a_window(batches, window) for way in self._saves)
+        if not within:
+            return Saving(at_all=bool(self._saves), inside_window=inside)
+        (epoch, batch), first = min(within, key=lambda pair: pair[0])
+        return Saving(True, first.setting, epoch, batch, inside)
 
-    @property
-    def accumulates_exactly(self) -> bool:
-        """Whether ``training_step`` returns a sum and its count, for ExactAccumulation."""
-        return any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks)
+    def read_on(self, most: int | None = None, *, begin: bool = False) -> tuple[Batch, ...]:
+        """Read what the Trainer has begun: another ``iter`` would begin the epoch again."""
+        fetcher = self.trainer.fit_loop._data_fetcher
+        if begin:
+            iter(fetcher)
+        return self.read((batch for batch, _, _ in iter(lambda: next(fetcher, None), None)), most)
 
-    @property
-    def reloads(self) -> bool:
-        return bool(self.trainer.reload_dataloaders_every_n_epochs)
+    def states(self) -> bytes:
+        module = self.data.state_dict() if self._has_data_module else {}
+        return pickle.dumps((self.trainer.fit_loop._combined_loader._state_dicts(), module))
 
-    @property
-    def overfits(self) -> bool:
-        return bool(self.trainer.overfit_batches)
+    def load_states(self, states: bytes, epoch: int) -> None:
+        loaders, module = pickle.loads(states)
+        loop = self.trainer.fit_loop
+        loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
+        loop._combined_loader_states_to_load, loop._restarting = loaders, True
+        if module:
+            self.data.load_state_dict(module)
 
-    @property
-    def is_limited(self) -> bool:
-        """Whether the Trainer trains a part of each epoch only; 1 is one batch, 1.0 is all."""
-        limit = self.trainer.limit_train_batches
-        return not isinstance(limit, float) or limit != 1.0
+    # ---------------------------------------------------------------------------------------------- the step by itself
+
+    def training_step(self, model: Any, batch: Any) -> Any:
+        step = type(model).training_step
+        arguments = (batch, 0)[: len(inspect.signature(step).parameters) - 1]
+        own = {name: vars(model)[name] for name in ("log", "log_dict") if name in vars(model)}
+        model.__dict__.update(log=nothing, log_dict=nothing)
+        try:
+            return step(model, *arguments)
+        finally:
+            for name in ("log", "log_dict"):
+                model.__dict__.pop(name)
+            model.__dict__.update(own)
+
+    def loss_of(self, model: Any, batch: Any) -> Tensor:
+        """With ExactAccumulation, ``training_step`` returns a sum and its count."""
+        vars(model)["_trainer"] = self.trainer
+        output = self.training_step(model, batch)
+        loss = output["loss"] if isinstance(output, Mapping) else output
+        exact = any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks)
+        if exact and isinstance(loss, tuple | list):
+            return loss[0] / loss[1]
+        if not isinstance(loss, Tensor):
+            raise ValueError(f"training_step gave {type(loss).__name__} for one big batch")
+        return loss
+
+    def bare_model(self) -> Any:
+        vars(self.model)["_trainer"] = None
+        return self.model
+
+    # ------------------------------------------------------------------------------------------- what it says, started
+
+    def started(self, folder: Path) -> Started:
+        started = self.at_start(folder, self._with_schedules)
+        # A fit of 0 batches returns before training starts; it has made its loaders by then.
+        return started if started is not None else self._with_plans()
+
+    def _with_schedules(self) -> Started:
+        started = self._with_plans()
+        plans = [plan for plan in (started.plan, *started.other_plans.values()) if plan]
+        calls = max([1, *(plan.micro_batches for plan in plans)])
+        configs = self.trainer.lr_scheduler_configs if started.automatic else ()
+        schedules = [
+            walked(c.scheduler, str(c.interval), int(c.frequency), bool(c.reduce_on_plateau), calls) for c in configs
+        ]
+        return replace(started, schedules=tuple(schedules))
+
+    def _with_plans(self) -> Started:
+        trainer, loaders = self.trainer, self.loaders()
+        loader = loaders[0] if len(loaders) == 1 else None
+        started = Started(
+            world_size=self.world_size,
+            automatic=self.automatic,
+            optimizers=len(self.optimizers),
+            batches=self.counted_batches(),
+            batches_without_limit=length_of(loader),
+            per_rank_batch_size=_batch_size_of(loader),
+            drop_last=bool(getattr(loader, "drop_last", False)),
+            samples=length_of(getattr(loader, "dataset", None)),
+            limit_train_batches=trainer.limit_train_batches,
+            accumulate_grad_batches=self.accumulate_grad_batches,
+            max_epochs=self.max_epochs,
+            max_steps=int(trainer.max_steps),
+            max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
+            overfits=self.overfits,
+        )
+        if self.reloads and self.automatic and started.batches and 1 < started.max_epochs <= MOST_EPOCHS:
+            started = replace(started, batches_by_epoch=tuple(self._counted_by_epoch(started.max_epochs)))
+        return planned(started, planner=getattr(getattr(loader, "batch_sampler", None), "plan", None))
+
+    def _counted_by_epoch(self, epochs: int) -> Iterator[int]:
+        for epoch in range(epochs):
+            self.begin_epoch(epoch)
+            yield max(1, int(self.trainer.fit_loop.max_batches))
+
+
+def _batch_size_of(loader: Any) -> int | None:
+    size = getattr(loader, "batch_size", None)
+    return size if size is not None else getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
+
+
+def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
+    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
+
+    def stepped(*arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(ValueError):
+            step(*arguments, **options)
+
+    return stepped
 
 
 class Probe:
@@ -252,89 +435,6 @@ def nothing(*_: Any, **__: Any) -> None:
     return None
 
 
-@dataclass
-class PretendedEnvironment:
-    """A cluster in which this process is one of several that exist already."""
-
-    rank: int
-    size: int
-    creates_processes_externally = True
-    main_address = "localhost"
-    main_port = 0
-
-    def world_size(self) -> int:
-        return self.size
-
-    def global_rank(self) -> int:
-        return self.rank
-
-    def local_rank(self) -> int:
-        return self.rank
-
-    def node_rank(self) -> int:
-        return 0
-
-    def set_world_size(self, size: int) -> None:
-        """It is known."""
-
-    def set_global_rank(self, rank: int) -> None:
-        """It is known."""
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """They are pretended."""
-
-    def teardown(self) -> None:
-        """Nothing was set up."""
-
-
-class PretendedStore:
-    """A process group's store in which all other ranks have set what this one sets."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._last = b""
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._last = value if isinstance(value, bytes) else value.encode()
-        self._values[key] = self._last
-
-    def get(self, key: str) -> bytes:
-        return self._values.get(key, self._last)
-
-    def wait(self, keys: list[str], timeout: object = None) -> None:
-        """Nothing is waited for."""
-
-    def check(self, keys: list[str]) -> bool:
-        return True
-
-
-_forgotten: list[Any] = []
-
-
-def forget_process_group() -> None:
-    """Have no process group in this process any more, without ending it: its threads did not come along in a fork."""
-    if not dist.is_initialized():
-        return
-    c10d: Any = dist.distributed_c10d
-    world = c10d._world
-    _forgotten.append((dict(world.pg_map), c10d.GroupMember.WORLD))  # destroyed, a group would wait for its threads
-    c10d._update_default_pg(None)
-    for groups in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
-        groups.clear()
-    world.tags_to_pg.clear()
-    world.pg_coalesce_state.clear()
-    world.group_count = 0
-    c10d._unregister_all_process_groups()
-
-
-def seed_as_another_process(number: int) -> None:
-    """Seed the global generators as they would be in a process that was started without a seed."""
-    seeds = np.random.SeedSequence([2026, number]).generate_state(3)
-    random.seed(int(seeds[0]))
-    np.random.seed(int(seeds[1]))  # noqa: NPY002
-    torch.manual_seed(int(seeds[2]))
-
-
 def is_trainer(trainer: Any) -> bool:
     return _module_of(trainer) != ""
 
@@ -346,7 +446,3 @@ def _module_of(trainer: Any) -> str:
         if cls.__name__ == "Trainer" and module.endswith(".trainer.trainer"):
             return str(module.removesuffix(".trainer.trainer"))
     return ""
-
-
-def is_any_of(callback: Any, names: set[str]) -> bool:
-    return any(cls.__name__ in names for cls in type(callback).__mro__)

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
-import random
-import sys
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Subset
+
+from course_lib._fingerprints import fingerprint
 
 
 class Indices:
@@ -32,12 +30,19 @@ class Indices:
         return index
 
 
-def deal_indices(loader: Any) -> None:
-    """Make a loader deal indices, in this process, whatever it loaded; its samplers stay."""
+def deal_indices(loader: Any, workers: int = 0) -> None:
+    """Make a loader deal indices, in this process or with workers, whatever it loaded; its samplers stay.
+
+    A stream, which has no indices, deals fingerprints of its samples, in this process.
+    """
     stop_workers(loader)
-    if not isinstance(loader.dataset, IterableDataset):
-        vars(loader)["dataset"] = Indices(loader.dataset)
-        loader.collate_fn = _as_it_is
+    if isinstance(loader.dataset, IterableDataset):
+        loader.collate_fn = _fingerprints
+        return
+    vars(loader)["dataset"] = Indices(loader.dataset)
+    loader.collate_fn = _as_it_is
+    if workers:
+        vars(loader).update(num_workers=workers, prefetch_factor=2)
 
 
 MOST_SHUFFLED = 20_000_000
@@ -73,77 +78,12 @@ def _as_it_is(samples: Any) -> Any:
     return samples
 
 
+def _fingerprints(samples: Any) -> list[int]:
+    return [fingerprint(sample) for sample in samples] if isinstance(samples, list) else [fingerprint(samples)]
+
+
 def indices_of(batch: Any) -> list[int]:
     """The indices of a batch that was dealt; a TypeError where it holds anything else."""
     if isinstance(batch, list | tuple):
         return [int(index) for index in batch]
     return [int(batch)]
-
-
-def _drawing() -> list[Any]:
-    """The usual functions for orders."""
-    return [
-        torch.randperm,
-        torch.randint,
-        torch.multinomial,
-        torch.rand,
-        np.random.default_rng,
-        np.random.permutation,
-        np.random.shuffle,
-        random.shuffle,
-        random.sample,
-        random.Random.shuffle,
-        random.Random.sample,
-    ]
-
-
-_Name = tuple[Any, str, Any]
-"""A module (or class), a name in it, and the function of that name."""
-_seen: dict[int, list[_Name]] = {}
-"""By a module's id: its names of functions that draw, where they have been looked for."""
-
-
-@contextlib.contextmanager
-def draws_found() -> Iterator[None]:
-    """Look for the functions that draw here, for the children that are forked within.
-
-    A child that looks itself reads every object of every module, and so copies most of the memory that it shares.
-    """
-    ids = set(map(id, _drawing()))
-    _seen.update((id(module), _names_in(module, ids)) for module in list(sys.modules.values()))
-    try:
-        yield
-    finally:
-        _seen.clear()
-
-
-def _names_in(module: Any, ids: Collection[int]) -> list[_Name]:
-    # A module that imported a function by its name has it under a name of its own.
-    names = list(getattr(module, "__dict__", {}).items())
-    return [(module, name, value) for name, value in names if id(value) in ids]
-
-
-@contextlib.contextmanager
-def draws_counted() -> Iterator[Callable[[], int]]:
-    """Count what is drawn by the usual functions for orders; gives a function that says how often."""
-    count = [0]
-
-    def counting(function: Callable[..., Any]) -> Callable[..., Any]:
-        def counted(*arguments: Any, **options: Any) -> Any:
-            count[0] += 1
-            return function(*arguments, **options)
-
-        return counted
-
-    stand_ins = {id(function): counting(function) for function in _drawing()}
-    before: list[_Name] = []
-    for place in [*sys.modules.values(), random.Random]:
-        names = _seen.get(id(place))
-        before.extend(_names_in(place, stand_ins) if names is None else names)
-    for place, name, function in before:
-        setattr(place, name, stand_ins[id(function)])
-    try:
-        yield lambda: count[0]
-    finally:
-        for place, name, function in before:
-            setattr(place, name, function)

@@ -4,23 +4,18 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from course_lib.preflight.checks.setup import MOST_BATCHES, WINDOWS, FirstSteps, Watch
-from course_lib.preflight.runs.lightning_run import Enough, LightningRun
-from course_lib.preflight.runs.schedule_walk import walked
-from course_lib.preflight.runs.started import Started
-from course_lib.steps import plan_steps
+from course_lib.preflight.runs.run import Enough, Started, TrainingRun, length_of, planned, walked
 
 
 @dataclass
-class PlainLoop:
+class PlainLoop(TrainingRun):
     """What ``preflight_loop`` is given. Each window steps once, the short last one of an epoch as well."""
 
     model: nn.Module
@@ -28,28 +23,89 @@ class PlainLoop:
     loss_fn: Callable[[nn.Module, Any], Tensor]
     optimizer: torch.optim.Optimizer
     scheduler: Any
-    accumulate_grad_batches: int
-    max_epochs: int
+    batches_of_window: int
+    epochs: int
+    _begun: int = 0
 
-    world_size = 1
-    is_limited = False
-    reloads = False
-    overfits = False
+    @property
+    def cannot(self) -> dict[str, str]:
+        return {
+            "no_sync": "where a plain loop's ranks meet is its own code's",
+            "bad_step": "a plain loop steps by its own code",
+            "resume": "a plain loop saves and resumes by its own code",
+        }
+
+    @property
+    def max_epochs(self) -> int:
+        return self.epochs
+
+    @property
+    def accumulate_grad_batches(self) -> int:
+        return self.batches_of_window
+
+    @property
+    def window(self) -> int:
+        return self.batches_of_window
+
+    @property
+    def batches_begun(self) -> int:
+        return self._begun
+
+    @property
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        return [self.optimizer]
+
+    def gpu(self) -> torch.device | None:
+        return next((p.device for p in self.model.parameters() if p.device.type == "cuda"), None)
 
     def start(
         self,
         folder: Path,
         *,
         rank: int = 0,
-        world_size: int = 1,
-        prepare_loader: Callable[[Any], None] | None = None,
-        on_train_start: Callable[..., None],
+        world_size: int | None = None,
+        workers: bool = False,
+        prepare_loader: Callable[[Any], Any] | None = None,
+        ckpt_path: Path | None = None,
+        averages: bool = False,
+        **hooks: Callable[..., None],
     ) -> None:
-        """Call the hook, as a Trainer does when it has made its loaders ready."""
-        if prepare_loader is not None and isinstance(self.loader, torch.utils.data.DataLoader):
-            prepare_loader(self.loader)
+        """Train an epoch until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
+
+        def call(name: str, *arguments: Any) -> None:
+            if name in hooks:
+                hooks[name](None, self.model, *arguments)
+
+        self.loader = self._ready(self.loader, workers, prepare_loader)
+        self.optimizer.register_step_pre_hook(lambda optimizer, *_: call("on_before_optimizer_step", optimizer))
         with contextlib.suppress(Enough):
-            on_train_start(None, self.model)
+            call("on_train_start")
+            self.optimizer.zero_grad()
+            for number, batch in enumerate(self.loader):
+                self._begun += 1
+                call("on_train_batch_start", batch, number)
+                self._backward(batch)
+                if self._begun % self.window == 0 or self._begun == self.counted_batches():
+                    self._step()
+                call("on_train_batch_end", None, batch, number)
+
+    def train_on(self, folder: Path, after_step: Callable[[], None]) -> None:
+        self.loader = self._ready(self.loader, False, None)
+        with contextlib.suppress(Enough):
+            while self.counted_batches() != 0:
+                for batch in self.loader:
+                    self._begun += 1
+                    self._backward(batch)
+                    if self._begun % self.window == 0:
+                        self._step()
+                        after_step()
+
+    def _backward(self, batch: Any) -> None:
+        (self.loss_fn(self.model, batch) / self.window).backward()  # type: ignore[no-untyped-call]
+
+    def _step(self) -> None:
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
     def loaders(self) -> list[Any]:
         return [self.loader]
@@ -60,67 +116,38 @@ class PlainLoop:
             if hasattr(sampler, "set_epoch"):
                 sampler.set_epoch(epoch)
 
-    def asked_again(self) -> Any:
-        return None
-
     def counted_batches(self) -> int | None:
-        try:
-            return len(self.loader)
-        except TypeError:
-            return None
+        return length_of(self.loader)
 
-    def counted_after_validation(self) -> int | None:
-        return None
+    def training_step(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.loss_fn(model, batch)
+
+    def loss_of(self, model: nn.Module, batch: Any) -> Tensor:
+        return self.loss_fn(model, batch)
 
     def started(self, folder: Path) -> Started:
-        """The plan of the loop and the rates of its schedule, which is stepped after each update. For a trial."""
+        """The plan of the loop and the rates of its schedule, which is stepped after each update."""
         batches = self.counted_batches()
-        plan = None
-        if batches:
-            plan = plan_steps(
-                batches, 1, accumulate_grad_batches=self.accumulate_grad_batches, max_epochs=self.max_epochs
+        started = planned(
+            Started(
+                world_size=1,
+                automatic=True,
+                optimizers=1,
+                batches=batches,
+                batches_without_limit=batches,
+                per_rank_batch_size=getattr(self.loader, "batch_size", None),
+                drop_last=bool(getattr(self.loader, "drop_last", False)),
+                samples=length_of(getattr(self.loader, "dataset", None)),
+                limit_train_batches=1.0,
+                accumulate_grad_batches=self.window,
+                max_epochs=self.epochs,
+                max_steps=-1,
+                max_time=False,
+                overfits=False,
             )
+        )
+        if started.plan is None or self.scheduler is None:
+            return started
         follows_metric = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)
-        config = SimpleNamespace(
-            scheduler=self.scheduler, interval="step", frequency=1, reduce_on_plateau=follows_metric
-        )
-        return Started(
-            world_size=1,
-            automatic=True,
-            optimizers=1,
-            batches=batches,
-            batches_without_limit=batches,
-            per_rank_batch_size=getattr(self.loader, "batch_size", None),
-            drop_last=bool(getattr(self.loader, "drop_last", False)),
-            samples=len(self.loader.dataset) if hasattr(getattr(self.loader, "dataset", None), "__len__") else None,
-            limit_train_batches=1.0,
-            accumulate_grad_batches=self.accumulate_grad_batches,
-            max_epochs=self.max_epochs,
-            max_steps=-1,
-            max_time=False,
-            overfits=False,
-            plan=plan,
-            why_no_plan="" if batches else "the loader has no length" if batches is None else "the run has no batch",
-            schedules=(walked(config, plan.micro_batches),) if plan and self.scheduler is not None else (),
-        )
-
-    def first_steps(self, folder: Path) -> FirstSteps:
-        """Train the first windows. For a trial."""
-        watch = Watch(self.model)
-        watch.look()
-        batches = 0
-        for batch in self.loader:
-            (self.loss_fn(self.model, batch) / self.accumulate_grad_batches).backward()  # type: ignore[no-untyped-call]
-            batches += 1
-            if batches % self.accumulate_grad_batches == 0:
-                self.optimizer.step()
-                self.optimizer.zero_grad()
-            if batches >= min(MOST_BATCHES, WINDOWS * self.accumulate_grad_batches):
-                break
-        if not batches:
-            raise RuntimeError("the run has no batch")
-        optimizers = [self.optimizer]
-        return FirstSteps(batches, 0, watch.parameters(optimizers), watch.strangers(optimizers))
-
-
-AnyRun = LightningRun | PlainLoop
+        schedule = walked(self.scheduler, "step", 1, follows_metric, started.plan.micro_batches)
+        return replace(started, schedules=(schedule,))

@@ -1,0 +1,97 @@
+"""Ranks that are pretended: one process is told that it is one of several, and the others answer at once.
+
+Its process group's collectives return what this rank gave, and nobody waits for anybody.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch.distributed as dist
+
+
+def join_pretended_group(rank: int, world_size: int) -> None:
+    """Have this process be one of so many; with one, it is in no process group."""
+    forget_process_group()
+    if world_size > 1:
+        from torch.testing._internal.distributed.fake_pg import FakeStore
+
+        dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
+        groups: Any = dist.distributed_c10d._world.pg_map
+        groups[dist.group.WORLD] = ("fake", PretendedStore())
+
+
+@dataclass
+class PretendedEnvironment:
+    """A cluster in which this process is one of several that exist already."""
+
+    rank: int
+    size: int
+    creates_processes_externally = True
+    main_address = "localhost"
+    main_port = 0
+
+    def world_size(self) -> int:
+        return self.size
+
+    def global_rank(self) -> int:
+        return self.rank
+
+    def local_rank(self) -> int:
+        return self.rank
+
+    def node_rank(self) -> int:
+        return 0
+
+    def set_world_size(self, size: int) -> None:
+        """It is known."""
+
+    def set_global_rank(self, rank: int) -> None:
+        """It is known."""
+
+    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
+        """They are pretended."""
+
+    def teardown(self) -> None:
+        """Nothing was set up."""
+
+
+class PretendedStore:
+    """A process group's store in which all other ranks have set what this one sets."""
+
+    def __init__(self) -> None:
+        self._values: dict[str, bytes] = {}
+        self._last = b""
+
+    def set(self, key: str, value: str | bytes) -> None:
+        self._last = value if isinstance(value, bytes) else value.encode()
+        self._values[key] = self._last
+
+    def get(self, key: str) -> bytes:
+        return self._values.get(key, self._last)
+
+    def wait(self, keys: list[str], timeout: object = None) -> None:
+        """Nothing is waited for."""
+
+    def check(self, keys: list[str]) -> bool:
+        return True
+
+
+_forgotten: list[Any] = []
+
+
+def forget_process_group() -> None:
+    """Have no process group in this process any more, without ending it: its threads did not come along in a fork."""
+    if not dist.is_initialized():
+        return
+    c10d: Any = dist.distributed_c10d
+    world = c10d._world
+    _forgotten.append((dict(world.pg_map), c10d.GroupMember.WORLD))  # destroyed, a group would wait for its threads
+    c10d._update_default_pg(None)
+    for groups in (world.pg_map, world.pg_names, world.pg_group_ranks, world.pg_backend_config, world.pg_to_tag):
+        groups.clear()
+    world.tags_to_pg.clear()
+    world.pg_coalesce_state.clear()
+    world.group_count = 0
+    c10d._unregister_all_process_groups()
