@@ -132,6 +132,53 @@ def test_a_module_imports_nothing_from_above(module: str):
         assert foreign & ABOVE_TOPICS <= allowed
 
 
+FLOORS = ("course_lib.preflight.runs", "course_lib.preflight.checks", "course_lib.preflight.judge")
+"""From the ground up: what a run is knows of no check, and no check of the judge. ``report`` imports none of them."""
+
+
+def floor(module: str) -> int:
+    """Of a module of preflight: 0 is what the rooms stand on, and the way in stands above them all."""
+    for number, name in enumerate(FLOORS, 1):
+        if f"{module}.".startswith(f"{name}."):
+            return number
+    return 0 if module == "course_lib.preflight.report" else len(FLOORS) + 1
+
+
+def upward(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
+    """The arrows of preflight that point to a higher floor."""
+    inside = {module: others for module, others in graph.items() if module.startswith("course_lib.preflight")}
+    return [
+        (module, other) for module in inside for other in inside[module] & set(inside) if floor(other) > floor(module)
+    ]
+
+
+def test_arrows_of_preflight_go_from_the_judge_by_its_checks_to_the_runs():
+    assert upward(house()) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "line"),
+    [
+        ("runs__run", "from course_lib.preflight.checks.window import x"),
+        ("runs__run", "from course_lib.preflight import judge"),
+        ("runs__run", "from course_lib.preflight import preflight"),
+        ("runs__run", "from ..checks import window"),
+        (
+            "checks__length",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from course_lib.preflight.judge import x",
+        ),
+        ("report", "def f():\n    import course_lib.preflight.runs.run"),
+    ],
+)
+def test_an_arrow_to_a_higher_floor_is_found(module: str, line: str, tmp_path: Path):
+    files = dict.fromkeys(("__init__", "judge", "report", "runs__run", "checks__window", "checks__length"), "")
+    rooms_of = {f"preflight__{name}": text for name, text in (files | {module: line}).items() if name != "__init__"}
+    (tmp_path / "course_lib" / "preflight").mkdir(parents=True)
+    (tmp_path / "course_lib" / "preflight" / "__init__.py").write_text("")
+    [(source, _)] = upward(planted(tmp_path, **rooms_of))
+    assert source == f"course_lib.preflight.{module.replace('__', '.')}"
+
+
 def planted(root: Path, **files: str) -> dict[str, set[str]]:
     for name, text in files.items():
         path = root / "course_lib" / f"{name.replace('__', '/')}.py"

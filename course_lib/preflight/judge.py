@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -54,8 +53,8 @@ CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
-AnyRun = LightningRun | PlainLoop
 MOST_RANKS = 8
+AnyRun = LightningRun | PlainLoop
 EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
 
 
@@ -195,7 +194,7 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
     else:
-        if began.value.accumulate_grad_batches != run.accumulate_grad_batches:
+        if began.value.accumulate_grad_batches != run.settings.accumulate_grad_batches:
             judgement.not_judged["window"] = "accumulate_grad_batches is set by the data module, when the run starts"
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
@@ -205,7 +204,7 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     elif stepped.error:
         judgement.not_judged["setup"] = stepped.error
     else:
-        judgement.add(judge_setup(stepped.value, world_size=run.world_size, frozen=expect.get("frozen", ())))
+        judgement.add(judge_setup(stepped.value, run.settings, expect.get("frozen", ())))
         if not began.error:
             judgement.add(judge_counting(stepped.value, began.value))
     return judgement
@@ -217,7 +216,7 @@ def _judged_by_steps(
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
     trials: dict[str, Callable[[Path], Judgement]] = {
         "workers": judge_workers(run),
-        "window": judge_windows(run) if run.automatic else judge_own_windows(run),
+        "window": judge_windows(run) if run.settings.automatic else judge_own_windows(run),
         "no_sync": averages_counted(run),
         "bad_step": one_bad_batch(run),
     }
@@ -239,29 +238,26 @@ def _judged_by_steps(
 
 def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
     """What 1, 2 and 3 ranks are given, and as many as the run has."""
-    world_sizes = sorted({*run.tried_world_sizes, *({run.world_size} if run.world_size <= MOST_RANKS else ())})
+    own_size = run.settings.world_size
+    world_sizes = sorted({*run.settings.tried_world_sizes, *({own_size} if own_size <= MOST_RANKS else ())})
     places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
-    trials = [
-        dealt_to(run, rank, world_size, epochs=EPOCHS if world_size in (1, run.world_size) else 1)
-        for rank, world_size in places
-    ]
+    trials = [dealt_to(run, *place, epochs=EPOCHS if place[1] in (1, own_size) else 1) for place in places]
     with draws_found():
         dealt = dict(zip(places, map(_dealt_of, try_on_copies(trials, seconds=seconds)), strict=True))
     judgement = Judgement()
     repeats = bool(expect.get("repeats"))
     for world_size in world_sizes:
         of_ranks = [dealt[rank, world_size] for rank in range(world_size)]
-        real = world_size == run.world_size
-        judged = judge_dealing(dealt[0, 1], of_ranks, real=real, repeats=repeats)
+        judged = judge_dealing(dealt[0, 1], of_ranks, real=world_size == own_size, repeats=repeats)
         if judged.findings and world_size > 1:
             judged = _by_the_seed(run, dealt[0, 1], judged, world_size, seconds)
         judgement.add(judged)
-    own = dealt.get((0, run.world_size))
+    own = dealt.get((0, own_size))
     if own is None:
-        why = f"{run.world_size} ranks are more than are tried ({MOST_RANKS})"
+        why = f"{own_size} ranks are more than are tried ({MOST_RANKS})"
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
-    promised = judge_promised_length(own, epochs_end_the_run=run.ends_with_its_epochs)
+    promised = judge_promised_length(own, epochs_end_the_run=run.settings.ends_with_its_epochs)
     for judged in (promised, judge_order(own), judge_changes(own)):
         judgement.add(judged)
     return judgement
@@ -306,20 +302,10 @@ def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, 
     if again.findings or again.not_judged:
         return judged
     [finding] = judged.findings
-    return Judgement(
-        findings=[
-            replace(
-                finding,
-                check="order",
-                says=f"The ranks draw their orders on the global generators, which differ: {_small(finding.says)}",
-                cure="Draw the order from SeedSequence([seed, epoch]) on every rank, or call seed_everything first.",
-            )
-        ]
-    )
-
-
-def _small(sentence: str) -> str:
-    return f"{sentence[0].lower()}{sentence[1:]}"
+    said = f"{finding.says[0].lower()}{finding.says[1:]}"
+    says = f"The ranks draw their orders on the global generators, which differ: {said}"
+    cure = "Draw the order from SeedSequence([seed, epoch]) on every rank, or call seed_everything first."
+    return Judgement().find("order", says, finding.means, cure)
 
 
 def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:

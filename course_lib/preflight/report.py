@@ -45,11 +45,6 @@ class Finding:
         return "\n".join(lines)
 
 
-def finding(check: str, says: str, means: str, cure: str, *, chapter: str | None = None) -> Finding:
-    """A finding of a check; ``chapter``: where another one than the check's explains it."""
-    return Finding(check, says, means, cure, chapter or CHAPTERS[check])
-
-
 @dataclass
 class Judgement:
     """What one check has to say."""
@@ -61,6 +56,11 @@ class Judgement:
     """Check, and why it could not be judged."""
     refuses: bool = False
     """Whether the run does not start at all, so that nothing else can be tried."""
+
+    def find(self, check: str, says: str, means: str, cure: str, *, chapter: str | None = None) -> Judgement:
+        """Take up a finding; ``chapter``: where another one than the check's explains it. Gives this judgement."""
+        self.findings.append(Finding(check, says, means, cure, chapter or CHAPTERS[check]))
+        return self
 
     def add(self, other: Judgement) -> None:
         self.findings += other.findings

@@ -9,8 +9,7 @@ from torch.nn.functional import cross_entropy, mse_loss
 from torch.utils.checkpoint import checkpoint
 
 from course_lib.preflight import preflight
-from course_lib.preflight.checks.applied import Applied
-from course_lib.preflight.checks.factors import factors_of
+from course_lib.preflight.checks.applied import Applied, factors_of
 from course_lib.preflight.judge import CHECKS
 from tests import effort
 from tests.preflight.parts import Net, fitted, loader, quiet_trainer

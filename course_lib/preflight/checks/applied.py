@@ -1,7 +1,8 @@
 """Which backward passes an optimizer step is made with: what each parameter's ``.grad`` has taken in since it was zero.
 
 Nobody has to call anything: a pass is seen where autograd begins it, a gradient before it is added, a step by torch's
-own hooks. A ``.grad`` that is ``None`` or all zeros starts again, whoever has zeroed it.
+own hooks. A ``.grad`` that is ``None`` or all zeros starts again, whoever has zeroed it. By which constants its loss
+was multiplied and divided is read from its graph: ``(loss / 4).backward()`` shows the 4.
 """
 
 from __future__ import annotations
@@ -14,11 +15,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
-from course_lib.preflight.checks.factors import Factors, factors_of
-
 TOLERANCE = 1e-3
+Factors = tuple[tuple[float, ...], ...]
+"""For each term of a sum, the factors from the outermost one to the innermost."""
 
 
 @dataclass(frozen=True, order=True)
@@ -188,3 +190,60 @@ def _multiple(gradients: list[_Gradient]) -> float | None:
     if not square or not held_square or along**2 < (1 - TOLERANCE**2) * square * held_square:
         return None
     return along / square
+
+
+# --------------------------------------------------------------------------------------------- the factors of a loss
+
+
+MOST_NODES = 200
+PASSED = {"Alias", "Clone", "Mean", "Neg", "ReshapeAlias", "Squeeze", "Sum", "ToCopy", "Unsqueeze", "View"}
+"""Operations that a constant factor passes unchanged; the sign counts for nothing here."""
+ADDED = {"Add", "Cat", "Stack", "Sub"}
+
+
+def factors_of(loss: Tensor) -> Factors | None:
+    """The constant factors of a loss: ``((0.25,),)`` for ``a / 4``, ``((0.5,), (0.5, 0.1))`` for ``(a + 0.1 * b) / 2``.
+
+    A term ends at the first operation that is not linear, or takes two losses. ``None`` where a factor cannot be read:
+    it is no single number, or an ``autograd.Function`` is on the way. A term of factor 0 is left out.
+    """
+    terms: list[tuple[float, ...]] = []
+    waiting: list[tuple[Any, tuple[float, ...]]] = [(loss.grad_fn, ())]
+    for _ in range(MOST_NODES):
+        if not waiting:
+            return tuple(terms)
+        node, factors = waiting.pop()
+        if isinstance(node, BackwardCFunction):
+            return None
+        operation = "" if node is None else node.name().partition("Backward")[0]
+        inputs = [] if node is None else [before for before, _ in node.next_functions]
+        if operation in PASSED:
+            waiting += [(before, factors) for before in inputs if before is not None]
+        elif operation in ADDED:
+            alpha = abs(float(getattr(node, "_saved_alpha", 1)))
+            own = (
+                [factors, factors if alpha == 1 else (*factors, alpha)] if len(inputs) == 2 else [factors] * len(inputs)
+            )
+            waiting += [(before, path) for before, path in reversed(list(zip(inputs, own, strict=True))) if before]
+        elif operation in ("Mul", "Div") and None in inputs:
+            factor = _constant(node, operation, inputs)
+            if factor is None:
+                return None
+            if factor != 0:
+                waiting.append((inputs[0] or inputs[1], (*factors, factor)))
+        elif operation == "Mul":
+            waiting += [(before, factors) for before in reversed(inputs)]
+        else:
+            terms.append(factors)
+    return None
+
+
+def _constant(node: Any, operation: str, inputs: list[Any]) -> float | None:
+    """What the operand that has no graph multiplies the other by."""
+    value = node._saved_other if inputs[1] is None else node._saved_self
+    if not isinstance(value, Tensor) or value.numel() != 1 or (operation == "Div" and inputs[0] is None):
+        return None
+    number = abs(float(value))
+    if operation == "Mul":
+        return number
+    return 1 / number if number else None

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from course_lib._words import counted
-from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 BAD = 2
@@ -84,12 +84,12 @@ def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
             )
         except RuntimeError:
             # A Trainer of several ranks refuses a step without a loss.
-            if run.world_size == 1 or not bad.roots or bad.roots[-1]:
+            if run.settings.world_size == 1 or not bad.roots or bad.roots[-1]:
                 raise
             bad.raised = "Skipping the training_step by returning None in distributed training is not supported"
-        bad.nan_parameters = tuple(name for name, value in run.model.named_parameters() if not _finite(value))
-        bad.nan_buffers = tuple(name for name, value in run.model.named_buffers() if not _finite(value))
-        return judge_bad_step(bad, run.world_size)
+        bad.nan_parameters = tuple(name for name, value in run.model.named_parameters() if not value.isfinite().all())
+        bad.nan_buffers = tuple(name for name, value in run.model.named_buffers() if not value.isfinite().all())
+        return judge_bad_step(bad, run.settings.world_size)
 
     return trial
 
@@ -129,16 +129,10 @@ def _root(output: Any) -> str:
     return "a constant" if loss.grad_fn is None else loss.grad_fn.name()
 
 
-def _finite(value: Tensor | nn.Parameter) -> bool:
-    return bool(torch.isfinite(value).all()) if value.is_floating_point() else True
-
-
 def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
     """A run that is not meant to skip bad batches gets a note only."""
-    judgement = Judgement()
     if not bad.poisoned:
         return not_judged("bad_step", "no batch of floats was seen that could be made NaN")
-    wrong: tuple[str, str] | None = None
     if bad.raised or (bad.returned_none and world_size > 1):
         wrong = (
             f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {bad.raised}.",
@@ -165,10 +159,9 @@ def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
             "The skip does not skip: 0 times NaN is NaN, and the run never recovers.",
         )
     elif bad.nan_parameters:
-        judgement.notes.append(
-            f"bad_step: a batch of NaN makes {counted(len(bad.nan_parameters), 'parameter')} NaN for the rest of the "
-            "run; callbacks.SkipBadSteps would skip it"
-        )
-    if wrong is not None:
-        judgement.findings.append(finding("bad_step", *wrong, CURE))
-    return judgement
+        nan = counted(len(bad.nan_parameters), "parameter")
+        note = f"bad_step: a batch of NaN makes {nan} NaN for the rest of the run; callbacks.SkipBadSteps would skip it"
+        return Judgement(notes=[note])
+    else:
+        return Judgement()
+    return Judgement().find("bad_step", *wrong, CURE)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib._words import counted
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 
 
 def judge_changes(dealt: Dealt) -> Judgement:
@@ -16,21 +16,21 @@ def judge_changes(dealt: Dealt) -> Judgement:
         return Judgement()
     last = dealt.promised[-1]
     if dealt.after_validation is not None and last is not None and dealt.after_validation != last:
-        return Judgement(findings=[_reset_within_epoch(last, dealt.after_validation)])
+        return _reset_within_epoch(last, dealt.after_validation)
     for epoch, (count, promised, asked) in enumerate(zip(counts, dealt.promised, dealt.asked_again, strict=False)):
         if epoch and promised is not None and count != promised:
-            return Judgement(findings=[_miscounted(epoch, count, promised)])
+            return _miscounted(epoch, count, promised)
         if asked is not None and asked != count and (promised is None or count == promised):
-            return Judgement(findings=[_asked_too_rarely(epoch, count, asked, dealt.reloads)])
+            return _asked_too_rarely(epoch, count, asked, dealt.reloads)
     return Judgement()
 
 
-def _miscounted(epoch: int, count: int, promised: int) -> Finding:
+def _miscounted(epoch: int, count: int, promised: int) -> Judgement:
     if count < promised:
         means = "The epoch ends early, with its last window and its schedule off."
     else:
         means = f"The last {counted(count - promised, 'batch', 'batches')} are not trained."
-    return finding(
+    return Judgement().find(
         "changes",
         f"Epoch {epoch} has {counted(count, 'batch', 'batches')}, and the Trainer goes by the {promised:,} that it "
         "counted before.",
@@ -40,8 +40,8 @@ def _miscounted(epoch: int, count: int, promised: int) -> Finding:
     )
 
 
-def _reset_within_epoch(before: int, after: int) -> Finding:
-    return finding(
+def _reset_within_epoch(before: int, after: int) -> Judgement:
+    return Judgement().find(
         "changes",
         f"A validation within an epoch ends with a hook that has the Trainer count the epoch again: {after:,} batches "
         f"in place of {before:,}.",
@@ -50,7 +50,7 @@ def _reset_within_epoch(before: int, after: int) -> Finding:
     )
 
 
-def _asked_too_rarely(epoch: int, count: int, asked: int, reloads: bool) -> Finding:
+def _asked_too_rarely(epoch: int, count: int, asked: int, reloads: bool) -> Judgement:
     if reloads:
         why = "what it depends on is decided after the Trainer has asked, so each size comes one epoch late"
         cure = "Decide in train_dataloader() itself, by self.trainer.current_epoch."
@@ -59,7 +59,7 @@ def _asked_too_rarely(epoch: int, count: int, asked: int, reloads: bool) -> Find
         cure = (
             "Set reload_dataloaders_every_n_epochs=1, or let a batch sampler plan all epochs (ScheduledBatchSampler)."
         )
-    return finding(
+    return Judgement().find(
         "changes",
         f"In epoch {epoch}, train_dataloader() would give {counted(asked, 'batch', 'batches')}, and {count:,} are "
         f"trained: {why}.",

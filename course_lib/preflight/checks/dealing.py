@@ -8,8 +8,7 @@ from itertools import chain
 
 from course_lib._words import counted, first_of
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Judgement, finding, not_judged
-from course_lib.preflight.runs.run import Batch
+from course_lib.preflight.report import Judgement, not_judged
 
 
 def judge_dealing(alone: Dealt, of_ranks: Sequence[Dealt], *, real: bool, repeats: bool = False) -> Judgement:
@@ -28,7 +27,7 @@ def judge_dealing(alone: Dealt, of_ranks: Sequence[Dealt], *, real: bool, repeat
     if wrong is None:
         return Judgement()
     if real:
-        return Judgement(findings=[finding("dealing", *wrong)])
+        return Judgement().find("dealing", *wrong)
     return Judgement(notes=[f"dealing, if the run had {len(of_ranks)} ranks: {wrong[0]}"])
 
 
@@ -46,9 +45,10 @@ def _deal_wrong(alone: Dealt, of_ranks: Sequence[Dealt], repeats: bool) -> Wrong
         return _alone_wrong(alone)
     counts = [len(dealt.epochs[0]) for dealt in of_ranks]
     if len(set(counts)) > 1:
+        other = next(rank for rank, count in enumerate(counts) if count != counts[0])
         return (
-            f"In an epoch, rank 0 is given {counted(counts[0], 'batch', 'batches')} and rank "
-            f"{_other(counts)} is given {counts[_other(counts)]:,}.",
+            f"In an epoch, rank 0 is given {counted(counts[0], 'batch', 'batches')} and rank {other} is given "
+            f"{counts[other]:,}.",
             "Under DDP the rank with more waits for gradients that the others never send: the run hangs there.",
             "Give all ranks as many batches: ShardedBatchSampler pads, drops, or spreads the rest.",
         )
@@ -60,7 +60,8 @@ def _deal_wrong(alone: Dealt, of_ranks: Sequence[Dealt], repeats: bool) -> Wrong
     more = sum(max(0, times[index] - usual[index]) for index in times)
     largest = max((len(batch) for dealt in of_ranks for batch in dealt.epochs[0]), default=0)
     largest_alone = max((len(batch) for batch in alone.epochs[0]), default=0)
-    padding = largest_alone * ranks
+    padding = largest_alone * ranks  # samples: to end evenly, each rank may repeat, or drop, up to one batch
+    # A batch of one rank, shared out, holds at least its size // ranks on each: less is a size that got lost.
     if largest < max(1, largest_alone // ranks):
         return (
             f"On {ranks} ranks a batch holds {counted(largest, 'sample')}, and {largest_alone:,} on one: the Trainer "
@@ -89,10 +90,6 @@ def _deal_wrong(alone: Dealt, of_ranks: Sequence[Dealt], repeats: bool) -> Wrong
     return None
 
 
-def _other(counts: Sequence[int]) -> int:
-    return next(rank for rank, count in enumerate(counts) if count != counts[0])
-
-
 def _alone_wrong(alone: Dealt) -> Wrong | None:
     if alone.samples is None or alone.drop_last or alone.replacement or alone.overfits or not alone.own_sampler:
         return None
@@ -115,7 +112,7 @@ def _mixed(alone: Dealt, of_ranks: Sequence[Dealt]) -> Wrong | None:
     if stream_of is None:
         return None
 
-    def mixture(batch: Batch) -> tuple[int, ...]:
+    def mixture(batch: tuple[int, ...]) -> tuple[int, ...]:
         count = Counter(stream_of.get(index, -1) for index in batch)
         return tuple(count[stream] for stream in sorted(set(stream_of.values())))
 
@@ -126,15 +123,12 @@ def _mixed(alone: Dealt, of_ranks: Sequence[Dealt]) -> Wrong | None:
             if len(batch) in sizes and mixture(batch) not in usual:
                 return (
                     f"On {len(of_ranks)} ranks the streams are mixed: batch {step} of rank {rank} holds "
-                    f"{_as_sum(mixture(batch))} samples of them, and a batch holds {_as_sum(min(usual))} on one rank.",
+                    f"{' + '.join(map(str, mixture(batch)))} samples of them, and a batch holds "
+                    f"{' + '.join(map(str, min(usual)))} on one rank.",
                     "The Trainer puts its own sampler into the batch sampler; what that keeps apart is mixed.",
                     "Let the batch sampler deal to the ranks itself: TwoStreamBatchSampler or ShardedBatchSampler.",
                 )
     return None
-
-
-def _as_sum(mixture: Sequence[int]) -> str:
-    return " + ".join(map(str, mixture))
 
 
 def _streams(alone: Dealt) -> dict[int, int] | None:

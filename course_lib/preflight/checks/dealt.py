@@ -51,8 +51,6 @@ class Dealt:
     stream: bool = False
     stream_samples: int = 0
     """How many were read."""
-    ended: bool = True
-    """Of a stream: whether it came to its end."""
     overfits: bool = False
     why_not: str = ""
     """Why nothing was dealt."""
@@ -104,10 +102,10 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
     read: list[tuple[Batch, ...]] = []
     promised: list[int | None] = []
     asked_again: list[int | None] = []
-    limited = run.is_limited
+    limited = run.settings.is_limited
     limit = 4 * max(size, 1) + 8
-    if run.max_epochs != -1:
-        epochs = max(1, min(epochs, run.max_epochs))
+    if run.settings.max_epochs != -1:
+        epochs = max(1, min(epochs, run.settings.max_epochs))
     with draws_counted() as draws:
         for epoch in range(epochs):
             run.begin_epoch(epoch)
@@ -123,7 +121,10 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
         drawn = draws()
     after_validation = run.counted_after_validation() if epochs > 1 else None
     sampler = loader.sampler if loader.batch_sampler is None else getattr(loader.batch_sampler, "sampler", None)
-    plain = type(loader.batch_sampler) in (BatchSampler, type(None)) and type(sampler) in _WHOLE
+    plain = type(loader.batch_sampler) in (BatchSampler, type(None)) and type(sampler) in (
+        RandomSampler,
+        SequentialSampler,
+    )
     listeners = [part for part in parts_of(loader.batch_sampler or sampler) if hasattr(part, "set_epoch")]
     for part in listeners:
         part.set_epoch(epochs + 5)
@@ -137,13 +138,10 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
         own_sampler=not plain,
         replacement=bool(getattr(sampler, "replacement", False)),
         drop_last=bool(getattr(loader, "drop_last", False) or getattr(loader.batch_sampler, "drop_last", False)),
-        reloads=run.reloads,
+        reloads=run.settings.reloads,
         after_validation=after_validation,
-        overfits=run.overfits,
+        overfits=run.settings.overfits,
     )
-
-
-_WHOLE = (RandomSampler, SequentialSampler)
 
 
 def parts_of(sampler: Any, depth: int = 3) -> list[Any]:
@@ -155,13 +153,12 @@ def parts_of(sampler: Any, depth: int = 3) -> list[Any]:
 
 
 def _stream(loader: Any, dataset: Any) -> Dealt:
-    """Read a stream: the contents of its first samples, and whether it comes to an end."""
-    began, ended, read = time.monotonic(), True, 0
+    """Read the beginning of a stream."""
+    began, read = time.monotonic(), 0
     contents: list[Batch] = []
     for sample in iter(dataset):
         seconds = time.monotonic() - began
         if read >= STREAM_SAMPLES or seconds > STREAM_SECONDS:
-            ended = False
             break
         if read < STREAM_CONTENTS and seconds < STREAM_SECONDS / 2:
             contents.append((fingerprint(sample),))
@@ -172,7 +169,6 @@ def _stream(loader: Any, dataset: Any) -> Dealt:
         epochs=(tuple(contents),),
         stream=True,
         stream_samples=read,
-        ended=ended,
     )
 
 
@@ -181,19 +177,9 @@ def _stream(loader: Any, dataset: Any) -> Dealt:
 
 def _drawing() -> list[Any]:
     """The usual functions for orders."""
-    return [
-        torch.randperm,
-        torch.randint,
-        torch.multinomial,
-        torch.rand,
-        np.random.default_rng,
-        np.random.permutation,
-        np.random.shuffle,
-        random.shuffle,
-        random.sample,
-        random.Random.shuffle,
-        random.Random.sample,
-    ]
+    of_torch = [torch.randperm, torch.randint, torch.multinomial, torch.rand]
+    of_numpy = [np.random.default_rng, np.random.permutation, np.random.shuffle]
+    return [*of_torch, *of_numpy, random.shuffle, random.sample, random.Random.shuffle, random.Random.sample]
 
 
 _Name = tuple[Any, str, Any]

@@ -9,7 +9,7 @@ from pathlib import Path
 from course_lib._words import counted
 from course_lib.leaks.census import Census, Count
 from course_lib.leaks.culprits import find_culprits
-from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 WARMUP = 3
@@ -23,7 +23,7 @@ def growth_over_steps(run: TrainingRun) -> Callable[[Path], Judgement]:
         culprits = _culprits(run, folder)
         if culprits is None:
             return not_judged("growth", f"the run has fewer than {WARMUP + STEPS} steps")
-        return Judgement(findings=[_growing(culprits)] if culprits else [])
+        return _growing(culprits) if culprits else Judgement()
 
     return trial
 
@@ -52,10 +52,10 @@ def _culprits(run: TrainingRun, folder: Path) -> list[str] | None:
     return culprits
 
 
-def _growing(culprits: list[str]) -> Finding:
+def _growing(culprits: list[str]) -> Judgement:
     first = " ".join(culprits[0].split()).rstrip(".")
     more = f" ({counted(len(culprits) - 1, 'more thing')} with it)" if len(culprits) > 1 else ""
-    return finding(
+    return Judgement().find(
         "growth",
         f"In {STEPS} steps, something grows: {first}{more}.",
         "The run holds a little of every step, and runs out of memory after some hours.",

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib._words import counted
-from course_lib.preflight.report import Finding, Judgement, finding
+from course_lib.preflight.report import Judgement
 from course_lib.preflight.runs.run import WALK_CALLS, Started, WalkedSchedule
 from course_lib.steps import StepPlan
 
@@ -46,10 +46,12 @@ def calls_of(schedule: WalkedSchedule, plan: StepPlan) -> Calls | None:
     if plan.total_steps > WALK_CALLS:
         return None
     if schedule.interval == "epoch":
+        # Epochs: the last step has the rate that the ends of all epochs before its own have made.
         before_last = plan.windows[-1].epoch if plan.total_steps else 0
         return Calls(plan.epochs_completed // schedule.frequency, before_last // schedule.frequency)
     if schedule.frequency == 1:
         return Calls(plan.total_steps, max(0, plan.total_steps - 1))
+    # A Trainer holds the frequency against the micro-batches of the epoch that are done (batch_idx + 1).
     made = [window.stop % schedule.frequency == 0 for window in plan.windows]
     return Calls(sum(made), sum(made[:-1]))
 
@@ -68,7 +70,7 @@ def _judge_schedule(
         wrong = next(faults(schedule, rates, calls), None)
         if wrong is None:
             if final_lr is not None and abs(last - final_lr) > 0.01 * max(rates):
-                judgement.findings.append(_not_as_expected(schedule, last, final_lr, calls))
+                judgement.add(_not_as_expected(schedule, last, final_lr, calls))
                 return
             continue
         # One cause is one finding: a run that another setting cuts short has its finding there.
@@ -76,7 +78,7 @@ def _judge_schedule(
             longer = calls_of(schedule, other)
             if longer is not None and next(faults(schedule, rates, longer), None) is None:
                 return
-        judgement.findings.append(_not_at_its_end(schedule, wrong, calls, plan, started))
+        judgement.add(_not_at_its_end(schedule, wrong, calls, plan))
         return
 
 
@@ -117,7 +119,9 @@ def faults(schedule: WalkedSchedule, rates: Sequence[float], calls: Calls) -> It
         if _peak(rates) >= used and rates[0] < last:
             says = f"the warm-up is longer than the run: the rate still rises when it ends, at {last:.3g}"
         else:
-            says = f"the rate ends at {last:.3g}, {_share(last, rates)} of its peak, and not at {rates[end]:.3g}"
+            says = (
+                f"the rate ends at {last:.3g}, {100 * last / max(rates):.0f} % of its peak, and not at {rates[end]:.3g}"
+            )
         yield Fault(
             end,
             f"{says}: {schedule.name} needs {counted(end, 'call')}, and the run makes {calls.made:,}",
@@ -168,11 +172,7 @@ def _falls_smoothly(rates: Sequence[float], end: int) -> bool:
     return end - peak >= 3 and falls >= 0.5 * (end - peak)
 
 
-def _share(rate: float, rates: Sequence[float]) -> str:
-    return f"{100 * rate / max(rates):.0f} %"
-
-
-def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: StepPlan, started: Started) -> Finding:
+def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: StepPlan) -> Judgement:
     says = f"{fault.says}{_what_it_counts(fault.end, plan, schedule)}."
     per_call = "epoch" if schedule.interval == "epoch" else "optimizer step"
     if schedule.interval == "epoch" and fault.end > calls.made and abs(fault.end - plan.total_steps) <= 1:
@@ -184,7 +184,7 @@ def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: 
             f"Give the schedule the {counted(calls.made, 'call')} that the run makes, one for each {per_call}: "
             "plan_steps(...).total_steps, or trainer.estimated_stepping_batches in configure_optimizers."
         )
-    return finding("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure)
+    return Judgement().find("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure)
 
 
 def _what_it_counts(end: int, plan: StepPlan, schedule: WalkedSchedule) -> str:
@@ -200,8 +200,8 @@ def _what_it_counts(end: int, plan: StepPlan, schedule: WalkedSchedule) -> str:
     return ""
 
 
-def _not_as_expected(schedule: WalkedSchedule, last: float, final_lr: float, calls: Calls) -> Finding:
-    return finding(
+def _not_as_expected(schedule: WalkedSchedule, last: float, final_lr: float, calls: Calls) -> Judgement:
+    return Judgement().find(
         "horizon",
         f"The last step has the rate {last:.3g}, and {final_lr:.3g} was expected: {schedule.name} is stepped "
         f"{counted(calls.made, 'time')}.",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib._words import counted
 from course_lib.preflight.checks.dealt import STREAM_SAMPLES, Dealt
-from course_lib.preflight.report import Finding, Judgement, finding
+from course_lib.preflight.report import Judgement
 from course_lib.preflight.runs.run import Started
 
 
@@ -12,24 +12,22 @@ def judge_length(started: Started) -> Judgement:
     judgement = Judgement(facts=_facts(started))
     plan = started.plan
     if started.batches == 0 or started.limit_train_batches == 0:
-        judgement.findings.append(_nothing_to_train(started))
+        judgement.add(_nothing_to_train(started))
         return judgement
     if started.max_time:
         judgement.notes.append("length: max_time may end the run before its planned end")
-    if _limit_is_one_batch(started):
-        judgement.findings.append(
-            finding(
-                "length",
-                f"limit_train_batches=1 is an int and means one batch: an epoch trains 1 of its "
-                f"{counted(started.batches_without_limit or 0, 'batch', 'batches')}.",
-                "Most samples are never trained, and an epoch is one step.",
-                "limit_train_batches=1.0 is all of them; leave it out.",
-            )
+    limit, whole_epoch = started.limit_train_batches, started.batches_without_limit
+    if isinstance(limit, int) and limit == 1 and (whole_epoch or 0) > 1 and not started.overfits:
+        judgement.find(
+            "length",
+            f"limit_train_batches=1 is an int and means one batch: an epoch trains 1 of its "
+            f"{counted(whole_epoch or 0, 'batch', 'batches')}.",
+            "Most samples are never trained, and an epoch is one step.",
+            "limit_train_batches=1.0 is all of them; leave it out.",
         )
-    elif started.batches_without_limit not in (None, started.batches) and not started.overfits:
+    elif whole_epoch not in (None, started.batches) and not started.overfits:
         judgement.notes.append(
-            f"length: limit_train_batches={started.limit_train_batches!r} trains {started.batches:,} of the "
-            f"{started.batches_without_limit:,} batches of an epoch"
+            f"length: limit_train_batches={limit!r} trains {started.batches:,} of the {whole_epoch:,} batches of an epoch"
         )
     if started.overfits:
         judgement.notes.append("length: overfit_batches trains on the same few batches")
@@ -38,25 +36,18 @@ def judge_length(started: Started) -> Judgement:
         return judgement
     whole = started.other_plans.get("max_steps")
     if whole is not None and whole.total_steps > plan.total_steps:
-        judgement.findings.append(
-            finding(
-                "length",
-                f"max_steps={started.max_steps:,} ends the run after {counted(plan.epochs_completed, 'full epoch')} of "
-                f"max_epochs={started.max_epochs:,}, which would take {counted(whole.total_steps, 'optimizer step')}.",
-                f"The last {counted(started.max_epochs - plan.epochs_completed, 'epoch')} "
-                "are not trained or not to their end, and nothing says so.",
-                f"Set max_epochs alone, or max_steps={whole.total_steps}; plan_steps counts short last windows too.",
-            )
+        judgement.find(
+            "length",
+            f"max_steps={started.max_steps:,} ends the run after {counted(plan.epochs_completed, 'full epoch')} of "
+            f"max_epochs={started.max_epochs:,}, which would take {counted(whole.total_steps, 'optimizer step')}.",
+            f"The last {counted(started.max_epochs - plan.epochs_completed, 'epoch')} "
+            "are not trained or not to their end, and nothing says so.",
+            f"Set max_epochs alone, or max_steps={whole.total_steps}; plan_steps counts short last windows too.",
         )
     return judgement
 
 
-def _limit_is_one_batch(started: Started) -> bool:
-    limit = started.limit_train_batches
-    return isinstance(limit, int) and limit == 1 and (started.batches_without_limit or 0) > 1 and not started.overfits
-
-
-def _nothing_to_train(started: Started) -> Finding:
+def _nothing_to_train(started: Started) -> Judgement:
     cure = "Give the loader samples."
     whole = started.batches_without_limit
     if whole:
@@ -70,7 +61,7 @@ def _nothing_to_train(started: Started) -> Finding:
         cure = "Make the batch smaller, or leave drop_last out."
     else:
         why = "the loader is empty"
-    return finding(
+    return Judgement().find(
         "length",
         f"An epoch has 0 batches: {why}.",
         "The fit returns at once: nothing is trained, and no error says so.",
@@ -83,16 +74,12 @@ def judge_promised_length(dealt: Dealt, *, epochs_end_the_run: bool) -> Judgemen
     if dealt.stream:
         read = dealt.stream_samples
         if read >= STREAM_SAMPLES and dealt.promised[0] is None and epochs_end_the_run:
-            return Judgement(
-                findings=[
-                    finding(
-                        "length",
-                        f"The stream has not ended after {counted(read, 'sample')}, and only the number of its epochs "
-                        "ends the run.",
-                        "A stream without an end never finishes its first epoch: no validation, no checkpoint, no end.",
-                        "Set limit_train_batches (an int), which ends an epoch, or max_steps.",
-                    )
-                ]
+            return Judgement().find(
+                "length",
+                f"The stream has not ended after {counted(read, 'sample')}, and only the number of its epochs "
+                "ends the run.",
+                "A stream without an end never finishes its first epoch: no validation, no checkpoint, no end.",
+                "Set limit_train_batches (an int), which ends an epoch, or max_steps.",
             )
         return Judgement()
     promised = dealt.promised[0] if dealt.promised else None
@@ -101,18 +88,16 @@ def judge_promised_length(dealt: Dealt, *, epochs_end_the_run: bool) -> Judgemen
     came = len(dealt.epochs[0])
     if came == promised:
         return Judgement()
-    unread = f"the last {counted(came - promised, 'batch', 'batches')} of an epoch are not trained"
-    return Judgement(
-        findings=[
-            finding(
-                "length",
-                f"len(loader) is {promised:,}, and an epoch yields {counted(came, 'batch', 'batches')}.",
-                f"The Trainer counts by len: {unread}."
-                if came > promised
-                else "The Trainer plans by len: the epoch ends before its last window, its schedule is planned too long.",
-                "Let __len__ of the batch sampler say what __iter__ yields: -(-n // batch_size) with a short last batch.",
-            )
-        ]
+    if came > promised:
+        unread = counted(came - promised, "batch", "batches")
+        means = f"The Trainer counts by len: the last {unread} of an epoch are not trained."
+    else:
+        means = "The Trainer plans by len: the epoch ends before its last window, its schedule is planned too long."
+    return Judgement().find(
+        "length",
+        f"len(loader) is {promised:,}, and an epoch yields {counted(came, 'batch', 'batches')}.",
+        means,
+        "Let __len__ of the batch sampler say what __iter__ yields: -(-n // batch_size) with a short last batch.",
     )
 
 

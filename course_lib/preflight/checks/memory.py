@@ -18,8 +18,8 @@ from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.report import Judgement, finding, not_judged
-from course_lib.preflight.runs.run import TrainingRun
+from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.runs.run import Settings, TrainingRun
 
 MOST_DOUBTS = 2
 
@@ -44,7 +44,7 @@ def peak_of_largest_batch(run: TrainingRun, given: int | None, seconds: float) -
 
     ``given`` is the memory there is, in bytes; by default it is the device's, or this machine's for a run on the CPU.
     """
-    gpu = run.gpu()
+    gpu, settings = run.gpu(), run.settings
     try:
         there_is = given if given is not None else _memory_there_is(gpu)
     except RankError as error:
@@ -56,14 +56,21 @@ def peak_of_largest_batch(run: TrainingRun, given: int | None, seconds: float) -
         loaders = run.loaders()
         if len(loaders) != 1:
             return not_judged("memory", f"the run has {len(loaders)} training loaders")
-        return _predicted(run, _largest(loaders[0], seconds / 2), there_is, device)
+        return _predicted(run, settings, _largest(loaders[0], seconds / 2), there_is, device)
 
     def trial(folder: Path) -> Judgement:
-        if not run.automatic:
+        if not settings.automatic:
             return not_judged("memory", "with manual optimization, a step is the module's own code")
         return run.at_start(folder, look) or not_judged("memory", "the run has no batch")
 
     return trial
+
+
+def _predictable(precision: str) -> Literal["fp32", "bf16", "bf16-true"]:
+    """A Trainer's precision as a prediction knows it; halves take the same bytes in fp16 as in bf16."""
+    if "16" not in precision:
+        return "fp32"
+    return "bf16" if "mixed" in precision else "bf16-true"
 
 
 def _memory_there_is(gpu: torch.device | None) -> int:
@@ -95,7 +102,9 @@ def _largest(loader: Any, seconds: float) -> Largest:
     return Largest(largest, read, all_read)
 
 
-def _predicted(run: TrainingRun, largest: Largest, there_is: int, device: Literal["cuda", "cpu"]) -> Judgement:
+def _predicted(
+    run: TrainingRun, settings: Settings, largest: Largest, there_is: int, device: Literal["cuda", "cpu"]
+) -> Judgement:
     model, optimizer = run.bare_model(), run.optimizers[0]
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     places = [number for number, parameter in enumerate(model.parameters()) if id(parameter) in held]
@@ -113,9 +122,9 @@ def _predicted(run: TrainingRun, largest: Largest, there_is: int, device: Litera
             lambda: largest.batch,
             again,
             loss_fn=run.loss_of,
-            precision="bf16" if "mixed" in run.precision else "bf16-true" if "16" in run.precision else "fp32",
+            precision=_predictable(settings.precision),
             accumulate=min(run.window, 2),
-            ddp=run.world_size > 1,
+            ddp=settings.world_size > 1,
             device=device,
         )
     except RuntimeError as error:
@@ -132,14 +141,12 @@ def _predicted(run: TrainingRun, largest: Largest, there_is: int, device: Litera
         )
     if not predicted.fits(there_is):
         most = max(predicted.by_category, key=lambda category: predicted.by_category[category])
-        judgement.findings.append(
-            finding(
-                "memory",
-                f"A step with the largest of an epoch's {counted(largest.read, 'batch', 'batches')} "
-                f"({largest.shapes}) needs {readable_bytes(needs)}, most of it for {most}, and there are "
-                f"{readable_bytes(there_is)}.",
-                "The run ends there, out of memory, at whatever hour that batch comes.",
-                "Bound what a batch may hold (samples × length), or make it smaller: memory.find_batch_size.",
-            )
+        judgement.find(
+            "memory",
+            f"A step with the largest of an epoch's {counted(largest.read, 'batch', 'batches')} "
+            f"({largest.shapes}) needs {readable_bytes(needs)}, most of it for {most}, and there are "
+            f"{readable_bytes(there_is)}.",
+            "The run ends there, out of memory, at whatever hour that batch comes.",
+            "Bound what a batch may hold (samples × length), or make it smaller: memory.find_batch_size.",
         )
     return judgement

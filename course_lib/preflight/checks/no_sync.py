@@ -16,7 +16,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._words import counted
-from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 WINDOWS = 2
@@ -75,7 +75,7 @@ def averages_counted(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: train some windows under DDP, and see which gradients it averages."""
 
     def trial(folder: Path) -> Judgement:
-        if run.world_size == 1:
+        if run.settings.world_size == 1:
             return Judgement()
         averaging = Averaging()
         raised = ""
@@ -107,7 +107,7 @@ def averages_counted(run: TrainingRun) -> Callable[[Path], Judgement]:
             raised = str(error).split(". ")[0]
         if not averaging.steps:
             return not_judged("no_sync", raised or f"no optimizer step in {MOST_BATCHES} micro-batches")
-        return judge_averages(averaging.steps, run.world_size)
+        return judge_averages(averaging.steps, run.settings.world_size)
 
     return trial
 
@@ -155,16 +155,14 @@ def _step(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
 
 def judge_averages(steps: list[AveragedStep], world_size: int) -> Judgement:
     """Hold each step's gradients against what must have been averaged."""
-    judgement = Judgement()
     wrong = next((step for step in steps if step.local), None)
     if wrong is None:
         window = max(steps, key=lambda step: step.batches)
-        if len(window.averages) > 1:
-            judgement.notes.append(
-                f"no_sync: a window of {window.batches} micro-batches averages its gradients over the ranks "
-                f"{len(window.averages)} times; once, in the last, gives the same"
-            )
-        return judgement
+        often = (
+            f"no_sync: a window of {window.batches} micro-batches averages its gradients over the ranks "
+            f"{len(window.averages)} times; once, in the last, gives the same"
+        )
+        return Judgement(notes=[often] if len(window.averages) > 1 else [])
     shown = f"a window of {counted(wrong.batches, 'micro-batch', 'micro-batches')}"
     which = f"{len(wrong.local):,} of {counted(wrong.parameters, 'gradient')}, {wrong.local[0]} first"
     if not wrong.averages:
@@ -187,4 +185,4 @@ def judge_averages(steps: list[AveragedStep], world_size: int) -> Judgement:
             "model (in configure_model or setup)."
         )
     means = "The ranks step differently: their weights part, and no error says so."
-    return Judgement(findings=[finding("no_sync", says, means, cure)])
+    return Judgement().find("no_sync", says, means, cure)

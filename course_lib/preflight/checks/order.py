@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 
 FEWEST = 8
 """Samples of a rank from which on two shuffled epochs are not alike by chance."""
@@ -38,7 +38,7 @@ def judge_order(dealt: Dealt) -> Judgement:
         cure = "Draw the order from SeedSequence([seed, epoch]), with the epoch that set_epoch brings."
     says = f"Epochs {first} and {again} have the same shuffled order, {_start(orders[first])}: {cause}."
     means = "The samples that share a batch are the same in each of these epochs; nothing says so."
-    return Judgement(findings=[finding("order", says, means, cure)])
+    return Judgement().find("order", says, means, cure)
 
 
 def _start(order: Sequence[int]) -> str:

@@ -21,10 +21,9 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.checks.applied import TOLERANCE, Applied, Step
-from course_lib.preflight.checks.factors import Factors, factors_of
+from course_lib.preflight.checks.applied import TOLERANCE, Applied, Factors, Step, factors_of
 from course_lib.preflight.checks.window import MOST_BATCHES, put_together, size_of, stop_drawing
-from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
 HEAD = MOST_BATCHES // 2
@@ -38,8 +37,8 @@ class FollowedBatches:
     """Some micro-batches of two epochs, and the steps that their backward passes were followed into."""
 
     applied: Applied = field(default_factory=Applied)
-    first: tuple[Any, ...] = ()
-    """The first micro-batch of all; empty before it has begun."""
+    first: Any = None
+    """The first micro-batch of all, once it has begun."""
     sizes: dict[tuple[int, int], int] = field(default_factory=dict)
     """Samples by epoch and micro-batch."""
     of_one: list[Loss] = field(default_factory=list)
@@ -74,9 +73,6 @@ def judge_own_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
     return trial
 
 
-# ---------------------------------------------------------------------------------------------------------- the trial
-
-
 def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
     followed = FollowedBatches()
     # Clipping would hide by what the gradients are divided.
@@ -85,7 +81,7 @@ def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
         setattr(torch.nn.utils, name, lambda *_, **__: torch.zeros(()))
 
     def few(loader: Any) -> Any:
-        batches = None if run.is_limited or run.overfits else _all_batches(loader)
+        batches = None if run.settings.is_limited or run.settings.overfits else _all_batches(loader)
         if batches is None or len(batches) <= MOST_BATCHES:
             return None
         left = len(batches) % HEAD
@@ -105,9 +101,9 @@ def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
         applied = followed.applied
         applied.epoch, applied.batch = trainer.current_epoch, batch_idx
         applied.watch(trainer.optimizers)
+        if not followed.sizes:
+            followed.first = batch
         followed.sizes[trainer.current_epoch, batch_idx] = size_of(batch)
-        if not followed.first:
-            followed.first = (batch,)
 
     def end_batch(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
         of_epoch = sum(epoch == trainer.current_epoch for epoch, _ in followed.sizes)
@@ -128,12 +124,12 @@ def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
             on_train_batch_end=end_batch,
             on_train_epoch_end=end_epoch,
         )
-    for batch in followed.first:
+    if followed.sizes:
         stop_drawing(run.model)
-        followed.size = size_of(batch)
-        followed.of_one = _losses(run, batch)
+        followed.size = size_of(followed.first)
+        followed.of_one = _losses(run, followed.first)
         with contextlib.suppress(ValueError):
-            followed.of_two = _losses(run, put_together([batch, batch]))
+            followed.of_two = _losses(run, put_together([followed.first] * 2))
     return followed
 
 
@@ -167,9 +163,6 @@ def _losses(run: TrainingRun, batch: Any) -> list[Loss]:
         vars(model).clear()
         vars(model).update(attributes)  # its counters
     return losses
-
-
-# ------------------------------------------------------------------------------------------------------------ judging
 
 
 class Unknown(Exception):
@@ -219,7 +212,7 @@ def judge_steps(followed: FollowedBatches) -> Judgement:
     steps = followed.applied.steps
     for step in steps:
         if step.again:
-            return Judgement(findings=[_applied_again([s for s in steps if s.optimizer == step.optimizer])])
+            return _applied_again([s for s in steps if s.optimizer == step.optimizer])
     judgement = Judgement()
     for optimizer in sorted({step.optimizer for step in steps}):
         try:
@@ -253,7 +246,7 @@ def _of_optimizer(steps: list[Step], followed: FollowedBatches) -> Judgement:
     constant = _constant_factors(followed, place)
     windows = [_window(step, constant) for step in steps]
     kind = _kind(followed, place)
-    judgement.findings += _leaked(windows, usual)
+    judgement.add(_leaked(windows, usual))
     if judgement.findings:
         windows = [window for window in windows if not window.carried or len(window) <= usual]
     if kind == "mean":
@@ -324,13 +317,13 @@ def _close(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=TOLERANCE)
 
 
-def _leaked(windows: Sequence[AppliedWindow], usual: int) -> list[Finding]:
+def _leaked(windows: Sequence[AppliedWindow], usual: int) -> Judgement:
     """The epochs that begin with gradients of the one before, where all others windows are alike."""
     within = [window for window in windows if not window.carried and len(window) >= usual]
     longer = [window for window in windows if window.carried and len(window) > usual]
     alike = within and all(len(window) == usual and window.is_part_of(within[0]) for window in within)
     if not alike or not longer or not longer[0].is_part_of(within[0]):
-        return []
+        return Judgement()
     window = longer[0]
     says = (
         f"The first update of epoch {window.batches[-1][0]} is made with {len(window)} micro-batches, "
@@ -344,7 +337,7 @@ def _leaked(windows: Sequence[AppliedWindow], usual: int) -> list[Finding]:
         "Step at the last micro-batch as well (self.trainer.is_last_batch) and divide by what the window holds, or "
         "call zero_grad when an epoch begins."
     )
-    return [finding("window", says, means, cure)]
+    return Judgement().find("window", says, means, cure)
 
 
 def _of_means(windows: Sequence[AppliedWindow], usual: int, followed: FollowedBatches) -> Judgement:
@@ -356,7 +349,7 @@ def _of_means(windows: Sequence[AppliedWindow], usual: int, followed: FollowedBa
         total = ", ".join(f"{total:.3g}" for total in example.sums)
         raise Unknown(f"a window of {usual} micro-batches counts {total} times a mean loss, which may be its weight")
     if example.adds_up:
-        return Judgement(findings=[_added_up(usual)])
+        return _added_up(usual)
     judgement = Judgement()
     for window in windows:
         sizes = [followed.sizes[batch] for batch in window.batches]
@@ -366,7 +359,7 @@ def _of_means(windows: Sequence[AppliedWindow], usual: int, followed: FollowedBa
         elif not window.is_part_of(example):
             raise Unknown("the windows count their micro-batches in different ways")
         elif window.batches[-1] in followed.ends and not window.carried:
-            judgement.findings.append(_short(window, usual, sizes))
+            judgement.add(_short(window, usual, sizes))
         elif window == windows[0]:
             judgement.notes.append(f"window: the first step of the run is made with {_told(len(window))}")
         else:
@@ -391,14 +384,14 @@ CURE = (
 )
 
 
-def _applied_again(steps: Sequence[Step]) -> Finding:
+def _applied_again(steps: Sequence[Step]) -> Judgement:
     wrong = [step for step in steps if step.again]
     first, last = wrong[0], wrong[-1]
     again = len({(one.epoch, one.batch) for one in first.again})
     says = f"Gradients are not zeroed after a step: step {first.number} applies those of {_told(again)} once more"
     if last is not first:
         says += f", step {last.number} those of {len({(one.epoch, one.batch) for one in last.again})}"
-    return finding(
+    return Judgement().find(
         "window",
         f"{says}.",
         "An update is then the sum of old gradients, which were applied already, and new ones.",
@@ -406,8 +399,8 @@ def _applied_again(steps: Sequence[Step]) -> Finding:
     )
 
 
-def _added_up(usual: int) -> Finding:
-    return finding(
+def _added_up(usual: int) -> Judgement:
+    return Judgement().find(
         "window",
         f"A window adds up {usual} mean losses and divides by none: each update is {usual} times that of one big "
         "batch.",
@@ -416,9 +409,9 @@ def _added_up(usual: int) -> Finding:
     )
 
 
-def _short(window: AppliedWindow, usual: int, sizes: Sequence[int]) -> Finding:
+def _short(window: AppliedWindow, usual: int, sizes: Sequence[int]) -> Judgement:
     share = f"{len(window) / usual:.3g} times"
-    return finding(
+    return Judgement().find(
         "window",
         f"The last window of an epoch, micro-batches of {first_of(sizes)} samples, steps with {share} the gradient of "
         f"one big batch: it holds {_told(len(window))} and is divided by {usual}.",

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from course_lib._fingerprints import fingerprint
 from course_lib._words import counted, in_a_line, plural
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.copies import temporary_folder, try_on_copies
 from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
@@ -98,9 +98,6 @@ def judge_restarts(run: TrainingRun, *, inside_window: bool, seconds: float) -> 
             elif not judgement.findings:  # the same cause is seen at both places
                 judgement.add(_judge(answer.value))
         return judgement
-
-
-# -------------------------------------------------------------------------------------------------------- the trials
 
 
 @dataclass
@@ -340,9 +337,6 @@ def _load(path: Path) -> Any:
     return torch.load(path, weights_only=False)
 
 
-# --------------------------------------------------------------------------------------------------------- judging
-
-
 def _judge(resumed: Resumed) -> Judgement:
     where = f"saved {PLACES[resumed.place]}, after {counted(resumed.batch, 'micro-batch', 'micro-batches')}"
     changed = resumed.difference > TOLERANCE
@@ -382,7 +376,7 @@ def _judge(resumed: Resumed) -> Judgement:
         return Judgement(notes=[f"resume: no checkpoint holds {held}; the weights do not depend on it"])
     else:
         return Judgement()
-    return Judgement(findings=[finding("resume", *wrong, chapter="09_all_at_once")])
+    return Judgement().find("resume", *wrong, chapter="09_all_at_once")
 
 
 def _forgotten(where: str, held: str, ends: str) -> tuple[str, str, str]:

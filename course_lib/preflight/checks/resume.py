@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from course_lib._words import counted, first_of, in_a_line
-from course_lib.preflight.report import Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
 
 MOST_EPOCHS = 4
@@ -77,9 +77,12 @@ def go_on(run: TrainingRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | 
 
         try:
             run.load_states(stop.states, stop.epoch)
-            return run.at_start(folder, look, workers=True, prepare_loader=deal) or ()
+            rest = run.at_start(folder, look, workers=True, prepare_loader=deal)
         except Exception as error:
             return in_a_line(error)
+        if rest is None:
+            raise RuntimeError("the run has no batch")
+        return rest
 
     return trial
 
@@ -104,7 +107,7 @@ def _stopped(run: TrainingRun) -> Stop:
         batches = MOST_STREAMED
     elif not stream and len(dataset) > MOST_INDICES:
         return replace(plain, why_not=f"{len(dataset):,} samples are too many to be dealt in seconds")
-    window = run.accumulate_grad_batches if run.automatic else 1
+    window = run.settings.accumulate_grad_batches if run.settings.automatic else 1
     saving = run.saving(batches, max(window.values()) if isinstance(window, dict) else window)
     if not saving.setting and not stateful:
         return plain
@@ -136,40 +139,31 @@ def _stopped(run: TrainingRun) -> Stop:
     )
 
 
-# ------------------------------------------------------------------------------------------------------- judging
-
-
 def judge_resume(stop: Stop, rest: tuple[Batch, ...] | str) -> Judgement:
     """Hold what came after a resume against what would have come without the stop."""
-    judgement = Judgement()
     where = f"after {counted(stop.done, 'micro-batch', 'micro-batches')} of epoch {stop.epoch}"
     by = f" ({stop.saved_by})" if stop.saved_by else ""
     if isinstance(rest, str):
-        judgement.findings.append(
-            finding(
-                "resume",
-                f"The state that the loader gives {where}{by} cannot be loaded: {rest}.",
-                "The run cannot be resumed from its checkpoints.",
-                "Let load_state_dict take what state_dict gives; conformance.check_batch_sampler tries it.",
-            )
+        return Judgement().find(
+            "resume",
+            f"The state that the loader gives {where}{by} cannot be loaded: {rest}.",
+            "The run cannot be resumed from its checkpoints.",
+            "Let load_state_dict take what state_dict gives; conformance.check_batch_sampler tries it.",
         )
-        return judgement
     expected = stop.batches[stop.done : stop.ends_at]
     if rest == expected:
-        return judgement
+        return Judgement()
     if stop.stream:
         return _of_stream(stop, rest, where, by)
     trained = Counter(index for batch in stop.batches[: stop.done] + rest for index in batch)
     usual = Counter(index for batch in stop.batches[: stop.ends_at] for index in batch)
     if max(usual.values(), default=1) > 1 and not stop.stateful:
-        judgement.notes.append(f"resume: {where}, another draw is resumed with: samples are repeated by choice")
-        return judgement
+        return Judgement(notes=[f"resume: {where}, another draw is resumed with: samples are repeated by choice"])
     twice = sorted(index for index in trained if trained[index] > max(1, usual[index]))
     never = sorted(index for index in usual if index not in trained)
     if not twice and not never:
-        if stop.stateful:
-            judgement.notes.append(f"resume: {where}, the loader's state brings its samples in another order")
-        return judgement
+        another = f"resume: {where}, the loader's state brings its samples in another order"
+        return Judgement(notes=[another] if stop.stateful else [])
     samples = sum(len(batch) for batch in stop.batches[: stop.ends_at])
     shown = f" ({first_of(twice, 3)})" if twice else ""
     numbers = f"{len(twice):,} of {samples:,} samples are trained twice in that epoch{shown} and {len(never):,} never"
@@ -181,8 +175,7 @@ def judge_resume(stop: Stop, rest: tuple[Batch, ...] | str) -> Judgement:
         cure = CURE
         if stop.idle_sampler:
             cure = f"{stop.idle_sampler} has a state, which nobody saves: put it into a ResumableDataLoader."
-    judgement.findings.append(finding("resume", says, "Each resume trains some samples again and misses others.", cure))
-    return judgement
+    return Judgement().find("resume", says, "Each resume trains some samples again and misses others.", cure)
 
 
 def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judgement:
@@ -192,27 +185,19 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
     expected = stop.batches[stop.done : stop.ends_at]
     if stop.stateful and rest and rest[0] in expected:
         missed = expected.index(rest[0])
-        return Judgement(
-            findings=[
-                finding(
-                    "resume",
-                    f"Stopped {where} and resumed by its own state, the stream goes on "
-                    f"{counted(missed, 'batch', 'batches')} later: those are never trained.",
-                    "A Trainer fetches a batch ahead of a loader without a length, and its state counts that.",
-                    "Give the stream a length (__len__), or count the batches in on_train_batch_end.",
-                )
-            ]
+        return Judgement().find(
+            "resume",
+            f"Stopped {where} and resumed by its own state, the stream goes on "
+            f"{counted(missed, 'batch', 'batches')} later: those are never trained.",
+            "A Trainer fetches a batch ahead of a loader without a length, and its state counts that.",
+            "Give the stream a length (__len__), or count the batches in on_train_batch_end.",
         )
     if not common or repeated < common:
         return not_judged("resume", "the samples of a stream cannot be told apart by their contents")
-    return Judgement(
-        findings=[
-            finding(
-                "resume",
-                f"A checkpoint {where}{by} does not know how far the stream was read: resumed from there, it "
-                f"starts over, and {counted(stop.done, 'batch is', 'batches are')} trained again.",
-                "Each resume trains the beginning of the stream again, and as much of its end never.",
-                "Give the loader state_dict and load_state_dict, or save at the ends of epochs only.",
-            )
-        ]
+    return Judgement().find(
+        "resume",
+        f"A checkpoint {where}{by} does not know how far the stream was read: resumed from there, it "
+        f"starts over, and {counted(stop.done, 'batch is', 'batches are')} trained again.",
+        "Each resume trains the beginning of the stream again, and as much of its end never.",
+        "Give the loader state_dict and load_state_dict, or save at the ends of epochs only.",
     )

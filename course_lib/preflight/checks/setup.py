@@ -11,8 +11,8 @@ import torch
 from torch import nn
 
 from course_lib._words import counted, plural
-from course_lib.preflight.report import Judgement, finding
-from course_lib.preflight.runs.run import Enough, Started, TrainingRun, seed_as_another_process
+from course_lib.preflight.report import Judgement
+from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, seed_as_another_process
 
 WINDOWS = 2
 """Windows that are run."""
@@ -41,8 +41,6 @@ class FirstSteps:
     parameters: tuple[WatchedParameter, ...]
     strangers: int
     """Parameters that an optimizer holds and the model does not have."""
-    finds_unused: bool = False
-    """Whether DDP is told to look for unused parameters."""
 
 
 class Watch:
@@ -110,7 +108,6 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
                 global_step=run.global_step,
                 parameters=watch.parameters(run.optimizers),
                 strangers=watch.strangers(run.optimizers),
-                finds_unused=run.finds_unused,
             )
             _end_first_windows(run)
 
@@ -128,7 +125,7 @@ def _end_first_windows(run: TrainingRun) -> None:
         raise Enough
 
 
-def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] = ()) -> Judgement:
+def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] = ()) -> Judgement:
     """What the first windows show of the parameters; ``frozen``: prefixes of names that are not to be trained."""
     judgement = Judgement()
     meant = tuple(frozen)
@@ -145,62 +142,50 @@ def judge_setup(steps: FirstSteps, *, world_size: int, frozen: Collection[str] =
         stranger = (
             f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
         )
-        judgement.findings.append(
-            finding(
-                "setup",
-                f"No optimizer holds {_named(loose)}: {len(loose):,} of "
-                f"{counted(len(trained), 'trainable parameter')}{stranger}.",
-                "What no optimizer holds keeps the values that it has now; nothing says so.",
-                "Give the optimizer model.parameters() when the model is complete, or groups that leave none out. "
-                "Replace layers before that, in __init__ or configure_model. If it is meant, set requires_grad=False "
-                "or expect={'frozen': [...]}.",
-            )
+        judgement.find(
+            "setup",
+            f"No optimizer holds {_named(loose)}: {len(loose):,} of "
+            f"{counted(len(trained), 'trainable parameter')}{stranger}.",
+            "What no optimizer holds keeps the values that it has now; nothing says so.",
+            "Give the optimizer model.parameters() when the model is complete, or groups that leave none out. "
+            "Replace layers before that, in __init__ or configure_model. If it is meant, set requires_grad=False "
+            "or expect={'frozen': [...]}.",
         )
     if cut_off:
-        judgement.findings.append(
-            finding(
-                "setup",
-                f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the "
-                "forward runs through there.",
-                "They are never trained" + (", and DDP waits for their gradients." if world_size > 1 else "."),
-                "Look for a detach, a no_grad or a .data between them and the loss.",
-            )
+        judgement.find(
+            "setup",
+            f"{_named(cut_off)} {'gets' if len(cut_off) == 1 else 'get'} no gradient in {batches}, though the "
+            "forward runs through there.",
+            "They are never trained" + (", and DDP waits for their gradients." if settings.world_size > 1 else "."),
+            "Look for a detach, a no_grad or a .data between them and the loss.",
         )
-    if unused and world_size > 1 and not steps.finds_unused:
-        judgement.findings.append(
-            finding(
-                "setup",
-                f"{_named(unused)} {'is' if len(unused) == 1 else 'are'} not used by the forward in {batches}.",
-                "DDP waits for a gradient of every parameter: the second batch raises, or the run hangs.",
-                "Take the layer out, freeze it, or use strategy='ddp_find_unused_parameters_true'.",
-            )
+    if unused and settings.world_size > 1 and not settings.finds_unused:
+        judgement.find(
+            "setup",
+            f"{_named(unused)} {'is' if len(unused) == 1 else 'are'} not used by the forward in {batches}.",
+            "DDP waits for a gradient of every parameter: the second batch raises, or the run hangs.",
+            "Take the layer out, freeze it, or use strategy='ddp_find_unused_parameters_true'.",
         )
     elif unused:
         judgement.notes.append(f"setup: {_named(unused)} not used by the forward, and so not trained")
     if still_trained:
-        judgement.findings.append(
-            finding(
-                "setup",
-                f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and meant to be frozen.",
-                "What was to stay as it is moves.",
-                "Set requires_grad=False before the optimizer is made.",
-            )
+        judgement.find(
+            "setup",
+            f"{_named(still_trained)} {plural(len(still_trained), 'is', 'are')} trained, and meant to be frozen.",
+            "What was to stay as it is moves.",
+            "Set requires_grad=False before the optimizer is made.",
         )
     return judgement
 
 
 def judge_refusal(sentence: str) -> Judgement:
     """A run that Lightning or course_lib refuses before or in its first batch."""
-    return Judgement(
-        findings=[
-            finding(
-                "setup",
-                f"The fit ends before 1 optimizer step: {sentence.rstrip('.')}.",
-                "Nothing is trained.",
-                "Follow that sentence; the README says what goes with what.",
-                chapter="09_all_at_once",
-            )
-        ]
+    return Judgement().find(
+        "setup",
+        f"The fit ends before 1 optimizer step: {sentence.rstrip('.')}.",
+        "Nothing is trained.",
+        "Follow that sentence; the README says what goes with what.",
+        chapter="09_all_at_once",
     )
 
 
@@ -217,15 +202,13 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
     told = f"{counted(started.optimizers, 'optimizer')} count {per_batch:g} steps for each micro-batch"
     whole = started.max_epochs * started.batches
     if started.max_epochs != -1 and batches < whole:
-        judgement.findings.append(
-            finding(
-                "setup",
-                f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} "
-                f"micro-batches of max_epochs={started.max_epochs}.",
-                "global_step counts the calls of all optimizers, and the run ends early without a message.",
-                f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
-                chapter="05_counting_steps",
-            )
+        judgement.find(
+            "setup",
+            f"{told}: max_steps={started.max_steps:,} ends the run after {batches:,} of the {whole:,} "
+            f"micro-batches of max_epochs={started.max_epochs}.",
+            "global_step counts the calls of all optimizers, and the run ends early without a message.",
+            f"Set max_steps={int(whole * per_batch)}, or max_epochs alone.",
+            chapter="05_counting_steps",
         )
     else:
         judgement.notes.append(f"setup: {told}, so max_steps={started.max_steps:,} is {batches:,} micro-batches")
@@ -247,10 +230,9 @@ def with_callbacks_in_order(run: TrainingRun, *, opposite: bool) -> Callable[[Pa
     """A trial: train the first windows, with the callbacks as they stand or turned round; gives the weights."""
 
     def trial(folder: Path) -> Weights:
-        if opposite:
-            run.callbacks.reverse()
         run.start(
             folder,
+            turned=opposite,
             on_train_start=lambda *_: seed_as_another_process(0),
             on_train_batch_start=lambda *_: seed_as_another_process(run.batches_begun - 1),
             on_train_batch_end=lambda *_: _end_first_windows(run),

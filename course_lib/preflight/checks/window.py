@@ -13,7 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun
 
 MOST_BATCHES = 64
@@ -38,7 +38,7 @@ def judge_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: make two windows, and hold each gradient against the big batch's at the same weights."""
 
     def trial(folder: Path) -> Judgement:
-        by_epoch = run.accumulate_grad_batches
+        by_epoch = run.settings.accumulate_grad_batches
         sizes = set(by_epoch.values()) if isinstance(by_epoch, dict) else {by_epoch}
         k = max(sizes)
         if k == 1:
@@ -54,9 +54,6 @@ def judge_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
         return judgement
 
     return trial
-
-
-# -------------------------------------------------------------------------------------------------------- the trials
 
 
 def stop_drawing(model: nn.Module) -> None:
@@ -179,9 +176,6 @@ def put_together(batches: Sequence[Any]) -> Any:
     return first
 
 
-# --------------------------------------------------------------------------------------------------------- judging
-
-
 def _judge(windows: ComparedWindows, k: int) -> Judgement:
     if windows.refused:
         return not_judged("window", windows.refused)
@@ -193,10 +187,10 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         wrong = [w for w in windows.compared if w.factor is None or abs(w.factor * k - 1) > TOLERANCE]
     else:
         wrong = [window for window in windows.compared if window.difference > TOLERANCE]
-    return Judgement(findings=[_wrong(wrong[0], k)] if wrong else [])
+    return _wrong(wrong[0], k) if wrong else Judgement()
 
 
-def _wrong(window: Compared, k: int) -> Finding:
+def _wrong(window: Compared, k: int) -> Judgement:
     sizes = window.batch_sizes
     which = "The last window of an epoch" if window.last else "The first window of an epoch"
     shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
@@ -211,4 +205,4 @@ def _wrong(window: Compared, k: int) -> Finding:
             f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
         )
         means = "The mean of the micro-batches' means is not the mean of their samples or labels: some weigh more."
-    return finding("window", says, means, exact)
+    return Judgement().find("window", says, means, exact)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._fingerprints import fingerprint
 from course_lib._words import counted, in_a_line, plural
-from course_lib.preflight.report import Finding, Judgement, finding, not_judged
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Batch, TrainingRun, seed_as_another_process
 
 STREAM_SAMPLES = 500
@@ -60,7 +60,7 @@ def _judge(run: TrainingRun, loader: Any) -> Judgement:
             found = _changes_unseen(run, loader)
         if found is None and loader.num_workers > 1:
             found = _caches(loader)
-    return Judgement(findings=[] if found is None else [found])
+    return found or Judgement()
 
 
 def _copied(sampler: Any) -> Any:
@@ -70,7 +70,7 @@ def _copied(sampler: Any) -> Any:
         return None
 
 
-def _cannot_be_sent(loader: Any) -> Finding | None:
+def _cannot_be_sent(loader: Any) -> Judgement | None:
     context = loader.multiprocessing_context
     method = context.get_start_method() if context is not None else multiprocessing.get_start_method()
     if method == "fork":
@@ -79,7 +79,7 @@ def _cannot_be_sent(loader: Any) -> Finding | None:
         try:
             ForkingPickler.dumps(getattr(loader, name))
         except Exception as error:
-            return finding(
+            return Judgement().find(
                 "workers",
                 f"The loader's {name} cannot be sent to a worker that is started by {method}: {in_a_line(error)}.",
                 "The run raises before its first batch.",
@@ -88,7 +88,7 @@ def _cannot_be_sent(loader: Any) -> Finding | None:
     return None
 
 
-def _draws_alike(loader: Any, workers: int) -> Finding | None:
+def _draws_alike(loader: Any, workers: int) -> Judgement | None:
     """Fetch one sample again and again, in each worker twice, in two epochs."""
     if len(loader.dataset) == 0:
         return None
@@ -106,7 +106,7 @@ def _draws_alike(loader: Any, workers: int) -> Finding | None:
     if all(first[worker] == first[worker + workers] for worker in range(workers)):
         return None  # the sample is the same whenever it is fetched
     if workers > 1 and first[0] == first[1]:
-        return finding(
+        return Judgement().find(
             "workers",
             f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is "
             f"fetched again in one of {workers}.",
@@ -115,7 +115,7 @@ def _draws_alike(loader: Any, workers: int) -> Finding | None:
             "default_rng([seed, epoch, index]).",
         )
     if first[0] == second[0]:
-        return finding(
+        return Judgement().find(
             "workers",
             "The workers draw the same random numbers in every epoch: sample 0 comes first with the same values.",
             "Each epoch repeats the augmentations of the first.",
@@ -136,7 +136,7 @@ def _fingerprints(samples: list[Any]) -> list[int]:
     return [fingerprint(sample) for sample in samples]
 
 
-def _another_order(run: TrainingRun, loader: Any, workers: int) -> Finding | None:
+def _another_order(run: TrainingRun, loader: Any, workers: int) -> Judgement | None:
     if loader.batch_sampler is None:
         return None
 
@@ -152,7 +152,7 @@ def _another_order(run: TrainingRun, loader: Any, workers: int) -> Finding | Non
     if without == with_workers:
         return None
     step = next((i for i, pair in enumerate(zip(without, with_workers, strict=False)) if pair[0] != pair[1]), 0)
-    return finding(
+    return Judgement().find(
         "workers",
         f"With {counted(workers, 'worker')} the order is another than without: batch {step} is "
         f"{list(with_workers[step][:4])}… and not {list(without[step][:4])}….",
@@ -161,7 +161,7 @@ def _another_order(run: TrainingRun, loader: Any, workers: int) -> Finding | Non
     )
 
 
-def _changes_unseen(run: TrainingRun, loader: Any) -> Finding | None:
+def _changes_unseen(run: TrainingRun, loader: Any) -> Judgement | None:
     before = _values(loader.dataset)
     run.begin_epoch(1)
     after = _values(loader.dataset)
@@ -169,7 +169,7 @@ def _changes_unseen(run: TrainingRun, loader: Any) -> Finding | None:
     if not changed:
         return None
     names = ", ".join(f"dataset.{name}" for name in changed)
-    return finding(
+    return Judgement().find(
         "workers",
         f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 here, and with "
         f"persistent_workers=True the copies of {counted(loader.num_workers, 'worker')} stay "
@@ -194,8 +194,8 @@ def _values(dataset: Any) -> dict[str, Any]:
     return values
 
 
-def _stream_twice(loader: Any, workers: int) -> Finding | None:
-    alone = _contents(islice(iter(loader.dataset), STREAM_SAMPLES))
+def _stream_twice(loader: Any, workers: int) -> Judgement | None:
+    alone = Counter(map(fingerprint, islice(iter(loader.dataset), STREAM_SAMPLES)))
     reading: DataLoader[Any] = DataLoader(
         loader.dataset,
         batch_size=None,
@@ -208,7 +208,7 @@ def _stream_twice(loader: Any, workers: int) -> Finding | None:
     extra = sum(times - alone.get(content, 1) for content, times in together.items() if times > alone.get(content, 1))
     if extra <= len(together) / 2:
         return None
-    return finding(
+    return Judgement().find(
         "workers",
         f"The stream gives {counted(together.total(), 'sample')} to {workers} workers, {len(together):,} of them "
         "different: each worker reads all of it.",
@@ -217,11 +217,7 @@ def _stream_twice(loader: Any, workers: int) -> Finding | None:
     )
 
 
-def _contents(samples: Iterator[Any]) -> Counter[int]:
-    return Counter(map(fingerprint, samples))
-
-
-def _caches(loader: Any) -> Finding | None:
+def _caches(loader: Any) -> Judgement | None:
     """Fetch samples in this process, and see which containers of the dataset grow with them."""
     dataset = loader.dataset
     most = min(2 * SAMPLES, len(dataset))
@@ -234,7 +230,7 @@ def _caches(loader: Any) -> Finding | None:
     if len(sizes) < 3 or not grows:
         return None
     name = grows[0]
-    return finding(
+    return Judgement().find(
         "workers",
         f"dataset.{name} grows with what is fetched, to {counted(sizes[-1][name], 'entry', 'entries')} after "
         f"{counted(most, 'sample')}, and each of {loader.num_workers} workers fills one of its own.",

@@ -50,6 +50,7 @@ class Saves:
             return
         updates, saved_at = math.ceil(batches / window), 0
         for epoch, batch in self._moments(batches, window, updates):
+            # Updates of the whole run: the last window of an epoch may be short, and steps as well.
             update = epoch * updates + (updates if batch == batches else batch // window)
             if update != saved_at:  # a Trainer saves once after an update
                 saved_at = update

@@ -98,7 +98,7 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
                 running[number] = _fork(trial, folder, time.monotonic() + seconds)
             pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
             readable, _, _ = select.select([child.pipe for child in running.values()], [], [], min(pause, 1.0))
-            _tick()
+            now_trying()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
                 if done or time.monotonic() >= child.ends:
@@ -210,9 +210,8 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
             return [_answered(trial, folder)]
 
     try:
-        answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=seconds * len(trials) + SENT_SECONDS, backend="gloo")[
-            0
-        ].value
+        timeout = seconds * len(trials) + SENT_SECONDS
+        answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=timeout, backend="gloo")[0].value
     except RankTimeout:
         return [_too_late(seconds)] * len(trials)
     except RankError as error:
@@ -266,16 +265,7 @@ def _write_nowhere_but_in(folder: Path) -> None:
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     inside = os.path.realpath(folder)
-    changes = {
-        "os.remove",
-        "os.rename",
-        "os.mkdir",
-        "os.rmdir",
-        "os.truncate",
-        "os.link",
-        "os.symlink",
-        "shutil.rmtree",
-    }
+    changes = set("os.remove os.rename os.mkdir os.rmdir os.truncate os.link os.symlink shutil.rmtree".split())
     devices = ("/dev/", "/proc/")
 
     def judge(event: str, arguments: tuple[Any, ...]) -> None:
@@ -335,34 +325,25 @@ _shown: ContextVar[Progress | None] = ContextVar("preflight_progress", default=N
 @contextlib.contextmanager
 def progress_shown() -> Iterator[None]:
     """Show the steps within, if stderr is a terminal or a notebook's."""
-    token = _shown.set(Progress(sys.stderr) if is_watched(sys.stderr) else None)
+    token = _shown.set(Progress(sys.stderr) if _is_watched(sys.stderr) else None)
     try:
         yield
     finally:
         _shown.reset(token)
 
 
-def is_watched(stream: Any) -> bool:
+def _is_watched(stream: Any) -> bool:
     if os.environ.get("PREFLIGHT_PROGRESS") == "0":
         return False
-    if type(stream).__module__.startswith("ipykernel"):
-        return True
     try:
-        return bool(stream.isatty())
+        return type(stream).__module__.startswith("ipykernel") or bool(stream.isatty())
     except (AttributeError, ValueError):  # closed, or no file
         return False
 
 
-def now_trying(what: str) -> None:
-    """A step begins."""
+def now_trying(what: str = "") -> None:
+    """A step begins, or goes on while its trials are waited for."""
     progress = _shown.get()
     if progress is not None:
-        progress.step = what
-        progress.tick()
-
-
-def _tick() -> None:
-    """Is called while trials are waited for."""
-    progress = _shown.get()
-    if progress is not None:
+        progress.step = what or progress.step
         progress.tick()

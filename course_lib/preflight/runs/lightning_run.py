@@ -21,14 +21,14 @@ import torch
 from torch import Tensor
 
 from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
-from course_lib.preflight.runs.pretended_ranks import PretendedEnvironment, join_pretended_group
+from course_lib.preflight.runs.pretended_ranks import join_pretended_group, pretended_environment
 from course_lib.preflight.runs.run import (
     Batch,
     Enough,
     Saving,
+    Settings,
     Started,
     TrainingRun,
-    length_of,
     planned,
     seed_as_another_process,
     walked,
@@ -53,7 +53,7 @@ class LightningRun(TrainingRun):
     @property
     def cannot(self) -> dict[str, str]:
         strategy = self.trainer.strategy
-        if self.world_size == 1 or is_any_of(strategy, {"DDPStrategy"}):
+        if self.trainer.world_size == 1 or is_any_of(strategy, {"DDPStrategy"}):
             return {}
         return {"no_sync": f"{type(strategy).__name__} averages by itself, and not as DDP"}
 
@@ -67,12 +67,15 @@ class LightningRun(TrainingRun):
         prepare_loader: Callable[[Any], Any] | None = None,
         ckpt_path: Path | None = None,
         averages: bool = False,
+        turned: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
         self._saves = saves_of(self.trainer, self.model)
+        if turned:
+            self.trainer.callbacks.reverse()
         self._calm_down(folder)
-        self._become_rank(rank, self.world_size if world_size is None else world_size, averages)
+        self._become_rank(rank, self.trainer.world_size if world_size is None else world_size, averages)
         self._prepare_loaders_by(prepare_loader, workers)
         self.trainer.callbacks.append(Probe(hooks))
         if self._has_data_module and hasattr(self.data, "train_dataloader"):
@@ -127,7 +130,7 @@ class LightningRun(TrainingRun):
             strategy = trainer.strategy
             strategy.precision_plugin = precision
             strategy.accelerator, strategy.parallel_devices = accelerator, [torch.device("cpu")] * world_size
-            strategy.cluster_environment = PretendedEnvironment(rank, world_size)
+            strategy.cluster_environment = pretended_environment(rank, world_size)
             strategy._launcher = None  # nobody else is to be started
         else:
             strategy = strategies.SingleDeviceStrategy("cpu", accelerator, precision_plugin=precision)
@@ -159,28 +162,30 @@ class LightningRun(TrainingRun):
     # ----------------------------------------------------------------------------------------------------- its settings
 
     @property
-    def world_size(self) -> int:
-        return int(self.trainer.world_size)
-
-    @property
-    def tried_world_sizes(self) -> tuple[int, ...]:
-        return (1, 2, 3)
-
-    @property
-    def max_epochs(self) -> int:
-        """Without the epoch that StochasticWeightAveraging adds, in which nothing steps."""
-        for callback in self.trainer.callbacks:
-            if is_any_of(callback, {"StochasticWeightAveraging"}):
-                return int(getattr(callback, "_max_epochs", self.trainer.max_epochs))
-        return -1 if self.trainer.max_epochs is None else int(self.trainer.max_epochs)
-
-    @property
-    def accumulate_grad_batches(self) -> int | dict[int, int]:
-        """Micro-batches in a window, or what a GradientAccumulationScheduler says by epoch."""
-        for callback in self.trainer.callbacks:
+    def settings(self) -> Settings:
+        trainer = self.trainer
+        max_epochs = trainer.max_epochs
+        accumulate_grad_batches: int | dict[int, int] = self.window
+        for callback in trainer.callbacks:
+            if is_any_of(callback, {"StochasticWeightAveraging"}):  # it adds an epoch, in which nothing steps
+                max_epochs = getattr(callback, "_max_epochs", max_epochs)
             if is_any_of(callback, {"GradientAccumulationScheduler"}):
-                return dict(callback.scheduling)
-        return self.window
+                accumulate_grad_batches = dict(callback.scheduling)
+        ddp = getattr(trainer.strategy, "_ddp_kwargs", {})
+        return Settings(
+            accumulate_grad_batches=accumulate_grad_batches,
+            max_epochs=-1 if max_epochs is None else int(max_epochs),
+            max_steps=int(trainer.max_steps),
+            max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
+            limit_train_batches=trainer.limit_train_batches,
+            overfits=bool(trainer.overfit_batches),
+            reloads=bool(trainer.reload_dataloaders_every_n_epochs),
+            automatic=bool(getattr(self.model, "automatic_optimization", True)),
+            world_size=int(trainer.world_size),
+            tried_world_sizes=(1, 2, 3),
+            finds_unused=bool(ddp.get("find_unused_parameters") or ddp.get("static_graph")),
+            precision=str(trainer.precision),
+        )
 
     @property
     def window(self) -> int:
@@ -198,37 +203,6 @@ class LightningRun(TrainingRun):
     def global_step(self) -> int:
         return int(self.trainer.global_step)
 
-    @property
-    def ends_with_its_epochs(self) -> bool:
-        return self.trainer.max_steps == -1 and not self.is_limited
-
-    @property
-    def is_limited(self) -> bool:
-        """1 is one batch, 1.0 is all."""
-        limit = self.trainer.limit_train_batches
-        return not isinstance(limit, float) or limit != 1.0
-
-    @property
-    def reloads(self) -> bool:
-        return bool(self.trainer.reload_dataloaders_every_n_epochs)
-
-    @property
-    def overfits(self) -> bool:
-        return bool(self.trainer.overfit_batches)
-
-    @property
-    def automatic(self) -> bool:
-        return bool(getattr(self.model, "automatic_optimization", True))
-
-    @property
-    def finds_unused(self) -> bool:
-        kwargs = getattr(self.trainer.strategy, "_ddp_kwargs", {})
-        return bool(kwargs.get("find_unused_parameters") or kwargs.get("static_graph"))
-
-    @property
-    def precision(self) -> str:
-        return str(self.trainer.precision)
-
     def gpu(self) -> torch.device | None:
         device = self.trainer.strategy.root_device
         return device if device.type == "cuda" else None
@@ -236,20 +210,13 @@ class LightningRun(TrainingRun):
     def callback_names(self) -> list[str]:
         return [type(callback).__name__ for callback in self.trainer.callbacks if not is_any_of(callback, WRITING)]
 
-    @property
-    def callbacks(self) -> list[Any]:
-        callbacks: list[Any] = self.trainer.callbacks
-        return callbacks
-
     # ----------------------------------------------------------------------------------------------------- its loaders
 
     def loaders(self) -> list[Any]:
-        """The training loaders as the Trainer made them again, when it has started."""
         combined = self.trainer.fit_loop._combined_loader
         return [] if combined is None else list(combined.flattened)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Do what the Trainer does between two epochs and before one: its hooks, the loader again, set_epoch."""
         if epoch > 0:
             self.trainer.fit_loop.epoch_progress.current.processed = epoch
             self.call_hooks("on_train_epoch_end")
@@ -257,7 +224,6 @@ class LightningRun(TrainingRun):
         self.call_hooks("on_train_epoch_start")
 
     def turn_to_epoch(self, epoch: int) -> None:
-        """Begin an epoch without its hooks, as a run does that is resumed within it."""
         loop = self.trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
         loop.setup_data()
@@ -272,7 +238,6 @@ class LightningRun(TrainingRun):
             calls._call_lightning_module_hook(self.trainer, name)
 
     def asked_again(self) -> Any:
-        """The training loader as the module or data module would make it now; None where it was given as a loader."""
         trainer, loop = self.trainer, self.trainer.fit_loop
         if not loop._data_source.is_module():
             return None
@@ -281,12 +246,10 @@ class LightningRun(TrainingRun):
         return process(trainer, trainer.state.fn, trainer.state.stage, loader)
 
     def counted_batches(self) -> int | None:
-        """The micro-batches that the Trainer counts in the epoch that it has begun; None without a length."""
         batches = self.trainer.fit_loop.max_batches
         return None if math.isinf(batches) else int(batches)
 
     def counted_after_validation(self) -> int | None:
-        """The micro-batches that the Trainer counts when a validation within the epoch has ended; None without one."""
         trainer, batches = self.trainer, self.counted_batches()
         every = trainer.val_check_batch
         if batches is None or not isinstance(every, int) or every >= batches:
@@ -297,7 +260,7 @@ class LightningRun(TrainingRun):
     # ------------------------------------------------------------------------------------------------ stop and resume
 
     def saving(self, batches: int, window: int) -> Saving:
-        last = math.inf if self.max_epochs == -1 else self.max_epochs
+        last = math.inf if self.settings.max_epochs == -1 else self.settings.max_epochs
         within = [(at, way) for way in self._saves if (at := way.first_within_epoch(batches, window)) and at[0] < last]
         inside = any(way.may_cut_a_window(batches, window) for way in self._saves)
         if not within:
@@ -372,37 +335,16 @@ class LightningRun(TrainingRun):
         return replace(started, schedules=tuple(schedules))
 
     def _with_plans(self) -> Started:
-        trainer, loaders = self.trainer, self.loaders()
-        loader = loaders[0] if len(loaders) == 1 else None
-        started = Started(
-            world_size=self.world_size,
-            automatic=self.automatic,
-            optimizers=len(self.optimizers),
-            batches=self.counted_batches(),
-            batches_without_limit=length_of(loader),
-            per_rank_batch_size=_batch_size_of(loader),
-            drop_last=bool(getattr(loader, "drop_last", False)),
-            samples=length_of(getattr(loader, "dataset", None)),
-            limit_train_batches=trainer.limit_train_batches,
-            accumulate_grad_batches=self.accumulate_grad_batches,
-            max_epochs=self.max_epochs,
-            max_steps=int(trainer.max_steps),
-            max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
-            overfits=self.overfits,
-        )
-        if self.reloads and self.automatic and started.batches and 1 < started.max_epochs <= MOST_EPOCHS:
+        started = self._as_started()
+        if started.reloads and started.automatic and started.batches and 1 < started.max_epochs <= MOST_EPOCHS:
             started = replace(started, batches_by_epoch=tuple(self._counted_by_epoch(started.max_epochs)))
-        return planned(started, planner=getattr(getattr(loader, "batch_sampler", None), "plan", None))
+        samplers = [getattr(loader, "batch_sampler", None) for loader in self.loaders()]
+        return planned(started, getattr(samplers[0], "plan", None) if len(samplers) == 1 else None)
 
     def _counted_by_epoch(self, epochs: int) -> Iterator[int]:
         for epoch in range(epochs):
             self.begin_epoch(epoch)
             yield max(1, int(self.trainer.fit_loop.max_batches))
-
-
-def _batch_size_of(loader: Any) -> int | None:
-    size = getattr(loader, "batch_size", None)
-    return size if size is not None else getattr(getattr(loader, "batch_sampler", None), "batch_size", None)
 
 
 def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.preflight.runs.run import Enough, Started, TrainingRun, length_of, planned, walked
+from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, length_of, planned, walked
 
 
 @dataclass
@@ -36,12 +36,8 @@ class PlainLoop(TrainingRun):
         }
 
     @property
-    def max_epochs(self) -> int:
-        return self.epochs
-
-    @property
-    def accumulate_grad_batches(self) -> int:
-        return self.batches_of_window
+    def settings(self) -> Settings:
+        return Settings(self.batches_of_window, self.epochs)
 
     @property
     def window(self) -> int:
@@ -59,16 +55,7 @@ class PlainLoop(TrainingRun):
         return next((p.device for p in self.model.parameters() if p.device.type == "cuda"), None)
 
     def start(
-        self,
-        folder: Path,
-        *,
-        rank: int = 0,
-        world_size: int | None = None,
-        workers: bool = False,
-        prepare_loader: Callable[[Any], Any] | None = None,
-        ckpt_path: Path | None = None,
-        averages: bool = False,
-        **hooks: Callable[..., None],
+        self, folder: Path, *, workers: bool = False, prepare_loader: Callable[[Any], Any] | None = None, **hooks: Any
     ) -> None:
         """Train an epoch until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
 
@@ -127,25 +114,7 @@ class PlainLoop(TrainingRun):
 
     def started(self, folder: Path) -> Started:
         """The plan of the loop and the rates of its schedule, which is stepped after each update."""
-        batches = self.counted_batches()
-        started = planned(
-            Started(
-                world_size=1,
-                automatic=True,
-                optimizers=1,
-                batches=batches,
-                batches_without_limit=batches,
-                per_rank_batch_size=getattr(self.loader, "batch_size", None),
-                drop_last=bool(getattr(self.loader, "drop_last", False)),
-                samples=length_of(getattr(self.loader, "dataset", None)),
-                limit_train_batches=1.0,
-                accumulate_grad_batches=self.window,
-                max_epochs=self.epochs,
-                max_steps=-1,
-                max_time=False,
-                overfits=False,
-            )
-        )
+        started = planned(self._as_started())
         if started.plan is None or self.scheduler is None:
             return started
         follows_metric = isinstance(self.scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau)

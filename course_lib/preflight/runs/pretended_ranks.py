@@ -5,7 +5,7 @@ Its process group's collectives return what this rank gave, and nobody waits for
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import torch.distributed as dist
@@ -22,39 +22,25 @@ def join_pretended_group(rank: int, world_size: int) -> None:
         groups[dist.group.WORLD] = ("fake", PretendedStore())
 
 
-@dataclass
-class PretendedEnvironment:
-    """A cluster in which this process is one of several that exist already."""
+def pretended_environment(rank: int, world_size: int) -> SimpleNamespace:
+    """A cluster, as Lightning asks for one, in which this process is one of several that exist already."""
 
-    rank: int
-    size: int
-    creates_processes_externally = True
-    main_address = "localhost"
-    main_port = 0
+    def known(*_: Any) -> None:
+        """Nothing is set up, and nothing torn down."""
 
-    def world_size(self) -> int:
-        return self.size
-
-    def global_rank(self) -> int:
-        return self.rank
-
-    def local_rank(self) -> int:
-        return self.rank
-
-    def node_rank(self) -> int:
-        return 0
-
-    def set_world_size(self, size: int) -> None:
-        """It is known."""
-
-    def set_global_rank(self, rank: int) -> None:
-        """It is known."""
-
-    def validate_settings(self, num_devices: int, num_nodes: int) -> None:
-        """They are pretended."""
-
-    def teardown(self) -> None:
-        """Nothing was set up."""
+    return SimpleNamespace(
+        creates_processes_externally=True,
+        main_address="localhost",
+        main_port=0,
+        world_size=lambda: world_size,
+        global_rank=lambda: rank,
+        local_rank=lambda: rank,
+        node_rank=lambda: 0,
+        set_world_size=known,
+        set_global_rank=known,
+        validate_settings=known,
+        teardown=known,
+    )
 
 
 class PretendedStore:

@@ -47,58 +47,9 @@ class TrainingRun(ABC):
         return {}
 
     @property
-    def world_size(self) -> int:
-        return 1
-
-    @property
-    def tried_world_sizes(self) -> tuple[int, ...]:
-        """The numbers of ranks that its batches can be dealt to, beside its own."""
-        return (1,)
-
-    @property
     @abstractmethod
-    def max_epochs(self) -> int:
-        """``-1`` without a limit."""
-
-    @property
-    def ends_with_its_epochs(self) -> bool:
-        """Whether nothing but the number of its epochs ends the run."""
-        return True
-
-    @property
-    def is_limited(self) -> bool:
-        """Whether a part of each epoch is trained only."""
-        return False
-
-    @property
-    def reloads(self) -> bool:
-        """Whether the loader is made again between epochs."""
-        return False
-
-    @property
-    def overfits(self) -> bool:
-        """Whether it trains on the same few batches."""
-        return False
-
-    @property
-    def automatic(self) -> bool:
-        """Whether windows step by the run's settings, and not by the module's own code."""
-        return True
-
-    @property
-    def finds_unused(self) -> bool:
-        """Whether DDP is told to look for unused parameters."""
-        return False
-
-    @property
-    def precision(self) -> str:
-        """As a Trainer writes it."""
-        return "32-true"
-
-    @property
-    @abstractmethod
-    def accumulate_grad_batches(self) -> int | dict[int, int]:
-        """Micro-batches in a window; a dict says it by epoch."""
+    def settings(self) -> Settings:
+        """As they are now: a data module, or a callback, may change them when the run starts."""
 
     @property
     @abstractmethod
@@ -128,6 +79,21 @@ class TrainingRun(ABC):
     def started(self, folder: Path) -> Started:
         """A trial: what the run says of itself when it has started."""
 
+    def _as_started(self) -> Started:
+        """What both kinds of run say, without a plan."""
+        loaders = self.loaders()
+        loader = loaders[0] if len(loaders) == 1 else None
+        sampler = getattr(loader, "batch_sampler", None)
+        return Started(
+            **vars(self.settings),
+            optimizers=len(self.optimizers),
+            batches=self.counted_batches(),
+            batches_without_limit=length_of(loader),
+            per_rank_batch_size=getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None),
+            drop_last=bool(getattr(loader, "drop_last", False)),
+            samples=length_of(getattr(loader, "dataset", None)),
+        )
+
     @abstractmethod
     def start(
         self,
@@ -139,6 +105,7 @@ class TrainingRun(ABC):
         prepare_loader: Callable[[Any], Any] | None = None,
         ckpt_path: Path | None = None,
         averages: bool = False,
+        turned: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Train, as one of ``world_size`` ranks (those of the run), until a hook raises :class:`Enough`.
@@ -149,7 +116,7 @@ class TrainingRun(ABC):
         ``on_train_batch_start``, ``on_before_optimizer_step`` and ``on_train_batch_end``. Other ranks are pretended:
         the process group says who this rank is, and its collectives return at once with what this rank gave. With
         ``averages`` the run's own DDP strategy wraps the model for that group; otherwise the model is trained as on
-        one device.
+        one device. ``turned``: with the run's callbacks in the opposite order.
         """
 
     def at_start(self, folder: Path, look: Callable[[], Found], **options: Any) -> Found | None:
@@ -232,11 +199,6 @@ class TrainingRun(ABC):
         """The callbacks that take part in trials, in their order."""
         return []
 
-    @property
-    def callbacks(self) -> list[Any]:
-        """All of them; a trial may turn the list before it started."""
-        return []
-
     def saving(self, batches: int, window: int) -> Saving:
         """When the run saves, with so many micro-batches in an epoch and in a window."""
         return Saving()
@@ -256,6 +218,42 @@ class TrainingRun(ABC):
     def load_states(self, states: bytes, epoch: int) -> None:
         """Before the start: resume the loaders from :meth:`states`, within an epoch."""
         raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What a run is told, in a Trainer's words; the defaults are those of a plain loop."""
+
+    accumulate_grad_batches: int | dict[int, int]
+    """Micro-batches in a window; a dict says it by epoch."""
+    max_epochs: int
+    """``-1`` without a limit, as ``max_steps``."""
+    max_steps: int = -1
+    max_time: bool = False
+    limit_train_batches: int | float = 1.0
+    """1 is one batch, 1.0 is all."""
+    overfits: bool = False
+    """Whether it trains on the same few batches."""
+    reloads: bool = False
+    """Whether the loader is made again between epochs."""
+    automatic: bool = True
+    """Whether windows step by these settings, and not by the module's own code."""
+    world_size: int = 1
+    tried_world_sizes: tuple[int, ...] = (1,)
+    """The numbers of ranks that its batches can be dealt to, beside its own."""
+    finds_unused: bool = False
+    """Whether DDP is told to look for unused parameters."""
+    precision: str = "32-true"
+
+    @property
+    def is_limited(self) -> bool:
+        """Whether a part of each epoch is trained only."""
+        return not isinstance(self.limit_train_batches, float) or self.limit_train_batches != 1.0
+
+    @property
+    def ends_with_its_epochs(self) -> bool:
+        """Whether nothing but the number of its epochs ends the run."""
+        return self.max_steps == -1 and not self.is_limited
 
 
 class Saving(NamedTuple):
@@ -291,27 +289,19 @@ def seed_as_another_process(number: int) -> None:
 
 
 @dataclass(frozen=True)
-class Started:
-    """A started run on rank 0, in plain values; ``-1`` is no limit, as in a Trainer."""
+class Started(Settings):
+    """A started run on rank 0, in plain values."""
 
-    world_size: int
-    automatic: bool
-    optimizers: int
-    batches: int | None
+    optimizers: int = 1
+    batches: int | None = None
     """Micro-batches of an epoch on one rank; None where the loader has no length."""
-    batches_without_limit: int | None
-    per_rank_batch_size: int | None
-    drop_last: bool
-    samples: int | None
-    limit_train_batches: int | float
-    accumulate_grad_batches: int | dict[int, int]
-    max_epochs: int
-    max_steps: int
-    max_time: bool
-    overfits: bool
-    plan: StepPlan | None = None
+    batches_without_limit: int | None = None
+    per_rank_batch_size: int | None = None
+    drop_last: bool = False
+    samples: int | None = None
     batches_by_epoch: tuple[int, ...] = ()
     """Where the loader is made again in each epoch, the micro-batches of each."""
+    plan: StepPlan | None = None
     why_no_plan: str = ""
     other_plans: dict[str, StepPlan] = field(default_factory=dict)
     """What the run would be without a setting that cuts it short, by the setting's name."""
@@ -352,6 +342,7 @@ def _plan(started: Started, planner: Any) -> StepPlan:
         return plan
     assert started.batches is not None
     if len(set(started.batches_by_epoch)) > 1:
+        # So many samples that each epoch's batches are all full: only their number counts here.
         samples = math.lcm(*started.batches_by_epoch)
         sizes = {epoch: samples // batches for epoch, batches in enumerate(started.batches_by_epoch)}
         return plan_steps(samples, sizes, accumulate_grad_batches=started.accumulate_grad_batches, **stops)
