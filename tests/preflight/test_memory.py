@@ -41,6 +41,15 @@ def test_the_bound_is_the_measured_peak(frozen):
     assert finding.check == "memory" and "the largest of an epoch's 8 batches (8 × 1024 × 1)" in finding.says
 
 
+def test_the_precision_of_the_run_is_the_predictions():
+    def facts(precision):
+        trainer = quiet_trainer(precision=precision)
+        report = preflight(trainer, *run(False)[1:], skip=BESIDE, expect={"memory": 2**40})
+        return report.facts["predicted peak of the largest batch"]
+
+    assert facts("bf16-mixed") != facts("32-true")
+
+
 def test_of_a_plain_loop():
     def loop(memory):
         model = plain_net()

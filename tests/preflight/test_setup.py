@@ -2,6 +2,7 @@
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from torch import nn
 
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.preflight import CHECKS, preflight
@@ -47,6 +48,19 @@ def test_a_loss_that_a_callback_refuses():
     [finding] = report.findings
     assert finding.check == "setup" and "training_step must return (loss_sum, count)" in finding.says
     assert set(report.not_judged) == set(ONLY_SETUP) and not report.passed
+
+
+@pytest.mark.parametrize("strategy", ["ddp", "ddp_find_unused_parameters_true"])
+def test_an_unused_layer_is_a_fault_only_where_ddp_waits_for_it(strategy):
+    class Unused(Net):
+        def __init__(self):
+            super().__init__()
+            self.auxiliary = nn.Linear(8, 3)
+
+    report = preflight(quiet_trainer(strategy=strategy, devices=2), Unused(), loader(), skip=ONLY_SETUP)
+    told = [f.says for f in report.findings] if strategy == "ddp" else report.notes
+    assert any("auxiliary.weight" in says and "not used by the forward" in says for says in told)
+    assert report.ok == (strategy != "ddp")
 
 
 def test_an_error_of_the_models_own_is_no_finding():

@@ -27,7 +27,8 @@ def judge_length(started: Started) -> Judgement:
         )
     elif whole_epoch not in (None, started.batches) and not started.overfits:
         judgement.notes.append(
-            f"length: limit_train_batches={limit!r} trains {started.batches:,} of the {whole_epoch:,} batches of an epoch"
+            f"length: limit_train_batches={limit!r} trains {started.batches:,} of the {whole_epoch:,} batches of an "
+            "epoch"
         )
     if started.overfits:
         judgement.notes.append("length: overfit_batches trains on the same few batches")
