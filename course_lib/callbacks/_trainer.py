@@ -10,6 +10,8 @@ from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from course_lib._lightning import SKIP_BACKWARD
+
 
 def require_plain_optimization(
     callback: Callback, trainer: Trainer, pl_module: LightningModule, *, with_manual: str, other_strategies: str
@@ -55,7 +57,7 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
     No backward runs there. Lightning 2.6 steps all the same, at the epoch's last batch, with the gradient of the last
     step that was made, and so moves the averaged weights.
     """
-    if trainer.fit_loop._skip_backward:
+    if SKIP_BACKWARD.of(trainer.fit_loop):
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
 
 

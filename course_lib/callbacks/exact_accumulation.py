@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
+from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
 from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
@@ -111,7 +112,7 @@ class ExactAccumulation(Callback):
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Ahead of every on_before_optimizer_step, so that the order of the callbacks does not matter.
-        if not trainer.fit_loop.epoch_loop._should_accumulate():
+        if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
             self._average(trainer, pl_module)
 
     def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Optimizer) -> None:

@@ -21,14 +21,21 @@ from typing import Any, NamedTuple
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.trainer.connectors.data_connector import _parse_num_batches
-from lightning.pytorch.trainer.states import RunningStage
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
 from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
+from course_lib._lightning import (
+    COMBINED_LOADER,
+    LAST_BATCH_REACHED,
+    LOADER_MODE,
+    RESTARTING,
+    SHOULD_ACCUMULATE,
+    count_limited,
+    loaded_checkpoint,
+)
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of,
@@ -135,7 +142,7 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        if not trainer.fit_loop.epoch_loop._should_accumulate():
+        if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
             self._remember(trainer, pl_module)
             self._seed_generators(trainer)
 
@@ -156,7 +163,7 @@ class ExactResume(Callback):
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
-        updated = progress.processed == progress.ready and not epoch_loop._should_accumulate()
+        updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
         if schedulers.ready != schedulers.completed or (begun and self._stepping and not updated):
             checkpoint["callbacks"][self.state_key]["within_update"] = True
         elif (begun and not updated) or _stopped_within_epoch(trainer):
@@ -281,17 +288,18 @@ def _stopped_within_epoch(trainer: Trainer) -> bool:
     # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.
     fit_loop = trainer.fit_loop
     progress: Any = fit_loop.epoch_progress.current
-    return progress.processed == progress.started and not fit_loop.epoch_loop._num_ready_batches_reached()
+    return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
 
 
 def _refuse_loaders_that_part(trainer: Any) -> None:
     # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
-    combined = trainer.fit_loop._combined_loader
+    combined = COMBINED_LOADER.of(trainer.fit_loop)
     lengths = {sized_len(loader) for loader in combined.flattened}
     resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
-    if len(lengths) > 1 and resumable and combined._mode != "min_size":
+    mode = LOADER_MODE.of(combined)
+    if len(lengths) > 1 and resumable and mode != "min_size":
         raise MisconfigurationException(
-            f'a CombinedLoader of the mode "{combined._mode}" reads a ResumableDataLoader beside a loader of another '
+            f'a CombinedLoader of the mode "{mode}" reads a ResumableDataLoader beside a loader of another '
             f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
             'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
         )
@@ -317,7 +325,8 @@ def _go_on_with_next_epoch(trainer: Trainer) -> None:
         fit_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_end:
         fit_loop.epoch_progress.increment_completed()
-        fit_loop._restarting = fit_loop.epoch_loop.restarting = False
+        RESTARTING.put(fit_loop, False)
+        fit_loop.epoch_loop.restarting = False
         fit_loop.reset_restart_stage()
         fit_loop.epoch_loop.reset_restart_stage()
 
@@ -326,11 +335,11 @@ def _count_batches_again(trainer: Any) -> None:
     # A Trainer counts a loader's batches once: in a run that goes on with other ranks, those of the epoch that it goes
     # on with. The next ones have another length; they would end too early, or without validation.
     fit_loop = trainer.fit_loop
-    combined = fit_loop._combined_loader
+    combined = COMBINED_LOADER.of(fit_loop)
     lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
     if None in lengths:
         return
-    limits = [_parse_num_batches(RunningStage.TRAINING, length, trainer.limit_train_batches) for length in lengths]
+    limits = [count_limited(length, trainer.limit_train_batches) for length in lengths]
     if limits != combined.limits:
         combined.limits = limits
         iter(combined)  # has a length only then
@@ -377,7 +386,7 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
     Raises:
         ValueError: The checkpoint does not say where the training loader was, or not in samples.
     """
-    checkpoint = trainer._checkpoint_connector._loaded_checkpoint
+    checkpoint = loaded_checkpoint(trainer)
     if not checkpoint:
         return {"steps_done": 0, "samples_done": 0}
     since = _since_ranks(checkpoint, trainer.world_size)

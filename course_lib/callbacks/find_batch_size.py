@@ -11,6 +11,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
+from course_lib._lightning import COMBINED_LOADER, DATA_SOURCE
 from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.memory.batch_size import FittedBatchSize, find_batch_size
@@ -64,7 +65,7 @@ class FindBatchSize(Callback):
                 "a schedule of sizes says its batch sizes itself, and reads no batch_size: find one with "
                 "course_lib.memory.find_batch_size before, and give the schedule a budget that it fits into"
             )
-        source = trainer.fit_loop._data_source
+        source = DATA_SOURCE.of(trainer.fit_loop)
         if not source.is_module():
             raise MisconfigurationException(
                 "FindBatchSize needs a train_dataloader() that reads the batch size, of the module or a datamodule, "
@@ -93,7 +94,7 @@ class FindBatchSize(Callback):
         lightning_setattr(pl_module, self.batch_arg_name, self.fitted.batch_size)
         if changed:
             # configure_optimizers may have asked for the length of the run, which made the loader and a wrong horizon.
-            trainer.fit_loop._combined_loader = None
+            COMBINED_LOADER.put(trainer.fit_loop, None)
             trainer.strategy.setup_optimizers(trainer)
 
 

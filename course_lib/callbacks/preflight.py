@@ -1,6 +1,6 @@
 """The check before a run, at the start of its fit.
 
-    Trainer(callbacks=[Preflight()], ...).fit(model)  # raises where the run will not do what its settings promise
+Trainer(callbacks=[Preflight()], ...).fit(model)  # raises where the run will not do what its settings promise
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
+from course_lib._lightning import DATA_SOURCE
 from course_lib.preflight import NotReady, PreflightReport, preflight
 
 
@@ -61,5 +62,5 @@ def _data_of(trainer: Trainer) -> Any:
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     if datamodule is not None:
         return datamodule
-    source = trainer.fit_loop._data_source
+    source = DATA_SOURCE.of(trainer.fit_loop)
     return None if source.is_module() else source.instance

@@ -1,8 +1,8 @@
 """Planned optimizer steps against those that a Trainer made.
 
-    audit = StepAudit(strict=True)
-    Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
-    audit.updates, audit.attempts, audit.skipped
+audit = StepAudit(strict=True)
+Trainer(callbacks=[audit], ...).fit(model)  # raises where the run did not make the steps that were planned
+audit.updates, audit.attempts, audit.skipped
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
+from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
 from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.loader import MiniDataLoader
@@ -314,5 +315,5 @@ def _epochs_that_step(trainer: Trainer) -> int | None:
     """``max_epochs`` without the epoch that StochasticWeightAveraging adds, for BatchNorm's statistics."""
     for callback in callbacks_of(trainer):
         if isinstance(callback, StochasticWeightAveraging):
-            return callback._max_epochs
+            return EPOCHS_BEFORE_AVERAGING.of(callback)  # type: ignore[no-any-return]
     return trainer.max_epochs

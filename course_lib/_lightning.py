@@ -1,0 +1,93 @@
+"""What is private to Lightning and is used all the same, in one place.
+
+A name with an underscore may move in any release of Lightning. The rule: *each is written here once, with what it is
+used for and the version that it was read in; where it has moved, that is what the error says.*
+
+    if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
+        ...  # the window's last micro-batch
+
+Lightning is imported inside functions only: whatever imports this file can do without it.
+"""
+
+from __future__ import annotations
+
+import inspect
+from typing import Any, NamedTuple
+
+
+class LightningMoved(AttributeError):
+    """A private of Lightning is not where it was when it was read."""
+
+
+class Private(NamedTuple):
+    """An attribute, method or function that is private to Lightning."""
+
+    owner: str
+    """The class or module of Lightning's that has it."""
+    name: str
+    used_for: str
+    read_in: str = "2.6.6"
+
+    def of(self, holder: Any) -> Any:
+        """Its value, in an object of the owner's.
+
+        Raises:
+            LightningMoved: The object has no such attribute.
+        """
+        try:
+            inspect.getattr_static(holder, self.name)  # runs no property, which may fail for a reason of its own
+        except AttributeError:
+            raise LightningMoved(self.moved()) from None
+        return getattr(holder, self.name)
+
+    def put(self, holder: Any, value: Any) -> None:
+        """Set it, where it is."""
+        self.of(holder)
+        setattr(holder, self.name, value)
+
+    def moved(self) -> str:
+        """What is said where it is not there any more."""
+        return (
+            f"Lightning has moved {self.owner}.{self.name}, which course_lib uses for {self.used_for}; it was read in "
+            f"Lightning {self.read_in}. Install that version, or tell course_lib/_lightning.py where it is now"
+        )
+
+
+SHOULD_ACCUMULATE = Private(
+    "_TrainingEpochLoop", "_should_accumulate", "whether a micro-batch is the last one of its window"
+)
+LAST_BATCH_REACHED = Private(
+    "_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all of its micro-batches"
+)
+SKIP_BACKWARD = Private(
+    "_FitLoop", "_skip_backward", "the epoch that StochasticWeightAveraging adds, in which no step is made"
+)
+COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
+DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
+RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
+LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
+LOADED_CHECKPOINT = Private(
+    "_CheckpointConnector", "_loaded_checkpoint", "what a resumed run had done, while it is being set up"
+)
+CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoint that a Trainer has loaded")
+EPOCHS_BEFORE_AVERAGING = Private(
+    "StochasticWeightAveraging", "_max_epochs", "the epochs that step, without the one that is added for BatchNorm"
+)
+PARSE_NUM_BATCHES = Private(
+    "lightning.pytorch.trainer.connectors.data_connector",
+    "_parse_num_batches",
+    "the batches that limit_train_batches leaves of a loader's length",
+)
+
+
+def count_limited(length: float, limit: float) -> float:
+    """The batches that ``limit_train_batches`` leaves of a training loader's length."""
+    from lightning.pytorch.trainer.connectors import data_connector
+    from lightning.pytorch.trainer.states import RunningStage
+
+    return PARSE_NUM_BATCHES.of(data_connector)(RunningStage.TRAINING, length, limit)  # type: ignore[no-any-return]
+
+
+def loaded_checkpoint(trainer: Any) -> dict[str, Any]:
+    """The checkpoint that a Trainer goes on from, while it is being set up; empty afterwards, and without one."""
+    return LOADED_CHECKPOINT.of(CHECKPOINT_CONNECTOR.of(trainer)) or {}
