@@ -75,6 +75,7 @@ def find_batch_size(
     fraction: float = 0.9,
     max_batch_size: int | None = None,
     multiple_of: MultipleOf = 1,
+    divisor_of: int | None = None,
     loader: Any = None,
 ) -> FittedBatchSize:
     """Find the largest batch size whose training step stays within a limit: the same one on all ranks.
@@ -100,14 +101,20 @@ def find_batch_size(
         fraction: Of the free memory; it has no meaning beside ``limit_bytes``.
         max_batch_size: The largest size to consider; default 65,536, for a DataLoader the length of its dataset.
         multiple_of: Round down to a multiple, or to a ``"power of two"``, before trying.
+        divisor_of: Round down to a size that divides this number, before trying.
         loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
         ValueError: An argument out of range; batches that don't grow with the size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
-            multiple of ``multiple_of``, or none of the trials stayed within the limit.
+            multiple of ``multiple_of`` (that divides ``divisor_of``), or none of the trials stayed within the limit.
         RuntimeError: Another rank raised; its own message says why.
     """
+    if not isinstance(model, nn.Module):
+        raise TypeError(
+            f"model must be the nn.Module itself, as real steps are tried on it, got {_kind(model)}: give model where "
+            "predict_peak takes a function that makes one"
+        )
     if isinstance(model, DistributedDataParallel):
         model = model.module
     with undisturbed(loader):
@@ -122,6 +129,7 @@ def find_batch_size(
                 fraction=fraction,
                 max_batch_size=max_batch_size,
                 multiple_of=multiple_of,
+                divisor_of=divisor_of,
             )
         )
         search.upper = _least(lambda: search.upper)
@@ -150,6 +158,10 @@ def find_batch_size(
     )
 
 
+def _kind(model: Any) -> str:
+    return "a function" if callable(model) and not isinstance(model, type) else repr(model)
+
+
 def _settle(search: Search) -> None:
     """Predict at the size where the lines meet the limit, until the corrected lines meet it at the same size."""
     for _ in range(MAX_PREDICTIONS):
@@ -170,8 +182,8 @@ def find_batch_sizes(
 ) -> dict[Any, FittedBatchSize]:
     """`find_batch_size` for each shape (a resolution, a length) of a schedule; `batch_fn(size, shape)` -> a batch.
 
-        table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
-        {shape: fitted.batch_size for shape, fitted in table.items()}
+    table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
+    {shape: fitted.batch_size for shape, fitted in table.items()}
     """
 
     def fit(shape: Any) -> FittedBatchSize:
