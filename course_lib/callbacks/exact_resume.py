@@ -83,7 +83,7 @@ class ExactResume(Callback):
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or by an exception in the middle of an update.
+            by a run without this callback, or in the middle of an update.
     """
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
@@ -185,8 +185,8 @@ class ExactResume(Callback):
         self._seed = state_dict["seed"]
         if state_dict["within_update"]:
             self._refuse(
-                "this checkpoint was saved by an exception in the middle of an update: some parameters or schedules "
-                "have moved and others have not. Resume from an older one"
+                "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
+                "some parameters or schedules have moved and others have not. Resume from an older one"
             )
 
     # ------------------------------------------------------------------------------------------------- helpers

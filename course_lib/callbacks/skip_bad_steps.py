@@ -161,7 +161,9 @@ class SkipBadSteps(Callback):
                 f"max_norm={self._guard_arguments['max_norm']:g} and the Trainer's gradient_clip_val="
                 f"{trainer.gradient_clip_val:g} would both clip: give one of them"
             )
-        self.attempts = self.updates = self.uncounted_attempts = 0
+        self.attempts = self.updates = 0
+        if trainer.fit_loop.total_batch_idx < 0:  # in a second fit the Trainer goes on with the counter without them
+            self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

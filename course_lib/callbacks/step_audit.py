@@ -74,6 +74,8 @@ class StepAudit(Callback):
         self.known_skips = 0
         self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
+        self._skips_before_audit = 0  # of these attempts: those that SkipBadSteps took out of global_step
+        self._began = False
         self.stopped_early = False
         self._updates_of_batch = 0
         self._world_size: int | None = None
@@ -94,9 +96,10 @@ class StepAudit(Callback):
             return self._steps_until_stop(plan) - self.known_skips
         if not self._max_steps_means_updates or plan.total_steps != plan.max_steps:
             return plan.total_steps - self.known_skips
+        by_max_steps = plan.max_steps + self._skips_before_audit
         if plan.max_epochs == -1:
-            return plan.max_steps
-        return min(plan.max_steps, end_of_run(plan.spans, -1).steps - self.known_skips)
+            return by_max_steps
+        return min(by_max_steps, end_of_run(plan.spans, -1).steps - self.known_skips)
 
     def _steps_until_stop(self, plan: StepPlan) -> int:
         """The planned steps whose micro-batches have run."""
@@ -128,8 +131,13 @@ class StepAudit(Callback):
         if self.stopped_early:
             due = self._steps_until_stop(self.plan)
             lines.append(f"Training was told to stop before the planned end, when {due:,} steps were due.")
-        if not self.agrees and not self.plan.steps_done and not self.attempts_before_audit:
-            lines += self._first_epoch_that_differs(self.plan)
+        if not self.agrees:
+            due, made = self._updates_due(self.plan), self.updates + self.attempts_before_audit
+            if (due, made) != (self.plan.total_steps, self.updates):
+                too = "many" if made > due else "few"
+                lines.append(f"In all, {due:,} updates were due and {made:,} were made: {abs(made - due):,} too {too}.")
+            if not self.plan.steps_done and not self.attempts_before_audit:
+                lines += self._first_epoch_that_differs(self.plan)
         return "\n".join(lines)
 
     def _first_epoch_that_differs(self, plan: StepPlan) -> list[str]:
@@ -155,7 +163,7 @@ class StepAudit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         done = attempts_of(trainer)
-        self.attempts_before_audit = done - self.attempts
+        self._begin_at(done, trainer)
         if self.plan is None:
             if self._world_size not in (None, trainer.world_size):
                 self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done)
@@ -169,6 +177,12 @@ class StepAudit(Callback):
         if done and self.plan is not None:
             _warn_of_other_horizons(trainer, self.plan)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
+
+    def _begin_at(self, attempts: int, trainer: Trainer) -> None:
+        self._began = True
+        self.attempts_before_audit = attempts - self.attempts
+        if self.attempts_before_audit:
+            self._skips_before_audit = sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         epoch = trainer.current_epoch
@@ -192,6 +206,8 @@ class StepAudit(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in on_train_end, where ModelCheckpoint, which comes later, writes the last one.
         self._remove_hooks()
+        if not self._began:  # nothing was left to do
+            self._begin_at(attempts_of(trainer), trainer)
         self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer)))
         made = self.attempts + self.attempts_before_audit
         self.stopped_early = trainer.should_stop and self.plan is not None and made < self.plan.total_steps

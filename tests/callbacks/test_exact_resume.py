@@ -102,6 +102,15 @@ def test_an_update_that_was_cut_off_is_refused_and_said(tmp_path):
         train(tmp_path / "again", ckpt_path=path, callbacks=callbacks)
 
 
+def test_an_update_in_which_a_hook_saved_is_not_said_to_be_an_exceptions(tmp_path):
+    saves = Dies(3, "after step", how=lambda: saves.trainer.save_checkpoint(tmp_path / "hook.ckpt"))
+    saves.trainer = trainer = quiet_trainer(max_epochs=1, callbacks=[saves, ExactResume()])
+    trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2))
+    again = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
+    with pytest.raises(CheckpointError, match="in the middle of an update, by an exception or by a hook"):
+        again.fit(CountingModule(), ResumableDataLoader(range(8), 2), ckpt_path=tmp_path / "hook.ckpt")
+
+
 def test_a_checkpoint_inside_a_window_of_another_run_is_refused(tmp_path):
     # Saved by a Trainer alone, after 6 of 16 micro-batches; 4 make a window.
     class SavesAtSix(Callback):

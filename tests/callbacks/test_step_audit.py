@@ -9,7 +9,7 @@ import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, Timer
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib.callbacks import StepAudit, StepCountError, run_so_far
+from course_lib.callbacks import SkipBadSteps, StepAudit, StepCountError, run_so_far
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
@@ -392,3 +392,34 @@ def test_a_step_that_the_gradient_scaler_holds_back_is_skipped():
     with pytest.warns(UserWarning, match="10 optimizer steps planned; 9 updates counted, in 10 attempts"):
         trainer.fit(Overflow(), DataLoader(range(20), 2))
     assert (audit.attempts, audit.updates, audit.skipped) == (10, 9, 1)
+
+
+class GoesBad(CountingModule):
+    """The third batch of each epoch has a loss that is not finite."""
+
+    def training_step(self, batch, batch_idx):
+        return super().training_step(batch) * (float("nan") if batch_idx == 2 else 1.0)
+
+
+@pytest.mark.parametrize("means", ["updates", "attempts"])
+@pytest.mark.parametrize("flags", [dict(max_epochs=1), dict(max_steps=6), dict(max_steps=9, max_epochs=1)])
+def test_a_second_fit_of_one_trainer_agrees_after_skips(means, flags):
+    audit, skipper = StepAudit(strict=True), SkipBadSteps(max_steps_means=means)
+    trainer = quiet_trainer(callbacks=[skipper, audit], **flags)
+    for fits in (1, 2, 3):
+        trainer.fit_loop.max_epochs = fits if "max_epochs" in flags else -1
+        trainer.fit_loop.epoch_loop.max_steps = fits * flags["max_steps"] if "max_steps" in flags else -1
+        trainer.fit(GoesBad(), DataLoader(range(12), 2))  # strict: raises where it does not agree
+        assert audit.updates and audit.known_skips == skipper.skipped == 1
+    assert audit.attempts_before_audit >= 12
+
+
+def test_a_sum_that_does_not_hold_is_said_where_the_counts_alone_look_right():
+    # "6 planned; 6 updates counted" of a second fit, whose plan was that of the first.
+    audit = StepAudit(plan_steps(12, 2, max_epochs=1), strict=True)
+    trainer = quiet_trainer(max_epochs=1, callbacks=[audit])
+    trainer.fit(CountingModule(), DataLoader(range(12), 2))
+    trainer.fit(CountingModule(), DataLoader(range(12), 2))  # nothing is left to do, and nothing is missing
+    trainer.fit_loop.max_epochs = 2
+    with pytest.raises(StepCountError, match="In all, 6 updates were due and 12 were made: 6 too many"):
+        trainer.fit(CountingModule(), DataLoader(range(12), 2))
