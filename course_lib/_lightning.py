@@ -63,6 +63,7 @@ SKIP_BACKWARD = Private(
     "_FitLoop", "_skip_backward", "the epoch that StochasticWeightAveraging adds, in which no step is made"
 )
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
+DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
 DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")

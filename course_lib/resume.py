@@ -17,6 +17,7 @@ ranks there are. A Lightning Trainer saves and restores the state in its own che
 
 from __future__ import annotations
 
+import copy
 import warnings
 from collections.abc import Iterator, Mapping
 from os import PathLike
@@ -27,6 +28,9 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from course_lib.samplers import EpochBatchSampler, SamplerTail, ShuffledBatchSampler
+
+COUNTED_AGAIN = "counted_again"
+"""In a state that is loaded: whoever loads it asks for the length again, in this epoch and in the next ones."""
 
 
 class ResumableDataLoader(DataLoader[Any]):
@@ -158,24 +162,34 @@ class ResumableDataLoader(DataLoader[Any]):
         """Go on behind the batches that were delivered when the state was taken.
 
         Raises:
-            ValueError: The state is of another dataset, seed or batch size; or ``len(loader)`` was told before, and the
-                epoch is longer now: within an epoch, a run has gone to more ranks.
+            ValueError: The state is of another dataset, seed or batch size; or ``len(loader)`` was told before, and
+                within this epoch the run has come to other ranks, so that its length differs from the next one's.
+                (In a Trainer, ``ExactResume`` counts again, and nothing is refused.)
         """
-        self.batch_sampler.load_state_dict(state)  # type: ignore[union-attr]
+        state = dict(state)
+        counted_again = state.pop(COUNTED_AGAIN, False)
+        sampler: Any = self.batch_sampler
+        sampler.load_state_dict(state)
         self._delivered = 0
-        within_epoch = self.batch_sampler.steps_before > 0  # type: ignore[union-attr]
-        if within_epoch and self._told_length is not None and self._length() > self._told_length:
+        if self._told_length is None or counted_again or sampler.steps_before == 0:
+            return
+        from_its_start = copy.copy(sampler)
+        from_its_start.set_epoch(sampler.epoch + 1)  # another epoch cancels the position
+        from_its_start.set_epoch(sampler.epoch)
+        if self._length() > self._told_length or self._length() != len(from_its_start):
             raise ValueError(
-                f"this epoch has {self._length()} batches a rank, those from before the resume included, and the "
-                f"loader's length was asked before as {self._told_length}: a trainer that counts with that would leave "
-                "the rest out. Load the state before anybody asks: loader.load_checkpoint(path) ahead of trainer.fit()"
+                f"this epoch has {self._length()} batches a rank, those from before the resume included, and "
+                f"{len(from_its_start)} from its start on as many ranks as there are now; the loader's length was "
+                f"asked before as {self._told_length}. A trainer that counts once would leave samples out, of this "
+                "epoch or of the next ones. In a Lightning Trainer add course_lib.callbacks.ExactResume() to the "
+                "callbacks; in a loop of your own, load the state before anybody asks for len(loader)"
             )
 
     def load_checkpoint(self, path: str | PathLike[str]) -> None:
         """Load the state from a checkpoint of a Lightning Trainer.
 
-        Needed where a run goes on *within* an epoch on *more* ranks: the Trainer asks for the loader's length before it
-        restores the loader, and would end that epoch too early. Elsewhere the Trainer's own restoring is enough.
+        Ahead of ``trainer.fit(ckpt_path=path)`` this is not needed: the Trainer's own restoring is right or refused. It
+        is for a loop of your own that goes on from a Trainer's checkpoint.
         """
         checkpoint = torch.load(path, map_location="cpu", weights_only=False)
         states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])

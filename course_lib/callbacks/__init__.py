@@ -20,8 +20,9 @@ except ModuleNotFoundError as error:
         name="lightning",
     ) from error
 
+from course_lib.callbacks._other_ranks import run_so_far
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
-from course_lib.callbacks.exact_resume import CheckpointError, ExactResume, run_so_far
+from course_lib.callbacks.exact_resume import CheckpointError, ExactResume
 from course_lib.callbacks.find_batch_size import FindBatchSize
 from course_lib.callbacks.preflight import Preflight
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule

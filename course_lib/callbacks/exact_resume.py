@@ -33,9 +33,8 @@ from course_lib._lightning import (
     LOADER_MODE,
     RESTARTING,
     SHOULD_ACCUMULATE,
-    count_limited,
-    loaded_checkpoint,
 )
+from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of,
@@ -66,7 +65,9 @@ class ExactResume(Callback):
     number of micro-batches so far, and the rank. So dropout draws what it would have drawn, validation does not move
     the generators of training, and each rank has draws of its own.
 
-    Where a run goes on within an epoch on another number of ranks, the batches of the next epochs are counted again.
+    Where a run goes on within an epoch on another number of ranks, fewer or more, the batches of that epoch and of the
+    next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
+    Without this callback a ``ResumableDataLoader`` refuses to be restored there.)
 
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
     one there, with the gradient of the step before, and so moves the averaged weights.)
@@ -113,7 +114,8 @@ class ExactResume(Callback):
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
         self._window_end = copy.deepcopy(_WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
         self._resumed = True
-        self._since_ranks = _since_ranks(checkpoint, trainer.world_size)
+        say_that_batches_are_counted_again(checkpoint)
+        self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -121,6 +123,7 @@ class ExactResume(Callback):
         if self._window_end is None:
             self._remember(trainer, pl_module)
         else:
+            count_batches_again(trainer)
             _go_on_with_next_epoch(trainer)
             _restore_window_length(trainer)
             self._judge_checkpoint(trainer)
@@ -131,7 +134,7 @@ class ExactResume(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed:
-            _count_batches_again(trainer)
+            count_batches_again(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         make_no_step_in_averaging_epoch(trainer)
@@ -331,23 +334,6 @@ def _go_on_with_next_epoch(trainer: Trainer) -> None:
         fit_loop.epoch_loop.reset_restart_stage()
 
 
-def _count_batches_again(trainer: Any) -> None:
-    # A Trainer counts a loader's batches once: in a run that goes on with other ranks, those of the epoch that it goes
-    # on with. The next ones have another length; they would end too early, or without validation.
-    fit_loop = trainer.fit_loop
-    combined = COMBINED_LOADER.of(fit_loop)
-    lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
-    if None in lengths:
-        return
-    limits = [count_limited(length, trainer.limit_train_batches) for length in lengths]
-    if limits != combined.limits:
-        combined.limits = limits
-        iter(combined)  # has a length only then
-        fit_loop.max_batches = sized_len(combined)
-        if isinstance(trainer.val_check_interval, float):
-            trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
-
-
 def _restore_window_length(trainer: Trainer) -> None:
     # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it.
     windows = accumulation_by_epoch(trainer)
@@ -366,55 +352,3 @@ def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: 
     callback = ExactResume(reseed=reseed)
     callback._brought = True
     trainer.callbacks.append(callback)  # type: ignore[attr-defined]  # the Trainer calls its setup next
-
-
-def run_so_far(trainer: Trainer) -> dict[str, int]:
-    """What a run had done when it came to the ranks that it has now: for ``plan_steps``, in ``configure_optimizers``.
-
-    The schedules in a checkpoint come back with the horizon that they were made with. On another number of ranks it is
-    wrong: the rate ends too high, or turns up again. A function of the plan's progress is not saved, and goes on::
-
-        plan = plan_steps(n, 32, world_size=self.trainer.world_size, max_epochs=10, **run_so_far(self.trainer))
-        schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
-
-    A run that goes on with as many ranks gets the plan that it had.
-
-    Returns:
-        ``steps_done``: updates, as the learning rate counts them, and ``samples_done``; both 0 in a run from its start,
-        and in one that has had its number of ranks from the start (told by ``ExactResume``, in the checkpoint).
-
-    Raises:
-        ValueError: The checkpoint does not say where the training loader was, or not in samples.
-    """
-    checkpoint = loaded_checkpoint(trainer)
-    if not checkpoint:
-        return {"steps_done": 0, "samples_done": 0}
-    since = _since_ranks(checkpoint, trainer.world_size)
-    if since is None:
-        raise ValueError(
-            "the checkpoint does not say how far the run is in the data: it does not hold the state of one "
-            "ResumableDataLoader over all samples. Give plan_steps steps_done and samples_done yourself"
-        )
-    return {"steps_done": since["steps_done"], "samples_done": since["samples_done"]}
-
-
-def _since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:
-    """The ranks, and what was done before the run came to them; None: the loader's state does not say it."""
-    # Callbacks and loaders of others keep what they like: a list is a state as well.
-    callbacks = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    for callback in callbacks:
-        since = callback.get("since_ranks")
-        if since and since["world_size"] == world_size:
-            return dict(since)
-    states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-    if len(states) != 1 or not isinstance(states[0], dict):
-        return None
-    num_samples = states[0].get("num_samples", states[0].get("num_primary"))
-    if num_samples is None:
-        return None
-    steps = checkpoint["global_step"]
-    for callback in callbacks:
-        if "uncounted_attempts" in callback:
-            steps = callback["updates"]
-    samples = states[0]["epoch"] * num_samples + states[0]["position"]
-    return {"world_size": world_size, "steps_done": steps, "samples_done": samples}

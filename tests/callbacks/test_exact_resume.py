@@ -1,6 +1,5 @@
 """A run that is stopped anywhere and resumed, again and again, ends as the one that was never stopped."""
 
-import contextlib
 import os
 import random
 import signal
@@ -9,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint
+from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader
@@ -199,56 +198,6 @@ def test_sigterm_saves_what_can_be_resumed(tmp_path):
     with pytest.raises(SIGTERMException):
         train(tmp_path / "cut", saves="an exception", dies=dies)
     assert same(state_of(resume(tmp_path / "cut", saves="an exception", seed=5)[0]), whole)
-
-
-@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2), (3, 2)])
-def test_every_epoch_of_a_run_that_goes_on_with_other_ranks_has_every_sample_once(before, after, tmp_path):
-    class Dies(Callback):
-        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-            if trainer.current_epoch == 1 and batch_idx == 3:
-                raise RuntimeError("cut off")
-
-    def train_rank(rank, ranks, ckpt_path):
-        module, loader = Means(), ResumableDataLoader(range(46), 3, shuffle=True)
-        module.at = []
-        saves = ModelCheckpoint(tmp_path / "run", save_on_exception=True, filename="{step}")
-        callbacks = [ExactResume(), Validates(module), *([] if ckpt_path else [saves, Dies()])]
-        trainer = quiet_trainer(
-            max_epochs=4, accumulate_grad_batches=2, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
-            callbacks=callbacks, enable_checkpointing=not ckpt_path,
-        )  # fmt: skip
-        if ckpt_path:
-            loader.load_checkpoint(ckpt_path)
-        with contextlib.suppress(RuntimeError if not ckpt_path else ()):
-            trainer.fit(module, loader, DataLoader(range(4), 2), ckpt_path=ckpt_path, weights_only=False)
-        return module.at
-
-    run_ranks(train_rank, before, args=(before, None), timeout=120)
-    path = newest(tmp_path / "run")
-    done = torch.load(path, weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"][0]
-    assert done["epoch"] == 1 and done["position"] > 0
-    ranks = [result.value for result in run_ranks(train_rank, after, args=(after, path), timeout=120)]
-    for epoch, samples in ((1, 46 - done["position"]), (2, 46), (3, 46)):
-        seen = [sample for at in ranks for e, batch in at if e == epoch for sample in batch]
-        assert len(seen) == len(set(seen)) == samples, epoch
-
-
-class Validates(Callback):
-    """Keeps the samples of each epoch, and sees that each ends with a validation."""
-
-    def __init__(self, module):
-        self.module = module
-        self.validated = 0
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.module.at.append((trainer.current_epoch, batch.tolist()))
-
-    def on_validation_end(self, trainer, pl_module):
-        self.validated += not trainer.sanity_checking
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        assert self.validated, f"epoch {trainer.current_epoch} was not validated"
-        self.validated = 0
 
 
 def test_what_it_cannot_resume_it_refuses():

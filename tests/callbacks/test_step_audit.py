@@ -223,8 +223,6 @@ def run_on(ranks, folder, ckpt_path=None, stop=None, horizon=None):
             callbacks=[audit],
         )  # fmt: skip
         loader = ResumableDataLoader(range(46), 3, shuffle=True)
-        if ckpt_path:
-            loader.load_checkpoint(ckpt_path)
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
             trainer.fit(model, loader, ckpt_path=ckpt_path, weights_only=False)
