@@ -74,6 +74,13 @@ CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoi
 EPOCHS_BEFORE_AVERAGING = Private(
     "StochasticWeightAveraging", "_max_epochs", "the epochs that step, without the one that is added for BatchNorm"
 )
+AVERAGING_SCHEDULE = Private(
+    "StochasticWeightAveraging", "_scheduler_state", "whether a checkpoint holds its schedule, which is to go on"
+)
+AVERAGE = Private("WeightAveraging", "_average_model", "an epoch's average, where a resume passes the epoch's end")
+AVERAGED_UNTIL = Private(
+    "WeightAveraging", "_latest_update_step", "whether the update that a checkpoint holds is in the average"
+)
 PARSE_NUM_BATCHES = Private(
     "lightning.pytorch.trainer.connectors.data_connector",
     "_parse_num_batches",

@@ -4,7 +4,7 @@ import ast
 import re
 
 import pytest
-from lightning.pytorch.callbacks import StochasticWeightAveraging
+from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.trainer.connectors import data_connector
 from torch.utils.data import DataLoader
 
@@ -22,7 +22,7 @@ def holders():
     averaging = StochasticWeightAveraging(0.1)
     trainer = quiet_trainer(max_epochs=1, callbacks=[averaging])
     trainer.fit(CountingModule(), DataLoader(range(4), 2))
-    found = [trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop, averaging]
+    found = [trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop, averaging, WeightAveraging()]
     found += [trainer.fit_loop._combined_loader, trainer._checkpoint_connector]
     return {type(one).__name__: one for one in found} | {data_connector.__name__: data_connector}
 

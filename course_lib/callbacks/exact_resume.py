@@ -34,6 +34,12 @@ from course_lib._lightning import (
     RESTARTING,
     SHOULD_ACCUMULATE,
 )
+from course_lib.callbacks._averages import (
+    an_average_lags,
+    average_the_epoch_that_ended,
+    begin_averaging_again,
+    trained_state,
+)
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
@@ -124,9 +130,11 @@ class ExactResume(Callback):
             self._remember(trainer, pl_module)
         else:
             count_batches_again(trainer)
-            _go_on_with_next_epoch(trainer)
+            if _go_on_with_next_epoch(trainer):
+                average_the_epoch_that_ended(trainer, pl_module)
             _restore_window_length(trainer)
             self._judge_checkpoint(trainer)
+            begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
@@ -167,7 +175,8 @@ class ExactResume(Callback):
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
         updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
-        if schedulers.ready != schedulers.completed or (begun and self._stepping and not updated):
+        within_step = begun and self._stepping and not updated
+        if within_step or schedulers.ready != schedulers.completed or an_average_lags(trainer):
             checkpoint["callbacks"][self.state_key]["within_update"] = True
         elif (begun and not updated) or _stopped_within_epoch(trainer):
             self._window_end.put_into(checkpoint, trainer)
@@ -262,11 +271,12 @@ class _WindowEnd(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> _WindowEnd:
-        names = dict(pl_module.named_buffers()).keys() & checkpoint["state_dict"].keys()
+        trained = trained_state(checkpoint)
+        names = dict(pl_module.named_buffers()).keys() & trained.keys()
         return cls(
             loops=checkpoint["loops"]["fit_loop"],
             datamodule=checkpoint.get(_datamodule_key(trainer)),
-            buffers={name: checkpoint["state_dict"][name] for name in names},
+            buffers={name: trained[name] for name in names},
             skippers={
                 skipper.state_key: checkpoint["callbacks"][skipper.state_key]
                 for skipper in skippers_of(trainer)
@@ -277,8 +287,9 @@ class _WindowEnd(NamedTuple):
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         checkpoint["loops"]["fit_loop"] = self.loops
         self.put_loader_state_into(checkpoint, trainer)
-        for name in self.buffers.keys() & checkpoint["state_dict"].keys():
-            checkpoint["state_dict"][name] = self.buffers[name]
+        trained = trained_state(checkpoint)
+        for name in self.buffers.keys() & trained.keys():
+            trained[name] = self.buffers[name]
         checkpoint["callbacks"].update(self.skippers)
 
     def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
@@ -316,22 +327,28 @@ def _datamodule_key(trainer: Any) -> str:
     return type(trainer.datamodule).__qualname__
 
 
-def _go_on_with_next_epoch(trainer: Trainer) -> None:
+def _go_on_with_next_epoch(trainer: Trainer) -> bool:
     # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
     # the run for one that was stopped within the epoch, and trains the first batches of it again.
     fit_loop = trainer.fit_loop
     epoch_loop = fit_loop.epoch_loop
     last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
-    if fit_loop.restarted_mid_epoch and last_batch_ended:
+    without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
+    if without_its_end:
         # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
         # taken in it would begin it again.
         fit_loop.reset_restart_stage()
+        if isinstance(fit_loop.max_batches, int):
+            # It asks whether the epoch that ended had as many batches as the next one; that may have more of them, on
+            # fewer ranks, or in the epoch that StochasticWeightAveraging adds.
+            epoch_loop.batch_progress.current.completed = fit_loop.max_batches + 1
     if fit_loop.restarted_on_epoch_end:
         fit_loop.epoch_progress.increment_completed()
         RESTARTING.put(fit_loop, False)
         fit_loop.epoch_loop.restarting = False
         fit_loop.reset_restart_stage()
         fit_loop.epoch_loop.reset_restart_stage()
+    return without_its_end
 
 
 def _restore_window_length(trainer: Trainer) -> None:

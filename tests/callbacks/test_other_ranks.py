@@ -58,12 +58,12 @@ PIECES = {
 }
 
 
-def train_rank(rank, ranks, folder, dies, num_samples, batch_size, k, piece, load):
+def train_rank(rank, ranks, folder, dies, num_samples, batch_size, k, piece, load, saves):
     loader, keeps = ResumableDataLoader(range(num_samples), batch_size, shuffle=True), Keeps(dies)
     path = newest(folder)
     if load:
         loader.load_checkpoint(path)
-    saves = ModelCheckpoint(folder, save_on_exception=True, filename="{epoch}-{step}", save_top_k=-1)
+    saves = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, **saves)
     trainer = quiet_trainer(
         max_epochs=EPOCHS, accumulate_grad_batches=k, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
         callbacks=[*PIECES[piece](), keeps, saves], enable_checkpointing=True,
@@ -74,7 +74,10 @@ def train_rank(rank, ranks, folder, dies, num_samples, batch_size, k, piece, loa
     return keeps.seen, keeps.validated
 
 
-def live(folder, lives, num_samples=60, batch_size=3, k=1, piece="ExactResume", load=False):
+ON_EXCEPTION = dict(save_on_exception=True)
+
+
+def live(folder, lives, num_samples=60, batch_size=3, k=1, piece="ExactResume", load=False, saves=ON_EXCEPTION):
     """Train with as many processes as there are ranks, life by life; [(ranks, where it is cut off)]."""
     train = functools.partial(run_ranks, train_rank, timeout=120)
     fits = []
@@ -85,7 +88,7 @@ def live(folder, lives, num_samples=60, batch_size=3, k=1, piece="ExactResume", 
             ]
         else:
             state = {"epoch": 0, "position": 0}
-        arguments = (ranks, folder, dies, num_samples, batch_size, k, piece, load and number > 0)
+        arguments = (ranks, folder, dies, num_samples, batch_size, k, piece, load and number > 0, saves)
         fits.append((state, [result.value for result in train(ranks, args=arguments)]))
     return fits
 
@@ -139,6 +142,13 @@ def test_a_trainer_alone_goes_on_with_as_many_ranks_and_at_an_epochs_end_with_ot
         for epoch in (2, 3):
             assert sorted(samples_of(fits[-1], epoch)) == list(range(60))
     assert sorted(samples_of(other[-1], 1)) == list(range(60))
+
+
+def test_a_checkpoint_of_an_epochs_last_batch_goes_on_with_the_next_epoch_on_fewer_ranks(tmp_path):
+    fits = live(tmp_path, [(2, (1, 0)), (1, None)], saves=dict(every_n_train_steps=1))
+    assert fits[-1][0]["position"] in (0, 60)
+    for epoch in (1, 2, 3):
+        assert sorted(samples_of(fits[-1], epoch)) == list(range(60)), epoch
 
 
 def test_a_loop_of_its_own_loads_the_state_before_it_asks_for_the_length():
