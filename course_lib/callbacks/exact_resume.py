@@ -100,6 +100,7 @@ class ExactResume(Callback):
         self._seed: int | None = None
         self._window_end: _WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
+        self._averaged_epoch: int | None = None
         self._loaded_own = self._resumed = self._stepping = False
         self._handles: list[Any] = []
 
@@ -130,8 +131,10 @@ class ExactResume(Callback):
             self._remember(trainer, pl_module)
         else:
             count_batches_again(trainer)
-            if _go_on_with_next_epoch(trainer):
+            ended = trainer.current_epoch - 1
+            if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
                 average_the_epoch_that_ended(trainer, pl_module)
+                self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
             _restore_window_length(trainer)
             self._judge_checkpoint(trainer)
             begin_averaging_again(trainer, pl_module)
@@ -191,10 +194,16 @@ class ExactResume(Callback):
         self._remove_hooks()
 
     def state_dict(self) -> dict[str, Any]:
-        return {"seed": self._seed, "within_update": False, "since_ranks": self._since_ranks}
+        return {
+            "seed": self._seed,
+            "within_update": False,
+            "since_ranks": self._since_ranks,
+            "averaged_epoch": self._averaged_epoch,
+        }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seed = state_dict["seed"]
+        self._averaged_epoch = state_dict.get("averaged_epoch")
         if state_dict["within_update"]:
             self._refuse(
                 "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
@@ -204,7 +213,7 @@ class ExactResume(Callback):
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _forget(self) -> None:
-        self._seed = self._window_end = self._since_ranks = None
+        self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
         self._loaded_own = self._resumed = self._stepping = False
         self._remove_hooks()
 

@@ -95,6 +95,7 @@ FOUND = [
     ("average", "xa", "step", "an exception", [(8, "end")]),
     # An epoch whose end no hook tells, as the checkpoint is of its last batch.
     ("of epochs", "ax", None, "an exception", [(40, "forward")]),
+    ("of epochs", "axs", None, "an exception", [(36, "end"), (4, "end")]),
     # Nobody began the averaging again within an epoch: its schedule, and BatchNorm's own epoch.
     ("stochastic, from the first epoch", "xa", "step", "a time", [(10, "start")]),
     ("stochastic, from the second epoch", "axs", None, "a time", [(BATCHES + 5, "start")]),
