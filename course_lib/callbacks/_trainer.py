@@ -33,9 +33,26 @@ def callbacks_of(trainer: Trainer) -> list[Callback]:
     return list(trainer.callbacks)  # type: ignore[attr-defined]
 
 
-def skippers_of(trainer: Trainer) -> list[Any]:
+class CountsSkips(Callback):
+    """What SkipBadSteps tells the callbacks that it is built on, which cannot import it."""
+
+    max_steps_means: str
+    attempts: int
+    updates: int
+    uncounted_attempts: int
+    """Skips that were taken out of ``trainer.global_step``."""
+
+    @property
+    def skipped(self) -> int:
+        return self.attempts - self.updates
+
+    def reject(self, reason: str) -> None:
+        raise NotImplementedError
+
+
+def skippers_of(trainer: Trainer) -> list[CountsSkips]:
     """The SkipBadSteps among the callbacks."""
-    return [callback for callback in callbacks_of(trainer) if hasattr(callback, "uncounted_attempts")]
+    return [callback for callback in callbacks_of(trainer) if isinstance(callback, CountsSkips)]
 
 
 def attempts_of(trainer: Trainer) -> int:

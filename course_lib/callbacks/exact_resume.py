@@ -24,7 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
@@ -33,6 +33,7 @@ from course_lib._lightning import (
     LOADER_MODE,
     RESTARTING,
     SHOULD_ACCUMULATE,
+    SKIP_BACKWARD,
 )
 from course_lib.callbacks._averages import (
     an_average_lags,
@@ -84,13 +85,16 @@ class ExactResume(Callback):
 
     Args:
         reseed: Whether to seed the global generators. ``StepAudit`` alone brings this callback with ``False``.
-        strict: Raise for a checkpoint that cannot be resumed exactly, instead of warning.
+        strict: Raise for a checkpoint that cannot be resumed exactly, instead of warning. Where another callback
+            brought this one, a loader that does not know its position is warned of.
 
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
-            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``.
+            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
+            LBFGS with windows of several micro-batches.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or in the middle of an update.
+            by a run without this callback, or in the middle of an update; or within an epoch, of a loader that does not
+            know its position (torch's DataLoader begins again).
     """
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
@@ -127,6 +131,7 @@ class ExactResume(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _refuse_loaders_that_part(trainer)
+        _refuse_windows_of_evaluations(trainer)
         if self._window_end is None:
             self._remember(trainer, pl_module)
         else:
@@ -137,6 +142,7 @@ class ExactResume(Callback):
                 self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
             _restore_window_length(trainer)
             self._judge_checkpoint(trainer)
+            self._judge_loaders(trainer)
             begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
@@ -144,6 +150,7 @@ class ExactResume(Callback):
         self._seed_generators(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        _refuse_windows_of_evaluations(trainer)
         if self._resumed:
             count_batches_again(trainer)
 
@@ -258,8 +265,22 @@ class ExactResume(Callback):
                 "callbacks"
             )
 
-    def _refuse(self, why: str) -> None:
-        if self.strict:
+    def _judge_loaders(self, trainer: Trainer) -> None:
+        assert self._window_end is not None
+        progress = self._window_end.loops[BATCH_PROGRESS]
+        loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
+        forgetful = [type(loader).__name__ for loader in loaders if not hasattr(loader, "load_state_dict")]
+        if forgetful and progress["current"]["ready"] and not progress["is_last_batch"]:
+            self._refuse(
+                f"this checkpoint was saved within an epoch, after {progress['current']['ready']} batches, and a "
+                f"{', '.join(forgetful)} does not know where it was: it begins the epoch's batches again and leaves "
+                "out as many at the end. Take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of "
+                "an epoch's end",
+                strict=self.strict and not self._brought,
+            )
+
+    def _refuse(self, why: str, strict: bool | None = None) -> None:
+        if self.strict if strict is None else strict:
             raise CheckpointError(why)
         rank_zero_warn(why)
 
@@ -328,6 +349,21 @@ def _refuse_loaders_that_part(trainer: Any) -> None:
         )
 
 
+def _refuse_windows_of_evaluations(trainer: Trainer) -> None:
+    # A Trainer calls its closure for the window's last micro-batch alone: each further evaluation adds that one's
+    # gradient to the others', which are of the parameters before the step.
+    if SKIP_BACKWARD.of(trainer.fit_loop):
+        return
+    windows = accumulation_by_epoch(trainer) or {0: 1}
+    longest = max(trainer.accumulate_grad_batches, *windows.values())
+    if longest > 1 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+        raise MisconfigurationException(
+            f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
+            "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
+            "batches, or another optimizer"
+        )
+
+
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:
     return None if trainer.datamodule is None else trainer.datamodule.state_dict()
 
@@ -351,6 +387,10 @@ def _go_on_with_next_epoch(trainer: Trainer) -> bool:
             # It asks whether the epoch that ended had as many batches as the next one; that may have more of them, on
             # fewer ranks, or in the epoch that StochasticWeightAveraging adds.
             epoch_loop.batch_progress.current.completed = fit_loop.max_batches + 1
+    if fit_loop.restarted_on_epoch_start:
+        # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_end:
         fit_loop.epoch_progress.increment_completed()
         RESTARTING.put(fit_loop, False)

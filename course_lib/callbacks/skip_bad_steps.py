@@ -11,7 +11,7 @@ from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Literal, NamedTuple
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from course_lib._ranks import ddp_modules
 from course_lib._words import counted
-from course_lib.callbacks._trainer import replace_methods, require_plain_optimization
+from course_lib.callbacks._trainer import CountsSkips, replace_methods, require_plain_optimization
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
@@ -31,7 +31,7 @@ from course_lib.skipping.requirements import check_limits
 from course_lib.skipping.skips import ScalerOverflow, WindowLocation
 
 
-class SkipBadSteps(Callback):
+class SkipBadSteps(CountsSkips):
     """Skip an update on all ranks where the loss or the gradient is not finite, or the gradient's norm is a spike.
 
         Trainer(max_steps=10_000, callbacks=[SkipBadSteps(spike_factor=10, journal="skipped.jsonl")])
@@ -102,7 +102,6 @@ class SkipBadSteps(Callback):
         self.sample_indices = sample_indices
         self.attempts = self.updates = 0
         self.uncounted_attempts = 0
-        """Skips that were taken out of ``trainer.global_step``."""
         self._guard: StepGuard | None = None
         self._averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
         self._guard_arguments: dict[str, Any] = dict(
@@ -124,10 +123,6 @@ class SkipBadSteps(Callback):
         self._on_device = False
         self._scaler_before: dict[str, Any] | None = None
         self._replaced = ExitStack()
-
-    @property
-    def skipped(self) -> int:
-        return self.attempts - self.updates
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip the window that runs, for what this rank knows about its data: in ``training_step``."""

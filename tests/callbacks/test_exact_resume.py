@@ -192,6 +192,61 @@ def test_a_callback_of_others_may_keep_a_list(tmp_path):
     assert fit(2, tmp_path / "first.ckpt").global_step == 8
 
 
+@pytest.mark.parametrize("k", [1, 4])
+def test_a_checkpoint_of_an_epochs_start_loses_no_batch(k, tmp_path):
+    class Saves(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+    def fit(*callbacks, ckpt_path=None):
+        module, loader = Means(), ResumableDataLoader(range(12), 2, shuffle=True)
+        trainer = quiet_trainer(max_epochs=3, accumulate_grad_batches=k, callbacks=[ExactResume(), *callbacks])
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
+        return module
+
+    whole = fit(Saves())
+    for epoch in range(3):
+        resumed = fit(ckpt_path=tmp_path / f"{epoch}.ckpt")
+        assert resumed.seen == whole.seen[12 * epoch :]
+        assert torch.equal(resumed.weight, whole.weight)
+
+
+def test_a_loader_that_does_not_know_its_position_is_refused_within_an_epoch(tmp_path):
+    def fit(*callbacks, ckpt_path=None):
+        module = Means()
+        trainer = quiet_trainer(max_epochs=2, callbacks=[*callbacks])
+        trainer.fit(module, DataLoader(range(12), 2), ckpt_path=ckpt_path, weights_only=False)
+        return module.seen
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}-{batch_idx}.ckpt")
+
+    fit(Saves(), ExactResume())
+    within, at_end = tmp_path / "0-2.ckpt", tmp_path / "0-5.ckpt"
+    with pytest.raises(CheckpointError, match="after 3 batches, and a DataLoader does not know where it was"):
+        fit(ExactResume(), ckpt_path=within)
+    for callback in (ExactResume(strict=False), StepAudit()):
+        with pytest.warns(UserWarning, match="a DataLoader does not know where it was"):
+            fit(callback, ckpt_path=within)
+    assert fit(ExactResume(), ckpt_path=at_end) == list(range(12))
+
+
+@pytest.mark.parametrize("flags", [dict(accumulate_grad_batches=3), dict(windows={0: 1, 1: 2})])
+def test_lbfgs_with_windows_is_refused_before_a_batch_is_trained(flags):
+    class WithLBFGS(Means):
+        def configure_optimizers(self):
+            return torch.optim.LBFGS(self.parameters(), max_iter=3)
+
+    module, flags = WithLBFGS(), dict(flags)
+    windows = flags.pop("windows", None)
+    callbacks = [StepAudit(), *([GradientAccumulationScheduler(windows)] if windows else [])]
+    trainer = quiet_trainer(max_epochs=2, callbacks=callbacks, **flags)
+    with pytest.raises(MisconfigurationException, match="LBFGS evaluates the loss many times a step"):
+        trainer.fit(module, DataLoader(range(12), 2))
+    assert module.seen == []
+
+
 def test_sigterm_saves_what_can_be_resumed(tmp_path):
     whole = state_of(train(tmp_path / "whole")[0])
     dies = Dies(22, "forward", how=lambda: signal.raise_signal(signal.SIGTERM))
