@@ -46,7 +46,7 @@ class CountsSkips(Callback):
     def skipped(self) -> int:
         return self.attempts - self.updates
 
-    def reject(self, reason: str) -> None:
+    def reject_on_all_ranks(self, reason: str) -> None:
         raise NotImplementedError
 
 
