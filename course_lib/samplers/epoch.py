@@ -6,10 +6,11 @@ trainers, loaders and checkpoints can treat all samplers in one way.
 
 from __future__ import annotations
 
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
@@ -25,6 +26,39 @@ class EpochBatchSampler(ABC):
 
     A *step* is one batch on every rank. The state is a global position: how much of the epoch's order all ranks
     together have had.
+
+    A sampler of your own says with five methods how it deals, takes whatever arguments it likes, and has the rest from
+    here. This one deals the blocks of a recording to the ranks in turn; its position counts blocks:
+
+    >>> class Blocks(EpochBatchSampler):
+    ...     def __init__(self, blocks, size=2):
+    ...         super().__init__(tail="drop")
+    ...         self.blocks, self.size = blocks, size
+    ...
+    ...     def _batches(self, position, batches_before, world_size, rank):
+    ...         for step in range(self._steps_left(position, world_size)):
+    ...             begin = (self._position_after(position, step, world_size) + rank) * self.size
+    ...             yield list(range(begin, begin + self.size))
+    ...
+    ...     def _steps_left(self, position, world_size):
+    ...         return (self.blocks - position) // world_size
+    ...
+    ...     def _position_after(self, position, steps, world_size):
+    ...         return position + steps * world_size
+    ...
+    ...     def _check(self, position, world_size):
+    ...         pass
+    ...
+    ...     def _identity(self):
+    ...         return {"blocks": self.blocks, "size": self.size}
+    >>> sampler = Blocks(3)
+    >>> list(sampler), sampler.state_dict(batches=1)["position"]
+    ([[0, 1], [2, 3], [4, 5]], 1)
+
+    Under a Trainer's default flags, Lightning makes the batch sampler of a plain ``DataLoader`` again, around a
+    ``DistributedSampler`` of its own; Fabric does the same. Here it makes one like the first, from the arguments that
+    the first was made with: what is set on a sampler after that does not come along. Where the constructor has an
+    argument ``sampler``, it is given Lightning's.
 
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
@@ -43,18 +77,24 @@ class EpochBatchSampler(ABC):
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
 
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        made = super().__new__(cls)
+        vars(made).update(_for_lightning(cls, arguments, keywords))
+        return made
+
     def __init__(
         self,
         *,
-        shuffle: bool,
-        seed: int,
-        tail: SamplerTail,
-        num_replicas: int | None,
-        rank: int | None,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: SamplerTail = "spread",
+        num_replicas: int | None = None,
+        rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
-        self.shuffle = bool(shuffle) and not isinstance(sampler, SequentialSampler)
+        self.shuffle = bool(shuffle)
+        if isinstance(sampler, SequentialSampler):
+            self._keep_one_order()
         self.seed = int_of_at_least(0, "seed", seed)
         if tail not in ("spread", "drop", "pad"):
             raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
@@ -66,6 +106,17 @@ class EpochBatchSampler(ABC):
                 f"rank must be from 0 to {self.num_replicas - 1} with num_replicas={num_replicas}, got {rank}"
             )
         self._begin(0)
+
+    if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or vars(self).keys() >= SET_BY_THE_CONSTRUCTOR:
+                return super().__getattribute__(name)  # raises what it raised before, be it of a property
+            raise AttributeError(_what_was_forgotten(type(self), name))
+
+    def _keep_one_order(self) -> None:
+        """What a Trainer's ``overfit_batches`` wants: the same batches in every epoch."""
+        self.shuffle = False
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -142,11 +193,13 @@ class EpochBatchSampler(ABC):
         Raises:
             ValueError: The state belongs to another dataset, seed or batch size: its position means nothing here.
         """
-        for name, ours in self._identity().items():
+        identity = self._identity()
+        for name in (*identity, "epoch", "position", "steps", "batches"):
             if name not in state:
                 raise ValueError(
                     f"this is no state of a {type(self).__name__}: it has no {name!r}, only {sorted(state)}"
                 )
+        for name, ours in identity.items():
             if state[name] != ours:
                 raise ValueError(
                     f"the state was taken with {name}={state[name]!r}, this sampler has {name}={ours!r}: its position "
@@ -182,17 +235,6 @@ class EpochBatchSampler(ABC):
                 "which prepare() leaves as it is"
             )
 
-    def _remember_arguments(self, **arguments: object) -> None:
-        # Under default flags, Lightning and Fabric make the batch sampler of a plain DataLoader again, around a
-        # DistributedSampler of theirs, from these four attributes. So they make one like this, which ignores theirs.
-        remembered: dict[str, object] = {
-            "__pl_saved_args": (),
-            "__pl_saved_kwargs": dict(arguments),
-            "__pl_saved_default_kwargs": {"sampler": None},
-            "__pl_saved_arg_names": (),
-        }
-        vars(self).update(remembered)
-
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
@@ -214,7 +256,55 @@ class EpochBatchSampler(ABC):
         """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
 
 
+SET_BY_THE_CONSTRUCTOR = {"shuffle", "seed", "tail", "num_replicas", "rank", "epoch", "_position"}
+
+
 def accelerator_deals() -> bool:
     """Whether this process has an ``Accelerator`` of several processes, which deals the batches of what it prepares."""
     state = sys.modules.get("accelerate.state")
     return state is not None and state.is_initialized() and world_size_of() > 1
+
+
+def _for_lightning(cls: type, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The attributes by which Lightning and Fabric make a batch sampler again.
+
+    They put their own sampler among the keywords, call the class, and then do what the record of attributes says.
+    """
+    if "sampler" in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
+        again: dict[str, Any] = {"__pl_saved_kwargs": dict(keywords)}
+    else:
+        without = _WithoutSampler(keywords)
+        again = {"__pl_saved_kwargs": without, "__pl_attrs_record": [((without,), _keep_one_order_if_asked)]}
+    return again | {
+        "__pl_saved_args": arguments,
+        "__pl_saved_default_kwargs": {"sampler": None},
+        "__pl_saved_arg_names": (),
+    }
+
+
+class _WithoutSampler(dict[str, Any]):
+    """The keywords of a constructor that takes no ``sampler``: one that is put among them is kept beside them."""
+
+    sampler: object = None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "sampler":
+            self.sampler = value
+        else:
+            super().__setitem__(name, value)
+
+
+def _keep_one_order_if_asked(made: EpochBatchSampler, keywords: _WithoutSampler) -> None:
+    # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
+    if isinstance(keywords.sampler, SequentialSampler):
+        made._keep_one_order()
+
+
+def _what_was_forgotten(cls: type, name: str) -> str:
+    own, *others = [base for base in cls.__mro__ if "__init__" in vars(base)]
+    parameters = list(inspect.signature(others[0].__init__).parameters.values())[1:]  # type: ignore[misc]
+    told = ", ".join(f"{p.name}=…" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters if p.name != "sampler")
+    return (
+        f"{cls.__name__} has no {name!r}, because {own.__name__}.__init__ did not call the constructor of "
+        f"{others[0].__name__}: write super().__init__({told}) as its first line, with what differs from the defaults"
+    )

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from course_lib._generators import generators_put_back
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
@@ -64,12 +64,8 @@ class ShardedBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=True, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
-        if isinstance(sampler, SequentialSampler):
-            raise ValueError(
-                "overfit_batches wants the same batches in every epoch, which ShardedBatchSampler cannot make of "
-                f"{type(batch_sampler).__name__}: take limit_train_batches, and a batch sampler that does not shuffle"
-            )
+        self.batch_sampler = batch_sampler
+        super().__init__(seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         if not hasattr(batch_sampler, "__iter__"):
             raise ValueError(f"batch_sampler must be iterable, got {batch_sampler!r}")
         for part in _parts(batch_sampler):
@@ -83,16 +79,18 @@ class ShardedBatchSampler(EpochBatchSampler):
                     f"{type(batch_sampler).__name__} holds a DistributedSampler of {part.num_replicas} replicas: it "
                     "shards already, and would be sharded twice. Wrap one over the whole dataset"
                 )
-        self.batch_sampler = batch_sampler
         self.split = bool(split)
         self._last_read: _Read | None = None
         self._last_plan: _Plan | None = None
-        self._remember_arguments(
-            batch_sampler=batch_sampler, split=split, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank
-        )
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last_read": None, "_last_plan": None}
+
+    def _keep_one_order(self) -> None:
+        raise ValueError(
+            f"overfit_batches wants the same batches in every epoch, which {type(self).__name__} cannot make of "
+            f"{type(self.batch_sampler).__name__}: take limit_train_batches, and a batch sampler that does not shuffle"
+        )
 
     def _whole(self) -> _Read:
         """What the wrapped sampler yields in this epoch: read once, and again where it is no longer the same."""

@@ -58,10 +58,6 @@ class ShuffledBatchSampler(EpochBatchSampler):
         self.batch_size = int_of_at_least(1, "batch_size", batch_size)
         if self.num_replicas is not None:
             self._check(0, self.num_replicas)
-        self._remember_arguments(
-            num_samples=num_samples, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail,
-            num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
 
     @property
     def max_index(self) -> int:

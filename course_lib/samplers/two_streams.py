@@ -67,11 +67,6 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         self.secondary_batch_size = int_of_at_least(1, "secondary_batch_size", secondary_batch_size)
         if not isinstance(sampler, Sampler):  # a copy that Lightning makes has been warned of
             self._warn_of_odd_streams()
-        self._remember_arguments(
-            primary_indices=self.primary_indices, secondary_indices=self.secondary_indices,
-            primary_batch_size=primary_batch_size, secondary_batch_size=secondary_batch_size,
-            shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
 
     @property
     def batch_size(self) -> int:

@@ -72,10 +72,6 @@ class ScheduledBatchSampler(EpochBatchSampler):
                 schedule.all_stages.window_size(stage, self.num_replicas)
             for alike in epochs(schedule.all_stages, self.num_samples, tail, Place(), self.num_replicas):
                 refuse_empty_batches(alike.dealt)
-        self._remember_arguments(
-            num_samples=num_samples, schedule=schedule, shuffle=shuffle, seed=seed, tail=tail,
-            num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
 
     @property
     def max_index(self) -> int:
