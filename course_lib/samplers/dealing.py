@@ -9,6 +9,7 @@ import numpy as np
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.permutation import BLOCK, Ints
+from course_lib.steps.dealt import EqualBatches
 
 
 class Steps:
@@ -37,6 +38,13 @@ class Steps:
         """What each rank gets in a step."""
         total = self.smaller + (step < self.larger_count)
         return [total * (r + 1) // self.world_size - total * r // self.world_size for r in range(self.world_size)]
+
+    def equal(self, beside: int = 0) -> tuple[EqualBatches, ...]:
+        """The larger steps, then the others; each rank has so many samples ``beside`` its own in every batch."""
+        counts = (self.larger_count, self.smaller + 1), (self.count - self.larger_count, self.smaller)
+        return tuple(
+            EqualBatches(steps, -(-total // self.world_size) + beside, total) for steps, total in counts if steps
+        )
 
     def of_rank(self, rank: int) -> Iterator[tuple[Ints, Ints]]:
         """Blocks of one rank's positions, one after the other, with the sizes of the batches that they make."""

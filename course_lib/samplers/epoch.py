@@ -6,16 +6,20 @@ trainers, loaders and checkpoints can treat all samplers in one way.
 
 from __future__ import annotations
 
+import copy
 import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
+from course_lib.steps import StepPlan
+from course_lib.steps.dealt import Dealing, equal_batches, plan_dealt
 
 SamplerTail = Literal["spread", "drop", "pad"]
 """What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""
@@ -74,6 +78,8 @@ class EpochBatchSampler(ABC):
     exists; nobody can tell whether a loader was prepared.
     """
 
+    epochs_alike = False
+    """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
 
@@ -209,6 +215,49 @@ class EpochBatchSampler(ABC):
         self._position = int_of_at_least(0, "position", state["position"])
         self._steps_before = int_of_at_least(0, "steps", state["steps"])
         self._batches_before = int_of_at_least(0, "batches", state["batches"])
+
+    def plan_steps(self, *, world_size: int | None = None, **run: Any) -> StepPlan:
+        """Plan the optimizer steps of a run with this sampler: what ``course_lib.steps.plan_steps(sampler, …)`` calls.
+
+        Args:
+            world_size: Number of ranks; default: ``num_replicas``, or the process group's.
+            run: The other keywords of ``plan_steps``, but for ``batch_size`` and ``drop_last``.
+
+        Raises:
+            ValueError: The sampler was made for another number of ranks, or cannot deal to so many.
+        """
+        ranks = self._planned_world_size(world_size)
+        alone = copy.copy(self)
+
+        def deal(epoch: int, position: int) -> Dealing:
+            alone._begin(epoch)
+            alone._check(position, ranks)
+            return alone._dealing(position, ranks)
+
+        return plan_dealt(deal, epochs_alike=self.epochs_alike, world_size=ranks, drop_last=self.drop_last, **run)
+
+    def _planned_world_size(self, world_size: int | None) -> int:
+        if world_size is None:
+            return self.num_replicas or world_size_of()
+        if int_of_at_least(1, "world_size", world_size) != (self.num_replicas or world_size):
+            raise ValueError(
+                f"this {type(self).__name__} deals to num_replicas={self.num_replicas} ranks wherever it runs, which "
+                f"cannot be planned for world_size={world_size}: leave one of the two out, or make them equal"
+            )
+        return world_size
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        """What the epoch has from a position on. This way deals it; a subclass that has a formula says it at once."""
+        if position:
+            raise ValueError(
+                f"{type(self).__name__} can be planned from the start of an epoch only: give samples_done at one"
+            )
+        ranks = [list(self._batches(0, 0, world_size, rank)) for rank in range(world_size)]
+        sizes = [[len(batch) for batch in step] for step in zip(*ranks, strict=True)]
+        indices = set(chain.from_iterable(chain.from_iterable(ranks)))
+        return Dealing(
+            getattr(self, "num_samples", len(indices)), equal_batches((max(step), sum(step)) for step in sizes)
+        )
 
     def _world(self) -> tuple[int, int]:
         """The number of ranks and this rank, now."""

@@ -15,6 +15,7 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from course_lib._generators import generators_put_back
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.steps.dealt import Dealing, equal_batches
 
 Chunk = tuple[int, int]
 """Begin and end in the epoch's flat order."""
@@ -80,6 +81,7 @@ class ShardedBatchSampler(EpochBatchSampler):
                     "shards already, and would be sharded twice. Wrap one over the whole dataset"
                 )
         self.split = bool(split)
+        self.epochs_alike = isinstance(batch_sampler, list | tuple)
         self._last_read: _Read | None = None
         self._last_plan: _Plan | None = None
 
@@ -142,6 +144,12 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("seed", "split", "tail")}
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        whole = self._whole()
+        steps = self._lay_out(whole, position, world_size).steps
+        sizes = [[end - begin for begin, end in step] for step in steps]
+        return Dealing(len(whole.flat) - position, equal_batches((max(step), sum(step)) for step in sizes))
 
     def _steps_left(self, position: int, world_size: int) -> int:
         plan = self._plan(world_size)

@@ -14,6 +14,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib.samplers.dealing import Steps, check_position, loss_weight
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.samplers.permutation import IndexPermutation, Ints
+from course_lib.steps.dealt import Dealing
 
 
 class TwoStreamBatchSampler(EpochBatchSampler):
@@ -68,6 +69,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         if not isinstance(sampler, Sampler):  # a copy that Lightning makes has been warned of
             self._warn_of_odd_streams()
 
+    epochs_alike = True
+
     @property
     def batch_size(self) -> int:
         """Largest number of indices in a batch of one rank."""
@@ -105,6 +108,11 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         sizes = {"num_primary": len(self.primary_indices), "num_secondary": len(self.secondary_indices)}
         names = ("primary_batch_size", "secondary_batch_size", "seed", "shuffle", "tail")
         return sizes | {name: getattr(self, name) for name in names}
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        # An epoch covers the primary; a batch's samples are those of both streams.
+        steps = self._primary_steps(position, world_size)
+        return Dealing(len(self.primary_indices) - position, steps.equal(beside=self.secondary_batch_size))
 
     def _steps_left(self, position: int, world_size: int) -> int:
         return self._primary_steps(position, world_size).count

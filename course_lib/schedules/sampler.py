@@ -117,6 +117,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
     def plan(
         self,
         *,
+        world_size: int | None = None,
         max_epochs: int | None = None,
         max_steps: int = -1,
         limit_train_batches: int | float = 1.0,
@@ -126,7 +127,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         """Plan the optimizer steps of a run with this sampler, on the ranks that there are; see ``plan_steps``."""
         return self.schedule.plan(
             self.num_samples,
-            world_size=self._world()[0],
+            world_size=self._planned_world_size(world_size),
             max_epochs=max_epochs,
             max_steps=max_steps,
             limit_train_batches=limit_train_batches,
@@ -134,6 +135,16 @@ class ScheduledBatchSampler(EpochBatchSampler):
             steps_done=steps_done,
             samples_done=samples_done,
         )
+
+    def plan_steps(
+        self, *, accumulate_grad_batches: object = 1, short_window: object = "step", **run: Any
+    ) -> SchedulePlan:
+        if accumulate_grad_batches != 1 or short_window != "step":
+            raise ValueError(
+                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
+                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
+            )
+        return self.plan(**run)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)

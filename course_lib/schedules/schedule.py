@@ -25,7 +25,7 @@ from course_lib.schedules.plan import SchedulePlan, plan_schedule
 from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
-from course_lib.steps.plan import checked_stops
+from course_lib.steps.arguments import checked_stops
 
 
 class SizeSchedule:

@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from course_lib.samplers import SamplerTail
 from course_lib.schedules.stages import SizeStage, Stages
+from course_lib.steps.dealt import EqualBatches
 
 
 class Place(NamedTuple):
@@ -59,6 +60,10 @@ class EqualSteps:
         """What each rank gets in a step: as many, or one less."""
         total, n = self.total, self.world_size
         return [total * (rank + 1) // n - total * rank // n for rank in range(n)]
+
+    def batches(self) -> EqualBatches:
+        """The same for a plan."""
+        return EqualBatches(self.steps, -(-self.total // self.world_size), self.total)
 
 
 class DealtEpochs(NamedTuple):
