@@ -25,6 +25,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
+from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
 from course_lib.memory.doubts import custom_functions, doubts_about
@@ -304,7 +305,7 @@ def _optimizer(optimizer_fn: Callable[[list[nn.Parameter]], Optimizer], model: n
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer_fn must return a torch.optim.Optimizer, got {_kind(optimizer)}")
     own = set(model.parameters())
-    if not any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+    if not any(parameter in own for parameter in parameters_of(optimizer)):
         raise ValueError(
             "optimizer_fn must use the list of parameters that it is called with, got an optimizer of others: the "
             "model that is predicted is a copy"
