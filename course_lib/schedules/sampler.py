@@ -16,7 +16,7 @@ from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoch, refuse_empty_batches
+from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoch, refuse_empty_batches, step_after
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -106,13 +106,12 @@ class ScheduledBatchSampler(EpochBatchSampler):
         See ``ShuffledBatchSampler``. ``batch``: its number in the current iteration, from 0.
         """
         world_size, rank = self._world()
-        left = int_of_at_least(0, "batch", batch)
-        for equal in self._dealt(self._position, world_size):
-            if left < equal.steps:
-                return equal.sizes()[rank] * world_size / equal.total
-            left -= equal.steps
-        steps = self._steps_left(self._position, world_size)
-        raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
+        found = step_after(self._dealt(self._position, world_size), int_of_at_least(0, "batch", batch))
+        if found is None:
+            steps = self._steps_left(self._position, world_size)
+            raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
+        equal, _ = found
+        return equal.sizes()[rank] * world_size / equal.total
 
     def plan(
         self,
@@ -155,11 +154,11 @@ class ScheduledBatchSampler(EpochBatchSampler):
         steps = state["steps"] - self._steps_before
         if not steps and (self.epoch, self._position) == self._place[:2]:
             return state | _counts(self._place)  # as it was restored, be it on other ranks
-        for equal in dealt:
-            place = equal.place_after(min(steps, equal.steps))
-            if steps <= equal.steps:
-                break
-            steps -= equal.steps
+        # The place after the last step that was made, and not before the next, which may be in another window.
+        last = step_after(dealt, steps - 1) if steps else None
+        if last is not None:
+            equal, before = last
+            place = equal.place_after(before + 1)
         return state | _counts(place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -214,11 +213,11 @@ class ScheduledBatchSampler(EpochBatchSampler):
         return sum(equal.steps for equal in self._dealt(position, world_size))
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        for equal in self._dealt(position, world_size):
-            if steps <= equal.steps:
-                return equal.position_after(steps)
-            steps -= equal.steps
-        return position
+        last = step_after(self._dealt(position, world_size), steps - 1) if steps else None
+        if last is None:
+            return position
+        equal, before = last
+        return equal.position_after(before + 1)
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)

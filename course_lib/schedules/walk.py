@@ -7,7 +7,7 @@ from there, on as many ranks, has the same steps: that is what makes a resume ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -134,6 +134,18 @@ def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:
             'indices a rank. Use tail="drop" or tail="pad"'
             + (", or fewer ranks until the epoch ends" if position else "")
         )
+
+
+def step_after(dealt: Iterable[EqualSteps], steps: int) -> tuple[EqualSteps, int] | None:
+    """Where the step is that comes after so many: the equal steps it is one of, and how many of them come before it.
+
+    None behind the last one.
+    """
+    for equal in dealt:
+        if steps < equal.steps:
+            return equal, steps
+        steps -= equal.steps
+    return None
 
 
 def next_epoch(dealt: tuple[EqualSteps, ...], place: Place) -> Place:
