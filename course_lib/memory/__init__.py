@@ -26,7 +26,7 @@ from course_lib.memory.batch_size import FittedBatchSize, find_batch_size, find_
 from course_lib.memory.ledger import CATEGORIES, Moment, StorageLedger
 from course_lib.memory.measuring import PeakMemory, measure_peak
 from course_lib.memory.predicting import PeakPrediction, predict_peak
-from course_lib.memory.report import peak_report
+from course_lib.memory.reporting import peak_report
 from course_lib.memory.saved import saved_bytes
 
 __all__ = [

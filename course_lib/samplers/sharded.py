@@ -83,7 +83,7 @@ class ShardedBatchSampler(EpochBatchSampler):
         self.split = bool(split)
         self.epochs_alike = isinstance(batch_sampler, list | tuple)
         self._last_read: _Read | None = None
-        self._last_plan: _Plan | None = None
+        self._last_plan: _StepsOfEpoch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last_read": None, "_last_plan": None}
@@ -121,7 +121,7 @@ class ShardedBatchSampler(EpochBatchSampler):
         super().load_state_dict(state)
         self._begun = tuple(state["plan"])
 
-    def _plan(self, world_size: int) -> _Plan:
+    def _plan(self, world_size: int) -> _StepsOfEpoch:
         """The steps of this epoch on so many ranks: laid out once, as every state asks for them."""
         whole = self._whole()
         # How the end is shared out depends on where the dealing began, so a resume on as many ranks goes on with it.
@@ -133,14 +133,14 @@ class ShardedBatchSampler(EpochBatchSampler):
             plan = self._last_plan = self._lay_out(whole, begin, world_size)
         return plan
 
-    def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _Plan:
+    def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _StepsOfEpoch:
         bounds = [begin, *(edge for edge in whole.edges if edge > begin)]
         chunks = list(pairwise(bounds))
         if self.split:
             steps = _split_steps(chunks, world_size, self.tail)
         else:
             steps = _dealt_steps(chunks, whole.edges, world_size, self.tail)
-        return _Plan(whole, begin, world_size, steps, [step[0][0] for step in steps])
+        return _StepsOfEpoch(whole, begin, world_size, steps, [step[0][0] for step in steps])
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("seed", "split", "tail")}
@@ -194,7 +194,7 @@ class _Read(NamedTuple):
     """What the sampler was made of afterwards."""
 
 
-class _Plan(NamedTuple):
+class _StepsOfEpoch(NamedTuple):
     """An epoch's steps from where the dealing began."""
 
     whole: _Read
@@ -271,6 +271,7 @@ def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
 
 def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: SamplerTail) -> list[list[Chunk]]:
     """Whole batches to the ranks in turn."""
+    # A step is a chunk for each rank; the last may lack some, and is made whole or left out by the tail.
     steps = [chunks[i : i + world_size] for i in range(0, len(chunks), world_size)]
     if not steps or len(steps[-1]) == world_size:
         return steps
@@ -278,6 +279,7 @@ def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: S
     if tail == "spread":
         return _shared_out(steps, short[0][0], short[-1][1], world_size)
     if tail == "pad":
+        # Behind the end of the flat order the epoch begins again: its first batches lie at `total` and on.
         total, first = edges[-1], list(pairwise(edges))
         extra = [first[i % len(first)] for i in range(world_size - len(short))]
         steps.append([*short, *((total + begin, total + end) for begin, end in extra)])
@@ -301,6 +303,7 @@ def _shared_out(steps: list[list[Chunk]], begin: int, end: int, world_size: int)
     """Give all ranks a part of what does not fill a step: alone, or cut again together with the step before."""
     if end - begin >= world_size:
         return [*steps, _cut(begin, end, world_size)]
+    # Together with the step before there are two indices a rank, one for each of the two steps: enough.
     if steps and end - steps[-1][0][0] >= 2 * world_size:
         begin = steps[-1][0][0]
         middle = begin + -(-(end - begin) // 2)

@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers.dealing import Steps, check_position, loss_weight
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation
 from course_lib.steps.dealt import Dealing
 

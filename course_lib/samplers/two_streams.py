@@ -11,8 +11,8 @@ import torch
 from torch.utils.data import Sampler
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers.dealing import Steps, check_position, loss_weight
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation, Ints
 from course_lib.steps.dealt import Dealing
 
@@ -127,6 +127,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         num_primary, size = len(self.primary_indices), self.secondary_batch_size
         order = IndexPermutation(num_primary, (self.seed, 0, self.epoch)) if self.shuffle else None
         secondary = _Cycle(len(self.secondary_indices), size, (self.seed, 1, self.epoch) if self.shuffle else None)
+        # The batches of all ranks are numbered through the epoch: of those left, rank r of G has r, r + G, r + 2G …
         number = batches_before + rank
         for positions, sizes in self._primary_steps(position, world_size).of_rank(rank):
             primary = self.primary_indices[order(positions) if order else positions].tolist()

@@ -10,13 +10,21 @@ import numpy as np
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
-from course_lib.samplers.dealing import check_position
 from course_lib.samplers.epoch import accelerator_deals
+from course_lib.samplers.equal_steps import check_position
 from course_lib.samplers.permutation import BLOCK
-from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
+from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoch, refuse_empty_batches, step_after
+from course_lib.schedules.walk import (
+    EqualSteps,
+    RunPosition,
+    deal,
+    epochs,
+    next_epoch,
+    refuse_empty_batches,
+    step_after,
+)
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -61,7 +69,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        self._place = Place()
+        self._place = RunPosition()
         super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         if not isinstance(schedule, SizeSchedule):
@@ -70,7 +78,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         if self.num_replicas is not None:
             for stage in schedule.stages:
                 schedule.all_stages.window_size(stage, self.num_replicas)
-            for alike in epochs(schedule.all_stages, self.num_samples, tail, Place(), self.num_replicas):
+            for alike in epochs(schedule.all_stages, self.num_samples, tail, RunPosition(), self.num_replicas):
                 refuse_empty_batches(alike.dealt)
 
     @property
@@ -167,28 +175,28 @@ class ScheduledBatchSampler(EpochBatchSampler):
             raise ValueError(f"this is no state of a ScheduledBatchSampler: it has no {', '.join(lacking)}")
         counts = {name: int_of_at_least(0, name, state[name]) for name in COUNTS}
         super().load_state_dict(state)
-        self._place = Place(self.epoch, self._position, **counts)
+        self._place = RunPosition(self.epoch, self._position, **counts)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         # Back beyond what was restored is another run; a Trainer asks once for the epoch before the restored one.
         if self.epoch < self._place.epoch - 1:
-            self._place = Place()
+            self._place = RunPosition()
 
-    def _here(self, world_size: int) -> Place:
+    def _here(self, world_size: int) -> RunPosition:
         """Where this iteration begins: as restored, or at its epoch's start, the epochs before it counted."""
         place = self._place
         if (self.epoch, self._position) == place[:2]:
             return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
-            place = Place()
+            place = RunPosition()
         for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
             if alike.stop is None or self.epoch < alike.stop:
                 break
         steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
-        return Place(self.epoch, 0, steps)
+        return RunPosition(self.epoch, 0, steps)
 
-    def _aligned(self, place: Place, world_size: int) -> Place:
+    def _aligned(self, place: RunPosition, world_size: int) -> RunPosition:
         # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
         by_epoch = self.schedule.unit == "epochs"
         stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
@@ -253,5 +261,5 @@ COUNTS = ("optimizer_steps", "window_position", "window_batches")
 """What a state holds beside the epoch and the position."""
 
 
-def _counts(place: Place) -> dict[str, int]:
+def _counts(place: RunPosition) -> dict[str, int]:
     return {name: getattr(place, name) for name in COUNTS}

@@ -20,10 +20,10 @@ from typing import NamedTuple
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
-from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
+from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.schedules.walk import EqualSteps, Place, epochs, refuse_empty_batches
+from course_lib.schedules.walk import EqualSteps, RunPosition, epochs, refuse_empty_batches
 from course_lib.steps import StepPlan, Window
 from course_lib.steps.dealt import DealtEpochs
 
@@ -87,7 +87,7 @@ class SchedulePlan(StepPlan):
             yield span
 
 
-class Part(NamedTuple):
+class StageBatches(NamedTuple):
     """The batches of an epoch that are in one stage."""
 
     stage: SizeStage
@@ -116,15 +116,15 @@ class ScheduledEpochs(DealtEpochs):
     """What is dealt, with the stage and the window of each."""
 
     @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StageBatches]:
         """The stages within an epoch, as far as it runs; each begins with a window."""
-        parts: list[Part] = []
+        parts: list[StageBatches] = []
         batches = windows = 0
         for _, group in groupby(self.equal_steps, key=lambda equal: equal.stage):
             of_stage = list(group)
             count = min(sum(equal.steps for equal in of_stage), self.batches - batches)
             if count > 0:
-                part = Part(of_stage[0].stage, of_stage[0].window_size, batches, count, windows)
+                part = StageBatches(of_stage[0].stage, of_stage[0].window_size, batches, count, windows)
                 parts.append(part)
                 batches += count
                 windows += part.windows
@@ -171,7 +171,7 @@ def plan_schedule(
             f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
             f"limit_train_batches alone, got {limit!r}"
         )
-    place = Place(epoch, position, steps_done, position)
+    place = RunPosition(epoch, position, steps_done, position)
     return SchedulePlan.of_spans(
         _spans(all_stages, num_samples, place, world_size, max_epochs, limit, tail),
         num_samples=num_samples,
@@ -189,7 +189,7 @@ def plan_schedule(
 def _spans(
     all_stages: Stages,
     num_samples: int,
-    place: Place,
+    place: RunPosition,
     world_size: int,
     max_epochs: int,
     limit: int | float,
