@@ -12,12 +12,15 @@
 - ``course_lib.conformance``: prove a batch sampler on any number of ranks (``assert_batch_sampler``).
 - ``course_lib.resume``: a loader that goes on where it was stopped (``ResumableDataLoader``).
 - ``course_lib.skipping``: skip a bad step on all ranks, so that nothing of it stays (``StepGuard``, ``vote``).
-- ``course_lib.memory``: where a step's memory goes, measured or predicted (``measure_peak``, ``predict_peak``).
+- ``course_lib.memory``: where a step's memory goes, measured or predicted, and what fits (``measure_peak``,
+  ``predict_peak``, ``find_batch_size``).
+- ``course_lib.leaks``: what grows from step to step, and who holds it (``watch_growth``).
 - ``course_lib.schedules``: sizes that grow and batches that shrink, also within an epoch (``SizeSchedule``,
   ``ScheduledBatchSampler``).
 - ``course_lib.preflight``: judge a run on copies before it starts (``preflight``, ``assert_ready``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``, ``Preflight``); needs the extra ``lightning``.
+  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``, ``ExactResume``, ``Preflight``); needs the extra
+  ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

@@ -25,12 +25,12 @@ def rank_of_this_process() -> int:
     return dist.get_rank() if in_group() else 0
 
 
-def device_of(group: dist.ProcessGroup | None) -> torch.device:
-    """Where a group's collectives take their tensors."""
-    config = dist.get_backend_config(group)  # get_backend is "undefined" where the group was made without one
-    if "gloo" in config or "fake" in config:  # fake: other ranks are pretended
-        return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+def rank_device(group: dist.ProcessGroup | None = None) -> torch.device:
+    """Where a rank's tensors belong in a group's collectives: on its GPU under NCCL, else on the CPU."""
+    config = dist.get_backend_config(group) if in_group() else ""  # get_backend may be "undefined"
+    if "nccl" in config and "gloo" not in config:
+        return torch.device("cuda", torch.cuda.current_device())
+    return torch.device("cpu")
 
 
 def gathered(numbers: Sequence[float], group: dist.ProcessGroup | None = None) -> list[list[float]]:
@@ -41,7 +41,7 @@ def gathered(numbers: Sequence[float], group: dist.ProcessGroup | None = None) -
     row = torch.tensor(numbers, dtype=torch.float64)
     rows = [row]
     if world_size_of(group) > 1:
-        row = row.to(device_of(group))
+        row = row.to(rank_device(group))
         rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
         dist.all_gather(rows, row, group=group)
     return [row.tolist() for row in rows]

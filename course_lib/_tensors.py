@@ -1,4 +1,4 @@
-"""What a tensor keeps alive: its storages, and the nodes of autograd's graph behind it."""
+"""An optimizer's parameters, and what a tensor keeps alive: its storages, and the nodes of autograd's graph."""
 
 from __future__ import annotations
 
@@ -8,6 +8,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim import Optimizer
+
+
+def parameters_of(optimizer: Optimizer) -> list[Tensor]:
+    """An optimizer's parameters, group by group."""
+    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:

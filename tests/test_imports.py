@@ -11,11 +11,12 @@ from pathlib import Path
 
 import pytest
 
+import course_lib
 from tests.notebook_rules import ROOT
 
 PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
-    "callbacks": "ExactAccumulation FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
+    "callbacks": "ExactAccumulation ExactResume FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
     "StepCountError",
     "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
@@ -221,6 +222,12 @@ def test_importing_every_topic_loads_no_lightning_and_no_plots():
     loaded = set(ast.literal_eval(done.stdout))
     assert "torch" in loaded
     assert not loaded & ABOVE_TOPICS
+
+
+def test_the_library_names_its_public_modules():
+    text = course_lib.__doc__ or ""
+    assert {name for name in PUBLIC if f"``course_lib.{name}``" not in text} == set()
+    assert {name for name in PUBLIC["callbacks"].split() if f"``{name}``" not in text} <= {"StepCountError"}
 
 
 def public() -> Iterator[tuple[str, str]]:

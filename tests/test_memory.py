@@ -441,8 +441,20 @@ def peak_of(model_fn=Deep, batch_fn=rows, optimizer_fn=sgd, **options):
     return predict_peak(model_fn, batch_fn, optimizer_fn, device="cpu", **options)
 
 
+def test_the_old_name_of_accumulate_grad_batches_warns_in_the_readers_line_and_works():
+    def predicted(**window):
+        return predict_peak(lambda: nn.Linear(3, 3), lambda: torch.ones(4, 3), torch.optim.SGD, device="cpu", **window)
+
+    with pytest.warns(DeprecationWarning, match=r"predict_peak\(accumulate_grad_batches=2\)") as told:
+        old = predicted(accumulate=2)
+    assert [warning.filename for warning in told] == [__file__]
+    assert old.peak_bytes == predicted(accumulate_grad_batches=2).peak_bytes
+    with pytest.raises(ValueError, match="two names for one thing"):
+        predicted(accumulate=2, accumulate_grad_batches=2)
+
+
 def test_accumulating_adds_gradients_to_the_forward_and_nothing_else():
-    one, two, four = (peak_of(accumulate=k) for k in (1, 2, 4))
+    one, two, four = (peak_of(accumulate_grad_batches=k) for k in (1, 2, 4))
     gradients = one.by_category["parameters"]
     assert one.peak_bytes < two.peak_bytes <= one.peak_bytes + gradients + 64
     assert four.peak_bytes == two.peak_bytes
@@ -752,7 +764,7 @@ def test_a_loss_is_found_for_the_usual_batches():
     [
         ({"precision": "fp8"}, "precision must be one of fp32, bf16, bf16-true, got 'fp8'"),
         ({"device": "tpu"}, 'device must be "cuda" or "cpu", got \'tpu\''),
-        ({"accumulate": 0}, "accumulate must be a positive int, got 0"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be a positive int, got 0"),
         ({"batch_size": 0}, "batch_size must be a positive int, got 0"),
         ({"batch_fn": lambda n: "text"}, "batch_fn must return tensors, .* got 'text'"),
         ({"batch_fn": lambda n: [n, None]}, "batch_fn must return tensors, .* got list of NoneType, int"),

@@ -1,7 +1,9 @@
 """The samplers by brute force over random shapes: what every rank yields is written down and counted."""
 
+import copy
 import pickle
 import random
+import re
 import sys
 from collections import Counter
 from itertools import chain
@@ -12,11 +14,14 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler, SequentialSampler
+from lightning.fabric import Fabric
+from lightning.pytorch.utilities import CombinedLoader
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
 
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import (
+    EpochBatchSampler,
     IndexPermutation,
     ShardedBatchSampler,
     ShuffledBatchSampler,
@@ -25,6 +30,7 @@ from course_lib.samplers import (
 )
 from tests import effort
 from tests.operations import operations
+from tests.trainer_oracle import CountingModule, quiet_trainer
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has", "ignore:.*indices are in both streams")
 
@@ -671,3 +677,191 @@ def test_overfit_batches_turns_the_shuffling_off():
     assert next(iter(ShuffledBatchSampler(40, 4, sampler=sequential))) == [0, 1, 2, 3]
     with pytest.raises(ValueError, match="overfit_batches wants the same batches in every epoch"):
         ShardedBatchSampler(BatchSampler(range(40), 4, False), sampler=sequential)
+
+
+# ------------------------------------------------------------------------------------------ samplers of a reader's own
+
+
+class Blocks(EpochBatchSampler):
+    """Takes neither ``sampler`` nor keywords, and has an attribute and an order of its own."""
+
+    def __init__(self, blocks, size=2, /):
+        super().__init__(tail="drop", seed=3)
+        self.blocks, self.size = blocks, size
+        self.names = [f"block {number}" for number in range(blocks)]
+
+    def _batches(self, position, batches_before, world_size, rank):
+        order = IndexPermutation(self.blocks, (self.seed, 0, self.epoch)) if self.shuffle else range(self.blocks)
+        for step in range(self._steps_left(position, world_size)):
+            begin = order[self._position_after(position, step, world_size) + rank] * self.size
+            yield list(range(begin, begin + self.size))
+
+    def _steps_left(self, position, world_size):
+        return (self.blocks - position) // world_size
+
+    def _position_after(self, position, steps, world_size):
+        return position + steps * world_size
+
+    def _check(self, position, world_size):
+        pass
+
+    def _identity(self):
+        return {"blocks": self.blocks, "size": self.size}
+
+
+class Evens(ShuffledBatchSampler):
+    def __init__(self, stop):
+        super().__init__(stop // 2, 2, seed=5)
+
+    def _batches(self, *at):
+        for batch in super()._batches(*at):
+            yield [2 * index for index in batch]
+
+
+class Weighted(TwoStreamBatchSampler):
+    def __init__(self, common, rare=(1, 3, 5), *, share=1, note="", **others):
+        super().__init__(common, rare, 3, share, **others)
+        self.note = note
+
+
+class Halves(ShardedBatchSampler):
+    def __init__(self, wrapped):
+        super().__init__(wrapped, split=True)
+
+
+class NamesSampler(ShuffledBatchSampler):
+    def __init__(self, n, sampler=None):
+        super().__init__(n, 4, sampler=sampler)
+        self.was_given = type(sampler).__name__
+
+
+OWN = {
+    "own dealing, positional": lambda: Blocks(10, 4),
+    "own dealing, a default": lambda: Blocks(10),
+    "positional alone": lambda: Evens(40),
+    "keywords and defaults": lambda: Weighted(range(20, 40), share=2, note="mine", seed=4),
+    "a wrapper": lambda: Halves(BatchSampler(range(37), 4, drop_last=False)),
+    "a wrapper of what shuffles": lambda: Halves(BatchSampler(RandomSampler(range(37)), 4, drop_last=False)),
+    "takes the sampler": lambda: NamesSampler(21),
+}
+
+
+def by_rank(make, epoch):
+    """What the ranks of two are dealt, by the sampler alone."""
+    found = []
+    for rank in range(2):
+        sampler = make()
+        sampler.num_replicas, sampler.rank = 2, rank
+        sampler.set_epoch(epoch)
+        found.append(list(sampler))
+    return found
+
+
+def trained_batches(sampler, beside=None, **flags):
+    """The batches that a Trainer trains on, in two epochs, and the sampler that they came from.
+
+    With a loader ``beside`` it, the Trainer trains on both in turn.
+    """
+
+    class Collects(CountingModule):
+        def training_step(self, batch):
+            trained.append(batch["own"].tolist())
+            return super().training_step(batch["own"])
+
+    trained = []
+    trainer = quiet_trainer(max_epochs=2, **flags)
+    loaders = {"own": DataLoader(range(100), batch_sampler=sampler)}
+    if beside is not None:
+        loaders["beside"] = beside
+    trainer.fit(Collects(), CombinedLoader(loaders, "min_size"))
+    return trained, trainer.train_dataloader["own"].batch_sampler
+
+
+def test_a_readers_own_sampler_is_made_again_by_a_trainer_and_by_fabric_on_two_ranks():
+    def fit_all(rank):
+        found = {}
+        fabric = Fabric(accelerator="cpu", devices=2, strategy="ddp")
+        fabric.launch()
+        for name, make in OWN.items():
+            trained, made = trained_batches(make(), devices=2, strategy="ddp")
+            loader = fabric.setup_dataloaders(DataLoader(range(100), batch_sampler=make()))
+            in_fabric = [batch.tolist() for _ in range(2) for batch in loader]
+            extra = {name: value for name, value in vars(made).items() if name in ("names", "note", "was_given")}
+            found[name] = trained, in_fabric, extra
+        return found
+
+    ranks = [result.value for result in run_ranks(fit_all, 2, timeout=120)]
+    for name, make in OWN.items():
+        first, second = by_rank(make, 0), by_rank(make, 1)
+        for rank in range(2):
+            trained, in_fabric, extra = ranks[rank][name]
+            assert trained == in_fabric == first[rank] + second[rank], (name, rank)
+            if name == "takes the sampler":
+                assert extra == {"was_given": "DistributedSampler"}
+            else:
+                assert extra == {key: value for key, value in vars(make()).items() if key in ("names", "note")}
+
+
+@pytest.mark.parametrize("name", [name for name in OWN if "wrapper" not in name])
+def test_overfit_batches_gives_a_readers_own_sampler_one_order(name):
+    # Lightning hands its SequentialSampler to all loaders, where one of them shuffles.
+    beside = DataLoader(range(100), 2, shuffle=True)
+    trained, made = trained_batches(OWN[name](), beside, overfit_batches=3)
+    assert not made.shuffle and trained[:3] == trained[3:] and len(trained) == 6
+    assert OWN[name]().shuffle
+
+
+def test_overfit_batches_refuses_a_readers_own_sampler_that_cannot_have_one_order():
+    with pytest.raises(
+        ValueError, match=r"overfit_batches wants the same batches .* Halves cannot make of BatchSampler"
+    ):
+        trained_batches(OWN["a wrapper"](), DataLoader(range(100), 2, shuffle=True), overfit_batches=3)
+
+
+@pytest.mark.parametrize("name", OWN)
+def test_a_readers_own_sampler_is_copied_and_pickled_and_made_again_from_the_copy(name):
+    sampler = OWN[name]()
+    for alike in copy.copy(sampler), copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler)):
+        alike.set_epoch(1)
+        sampler.set_epoch(1)
+        assert list(alike) == list(sampler)
+        attributes = [{key for key in vars(each) if not key.startswith("_")} for each in (alike, sampler)]
+        assert attributes[0] == attributes[1]
+        args, keywords = vars(alike)["__pl_saved_args"], vars(alike)["__pl_saved_kwargs"]
+        again = type(alike)(*args, **keywords)
+        again.set_epoch(1)
+        assert list(again) == list(sampler)
+
+
+class ForgetsAll(Blocks):
+    def __init__(self, blocks):
+        self.blocks, self.size = blocks, 2
+
+
+class ForgetsShuffled(ShuffledBatchSampler):
+    def __init__(self, n):
+        self.num_samples, self.batch_size, self.num_replicas, self.rank = n, 3, 1, 0
+
+
+@pytest.mark.parametrize(
+    ("sampler", "said"),
+    [
+        (ForgetsAll(4), "ForgetsAll.__init__ did not call the constructor of Blocks: write super().__init__(blocks, "),
+        (ForgetsShuffled(9), "constructor of ShuffledBatchSampler: write super().__init__(num_samples, batch_size, "),
+    ],
+)
+def test_a_sampler_that_forgets_its_parents_constructor_says_so_wherever_it_is_used(sampler, said):
+    uses = iter, len, lambda it: it.set_epoch(1), lambda it: it.state_dict(), lambda it: it.drop_last
+    for use in (*uses, lambda it: next(iter(DataLoader(range(9), batch_sampler=it)))):
+        with pytest.raises(AttributeError, match=re.escape(said)):
+            use(sampler)
+
+
+def test_a_propertys_own_error_is_shown():
+    class Asks(Evens):
+        @property
+        def lengths(self):
+            return self.not_there
+
+    with pytest.raises(AttributeError, match="'Asks' object has no attribute 'not_there'"):
+        Asks(10).lengths  # noqa: B018

@@ -6,22 +6,29 @@ import re
 import subprocess
 import sys
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.utils.data import DataLoader, DistributedSampler, RandomSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from course_lib.launch import run_ranks
+from course_lib.samplers import EpochBatchSampler, ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from course_lib.steps import Window, max_steps_for, plan_steps
 from tests import effort
 
-from .trainer_oracle import count_real_fit, random_case
+from .trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
 
 
 def at(schedule, epoch):
-    return schedule if isinstance(schedule, int) else schedule[max(e for e in schedule if e <= epoch)]
+    if isinstance(schedule, int):
+        return schedule
+    first = max((first for first in schedule if first <= epoch), default=None)
+    return 1 if first is None else schedule[first]
 
 
 @dataclass
@@ -35,16 +42,24 @@ class Simulated:
     unused: int = 0
 
 
-def simulate(num_samples, batch_size, k, world_size, drop_last, max_epochs, max_steps, limit, tail):
+def simulate(num_samples, batch_size, k, world_size, drop_last, max_epochs, max_steps, limit, short_window):
+    def batches_of(epoch):
+        dataset = range(num_samples)
+        sampler = DistributedSampler(dataset, world_size, rank=0, shuffle=False)
+        return list(DataLoader(dataset, at(batch_size, epoch), sampler=sampler, drop_last=drop_last))
+
+    return simulate_loop(batches_of, k, max_epochs, max_steps, limit, short_window)
+
+
+def simulate_loop(batches_of, k, max_epochs, max_steps, limit, short_window):
+    """The loop over ``batches_of(epoch)``: one rank's, anything with a length."""
     run = Simulated()
     waiting = []  # (epoch, batch, samples) whose gradient has not been stepped
     epoch = 0
     while max_epochs in (None, -1) or epoch < max_epochs:
         if len(run.windows) == max_steps:
             break
-        dataset = range(num_samples)
-        sampler = DistributedSampler(dataset, world_size, rank=0, shuffle=False)
-        batches = list(DataLoader(dataset, at(batch_size, epoch), sampler=sampler, drop_last=drop_last))
+        batches = batches_of(epoch)
         batches = batches[: limit if isinstance(limit, int) else int(len(batches) * limit)]
         if not batches:
             break
@@ -53,7 +68,7 @@ def simulate(num_samples, batch_size, k, world_size, drop_last, max_epochs, max_
             run.micro_batches += 1
             run.batches_in_epoch[epoch] = i + 1
             waiting.append((epoch, i, len(batch)))
-            if (i + 1) % at(k, epoch) == 0 or (tail == "step" and i + 1 == len(batches)):
+            if (i + 1) % at(k, epoch) == 0 or (short_window == "step" and i + 1 == len(batches)):
                 here = [i for e, i, _ in waiting if e == epoch]
                 samples = sum(n for *_, n in waiting)
                 run.windows.append(
@@ -64,7 +79,7 @@ def simulate(num_samples, batch_size, k, world_size, drop_last, max_epochs, max_
                     stopped = True
                     break
         run.epochs_completed += i + 1 == len(batches)
-        if tail == "drop":
+        if short_window == "zero":
             run.unused += len(waiting)
             waiting = []
         if stopped:
@@ -86,7 +101,7 @@ cases = st.fixed_dictionaries(
         "max_epochs": st.integers(0, 6),
         "max_steps": st.sampled_from([-1, 0, 1, 2, 3, 5, 8, 13]),
         "limit": st.sampled_from([1.0, 0.7, 0.3, 0.0, 0, 1, 2, 7]),
-        "tail": st.sampled_from(["step", "carry", "drop"]),
+        "short_window": st.sampled_from(["step", "carry", "zero"]),
     }
 )
 
@@ -131,7 +146,7 @@ def test_dropped_and_repeated_samples_equal_what_the_ranks_draw(case):
             b.tolist() for b in DataLoader(dataset, case["batch_size"], sampler=sampler, drop_last=case["drop_last"])
         ]
         batches = batches[: plan.batches_per_epoch]
-        if case["tail"] == "drop":
+        if case["short_window"] == "zero":
             batches = batches[: len(batches) // case["k"] * case["k"]]
         drawn += [index for batch in batches for index in batch]
     assert plan.samples_dropped == len(set(dataset) - set(drawn))
@@ -194,7 +209,7 @@ def test_values_per_epoch_have_the_form_of_the_schedule():
 
 
 def test_a_plan_for_a_trillion_samples_lists_nothing():
-    plan = plan_steps(10**12, 7, accumulate_grad_batches=3, world_size=8, max_epochs=1000, tail="carry")
+    plan = plan_steps(10**12, 7, accumulate_grad_batches=3, world_size=8, max_epochs=1000, short_window="carry")
     per_rank = 10**12 // 8
     batches = -(-per_rank // 7)
     assert plan.total_steps == len(plan.windows) == 1000 * (batches // 3)
@@ -233,9 +248,9 @@ def test_more_ranks_than_samples():
         ({"limit_train_batches": -1}, "limit_train_batches must be a number of batches"),
         ({"limit_train_batches": True}, "limit_train_batches must be a number of batches"),
         ({"limit_train_batches": float("nan")}, "limit_train_batches must be a number of batches"),
-        ({"tail": "flush"}, "tail must be"),
+        ({"short_window": "flush"}, 'short_window must be "step", "carry" or "zero", got '),
         (
-            {"accumulate_grad_batches": 9, "tail": "carry", "max_epochs": None, "max_steps": 3},
+            {"accumulate_grad_batches": 9, "short_window": "carry", "max_epochs": None, "max_steps": 3},
             "max_steps=3 is never reached: 3 batches per epoch fill no window",
         ),
     ],
@@ -363,4 +378,287 @@ def test_a_plan_of_what_is_left_says_so():
     over = plan_steps(46, 3, max_epochs=2, steps_done=40, samples_done=92)
     assert over.total_steps == 40 and "Nothing is left to train" in over.explain()
     with pytest.raises(ValueError, match=r"within an epoch \(24 of 46 samples are done\)"):
-        plan_steps(46, 3, max_epochs=3, steps_done=6, samples_done=24, tail="carry")
+        plan_steps(46, 3, max_epochs=3, steps_done=6, samples_done=24, short_window="carry")
+
+
+# ------------------------------------------------------------------------------------------------- names of arguments
+
+
+@pytest.mark.parametrize(("tail", "short_window"), [("step", "step"), ("carry", "carry"), ("drop", "zero")])
+def test_the_old_name_of_short_window_warns_in_the_readers_line_and_works(tail, short_window):
+    case = dict(num_samples=37, batch_size=4, accumulate_grad_batches=4)
+    for plan in plan_steps, partial(max_steps_for, 3):
+        stop = {"max_epochs": 3} if plan is plan_steps else {}
+        with pytest.warns(DeprecationWarning, match=f"short_window='{short_window}'") as told:
+            old = plan(**case, **stop, tail=tail)
+        assert [warning.filename for warning in told] == [__file__]
+        assert old == plan(**case, **stop, short_window=short_window)
+    plan = plan_steps(**case, max_epochs=3, short_window=short_window)
+    with pytest.warns(DeprecationWarning, match=r"StepPlan\.short_window"):
+        assert plan.tail == tail
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"tail": "carry", "short_window": "step"}, "two names for one thing: give short_window alone"),
+        ({"tail": "flush"}, "tail, now short_window, must be"),
+        ({"short_window": "drop"}, 'a sampler\'s own tail="drop", which leaves samples out, is planned by'),
+        ({"short_window": "spread"}, 'short_window must be "step", "carry" or "zero", got \'spread\''),
+    ],
+)  # fmt: skip
+def test_a_wrong_short_window_is_named(arguments, said):
+    for plan in partial(plan_steps, max_epochs=1), partial(max_steps_for, 1):
+        with pytest.raises(ValueError, match=re.escape(said)):
+            plan(num_samples=12, batch_size=4, **arguments)
+
+
+def test_the_command_starts_without_torch():
+    asked = "--num-samples 37 --batch-size 4 --accumulate-grad-batches 4 --max-epochs 3 --short-window carry".split()
+    code = f"import sys; from course_lib.steps.__main__ import main; main({asked}); print('torch' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "6 optimizer steps in all" in done.stdout
+    assert done.stdout.endswith("False\n")
+
+
+# ----------------------------------------------------------------------------------------------- plans of samplers
+
+
+class OtherEveryEpoch:
+    """A batch sampler of somebody else: its batches are of 1 to 5, and other ones in every epoch."""
+
+    def __init__(self, n):
+        self.n = n
+
+    def __iter__(self):
+        order = torch.randperm(self.n).tolist()
+        while order:
+            size = int(torch.randint(1, 6, ()))
+            yield order[:size]
+            order = order[size:]
+
+
+class RanksInTurn(EpochBatchSampler):
+    """A reader's own: single indices to the ranks in turn, one more in every epoch."""
+
+    def __init__(self, n, **at):
+        super().__init__(tail="drop", **at)
+        self.n = n
+
+    def _batches(self, position, batches_before, world_size, rank):
+        for step in range(self._steps_left(position, world_size)):
+            yield [position + step * world_size + rank]
+
+    def _steps_left(self, position, world_size):
+        return (self.n + self.epoch - position) // world_size
+
+    def _position_after(self, position, steps, world_size):
+        return position + steps * world_size
+
+    def _check(self, position, world_size):
+        pass
+
+    def _identity(self):
+        return {"n": self.n}
+
+
+SAMPLERS = {
+    "shuffled": lambda n, size, tail, **at: ShuffledBatchSampler(n, size, tail=tail, **at),
+    "two streams": lambda n, size, tail, **at: TwoStreamBatchSampler(
+        range(n), range(n, n + 9), size, 2, tail=tail, **at
+    ),
+    "sharded": lambda n, size, tail, **at: ShardedBatchSampler(BatchSampler(range(n), size, False), tail=tail, **at),
+    "split": lambda n, size, tail, **at: ShardedBatchSampler(OtherEveryEpoch(n), split=True, tail=tail, **at),
+    "of a list": lambda n, size, tail, **at: ShardedBatchSampler([list(range(n)), [0], [1, 2]], tail=tail, **at),
+    "uneven": lambda n, size, tail, **at: ShardedBatchSampler(OtherEveryEpoch(n), tail=tail, **at),
+    "scheduled": lambda n, size, tail, **at: ScheduledBatchSampler(
+        n, SizeSchedule({0: (8, size + 1), 2: (16, size)}), tail=tail, **at
+    ),
+    "a reader's": lambda n, size, tail, **at: RanksInTurn(n, **at),
+}  # fmt: skip
+dealings = {
+    "n": st.integers(1, 60),
+    "size": st.integers(1, 9),
+    "tail": st.sampled_from(["spread", "drop", "pad"]),
+    "world_size": st.integers(1, 5),
+}
+runs = {
+    "k": st.integers(1, 5) | st.dictionaries(st.integers(1, 5), st.integers(1, 9), min_size=1, max_size=2),
+    "max_epochs": st.sampled_from([-1, 0, 1, 2, 4]),
+    "max_steps": st.sampled_from([-1, 0, 1, 3, 8, 13]),
+    "limit": st.sampled_from([1.0, 1.0, 0.7, 0.0, 0, 1, 2, 7]),
+    "short_window": st.sampled_from(["step", "carry", "zero"]),
+}  # fmt: skip
+
+
+def dealt(make, world_size, epoch):
+    """What the ranks get in an epoch: a list of batches each."""
+    ranks = []
+    for rank in range(world_size):
+        sampler = make(num_replicas=world_size, rank=rank)
+        sampler.set_epoch(epoch)
+        ranks.append(list(sampler))
+    return ranks
+
+
+@pytest.mark.parametrize("kind", SAMPLERS)
+@given(dealing=st.fixed_dictionaries(dealings), run=st.fixed_dictionaries(runs))
+def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
+    world_size = dealing.pop("world_size")
+    make = partial(SAMPLERS[kind], **dealing)
+    if kind == "scheduled":
+        run |= {"k": 1, "short_window": "step"}
+    if run["max_epochs"] == -1:
+        run["max_epochs"] = 4 if run["max_steps"] == -1 or run["short_window"] != "step" else -1
+
+    def largest(epoch):
+        return [range(max(map(len, step))) for step in zip(*dealt(make, world_size, epoch), strict=True)]
+
+    def plan(sampler):
+        arguments = {name: run[name] for name in ("max_epochs", "max_steps", "short_window")}
+        windows = {"accumulate_grad_batches": run["k"], "limit_train_batches": run["limit"]}
+        return plan_steps(sampler, world_size=world_size, **arguments, **windows)
+
+    try:
+        found = plan(make())
+    except ValueError:  # tail="spread" without an index for some rank
+        with pytest.raises(ValueError, match=r'[uU]se tail="drop"'):
+            [dealt(make, world_size, epoch) for epoch in range(20)]
+        return
+    counted = simulate_loop(largest, **run)
+    assert list(found.windows) == counted.windows
+    assert (found.total_steps, found.epochs_completed) == (len(counted.windows), counted.epochs_completed)
+    assert (found.micro_batches, found.micro_batches_unused) == (counted.micro_batches, counted.unused)
+    assert found.explain() and found.table()
+    assert plan(make(num_replicas=world_size, rank=0)) == found
+
+
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
+@given(dealing=st.fixed_dictionaries(dealings))
+def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
+    world_size = dealing.pop("world_size")
+    make = partial(SAMPLERS[kind], **dealing)
+    try:
+        ranks = dealt(make, world_size, 0)
+    except ValueError:
+        return
+    indices = [index for rank in ranks for batch in rank for index in batch if index < dealing["n"]]
+    plan = plan_steps(make(), world_size=world_size, max_epochs=1)
+    assert plan.samples_dropped == dealing["n"] - len(set(indices))
+    assert plan.samples_repeated == len(indices) - len(set(indices))
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "two streams", "sharded", "uneven"])
+@given(
+    dealing=st.fixed_dictionaries(dealings), epoch=st.integers(0, 2), stop=st.integers(0, 30), after=st.integers(1, 5)
+)
+def test_the_plan_of_what_is_left_equals_what_a_restored_sampler_deals(kind, dealing, epoch, stop, after):
+    world_size = dealing.pop("world_size")
+    make = partial(SAMPLERS[kind], **dealing)
+    try:
+        sampler = make(num_replicas=world_size, rank=0)
+        sampler.set_epoch(epoch)
+        state = sampler.state_dict(batches=stop % (len(sampler) + 1))
+        rest = [make(num_replicas=after, rank=rank) for rank in range(after)]
+        for restored in rest:
+            restored.load_state_dict(state)
+        left = len(list(zip(*rest, strict=True)))
+        later = [dealt(make, after, number) for number in range(state["epoch"] + 1, 4)]
+    except ValueError:
+        return
+    done = dict(steps_done=3, samples_done=state["epoch"] * dealing["n"] + state["position"])
+    plan = plan_steps(make(), world_size=after, max_epochs=4, **done)
+    epochs = [left, *(len(ranks[0]) for ranks in later)]
+    ran = next((number for number, batches in enumerate(epochs) if not batches), len(epochs))
+    assert plan.total_steps == 3 + sum(epochs[:ran])
+    shares = [plan.progress(step) for step in range(plan.total_steps + 1)]
+    assert shares == sorted(shares) and shares[-1] == 1
+
+
+def test_a_samplers_own_tail_is_planned():
+    # 39 samples on 5 ranks in batches of 4: DistributedSampler deals first, and each rank drops; here a step is 20.
+    assert plan_steps(39, 4, world_size=5, drop_last=True, max_epochs=1).total_steps == 2
+    plan = plan_steps(ShuffledBatchSampler(39, 4, tail="drop"), world_size=5, max_epochs=1)
+    assert (plan.total_steps, plan.samples_dropped) == (1, 19)
+    assert max_steps_for(3, ShuffledBatchSampler(39, 4, tail="drop"), world_size=5) == 3
+    assert "39 samples in batches of at most 4 make 1 batch per epoch on each of 5 ranks" in plan.explain()
+
+
+def test_the_plan_of_a_sampler_equals_a_real_trainer_on_two_ranks():
+    shapes = [(kind, tail) for kind in SAMPLERS for tail in ("spread", "drop", "pad")]
+
+    def fit_all(rank):
+        counted = []
+        for kind, tail in shapes:
+            model = CountingModule()
+            loader = DataLoader(SizedDataset(range(100), first) if kind == "scheduled" else range(100),
+                                batch_sampler=SAMPLERS[kind](37, 3, tail))  # fmt: skip
+            quiet_trainer(max_epochs=3, accumulate_grad_batches=windows(kind), devices=2, strategy="ddp").fit(
+                model, loader
+            )
+            counted.append(model.samples_per_step)
+        return counted
+
+    ranks = [result.value for result in run_ranks(fit_all, 2, timeout=120)]
+    for (kind, tail), *counted in zip(shapes, *ranks, strict=True):
+        sampler = SAMPLERS[kind](37, 3, tail)
+        windows_of = {"world_size": 2, "accumulate_grad_batches": windows(kind)}
+        # A Trainer asks for the number of batches in the first epoch, and cuts those that have more.
+        limit = plan_steps(sampler, max_epochs=1, **windows_of).batches_per_epoch
+        plan = plan_steps(sampler, max_epochs=3, limit_train_batches=limit, **windows_of)
+        assert [len(samples) for samples in counted] == [plan.total_steps] * 2, (kind, tail)
+        for window, *samples in zip(plan.windows, *counted, strict=True):
+            assert max(samples) <= window.per_rank_samples
+            if tail != "spread" and "shard" not in kind and kind not in ("of a list", "uneven", "split"):
+                assert samples == [window.per_rank_samples] * 2, (kind, tail)
+
+
+def windows(kind):
+    return 1 if kind == "scheduled" else 2
+
+
+def first(sample, size):
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"batch_size": 4}, "ShuffledBatchSampler says itself how it deals: leave batch_size and drop_last out, got 4"),
+        ({"drop_last": True}, "leave batch_size and drop_last out, got None and True"),
+        (
+            {"world_size": 3},
+            "this ShuffledBatchSampler deals to num_replicas=2 ranks wherever it runs, which cannot be",
+        ),
+        ({"world_size": 0}, "world_size must be a positive int, got 0"),
+        ({"accumulate_grad_batches": 0}, "accumulate_grad_batches must be a positive int, got 0"),
+        ({"max_epochs": None}, "nothing ends this run"),
+        ({"samples_done": 3, "short_window": "carry"}, "within an epoch (3 of 12 samples are done)"),
+    ],
+)
+def test_what_cannot_be_planned_of_a_sampler_is_named(arguments, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        plan_steps(ShuffledBatchSampler(12, 4, num_replicas=2, rank=0), **{"max_epochs": 1} | arguments)
+
+
+def test_a_sampler_without_a_step_is_never_done():
+    for sampler in RanksInTurn(3), ShuffledBatchSampler(3, 1):
+        with pytest.raises(ValueError, match="max_steps=5 is never reached"):
+            plan_steps(sampler, accumulate_grad_batches=9, short_window="carry", max_steps=5)
+    assert plan_steps(RanksInTurn(3), max_steps=10).windows[-1].epoch == 2
+    with pytest.raises(ValueError, match="RanksInTurn can be planned from the start of an epoch only"):
+        plan_steps(RanksInTurn(3), max_epochs=9, samples_done=4)
+    with pytest.raises(ValueError, match="a schedule of sizes says its windows itself"):
+        plan_steps(SAMPLERS["scheduled"](9, 2, "drop"), max_epochs=9, accumulate_grad_batches=2)
+
+
+def test_planning_leaves_a_sampler_where_it_stands():
+    for kind in SAMPLERS:
+        sampler = SAMPLERS[kind](37, 3, "pad", num_replicas=2, rank=1)
+        sampler.set_epoch(2)
+        iterator = iter(sampler)
+        before = [next(iterator) for _ in range(2)]
+        state = sampler.state_dict()
+        plan_steps(sampler, max_epochs=5)
+        assert sampler.state_dict() == state and sampler.epoch == 2
+        assert [*before, *iterator] == dealt(partial(SAMPLERS[kind], 37, 3, "pad"), 2, 2)[1] == list(sampler)

@@ -23,7 +23,7 @@ from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
-from course_lib.schedules.rates import LrRule
+from course_lib.schedules.lr_factor import LrRule
 
 
 class SizeScheduleDataModule(LightningDataModule):

@@ -18,13 +18,14 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from course_lib._ranks import ddp_modules
+from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from course_lib.callbacks._trainer import CountsSkips, replace_methods, require_plain_optimization
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard
 from course_lib.skipping.found_inf import give_found_inf, take_found_inf
-from course_lib.skipping.gradients import gradients_of, parameters_of
+from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits

@@ -21,9 +21,9 @@ process outlives the call, however it ends.
 rank, ``travel.py`` what goes from one to the other, and ``ends.py`` what a call returns or raises.
 """
 
+from course_lib._ranks import rank_device
 from course_lib.launch.caller import run_ranks
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout
-from course_lib.launch.rank import rank_device
 from course_lib.launch.server import warm_up
 
 __all__ = ["RankError", "RankReport", "RankResult", "RankTimeout", "rank_device", "run_ranks", "warm_up"]

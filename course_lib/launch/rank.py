@@ -31,14 +31,6 @@ import torch.distributed as dist
 
 from course_lib.launch.travel import enter_surroundings, pack_exception, pack_value, unpack_call
 
-
-def rank_device() -> torch.device:
-    """Where a rank's tensors belong in collectives: on its GPU under NCCL, else on the CPU."""
-    if dist.is_initialized() and dist.get_backend() == "nccl":
-        return torch.device("cuda", torch.cuda.current_device())
-    return torch.device("cpu")
-
-
 Frame = tuple[str, int | None, str]
 """File, line and function of a frame; the standard library's own class for it cannot always be pickled."""
 

@@ -12,8 +12,7 @@ dealt, however fast each worker is.*
 
 It is a ``torch.utils.data.DataLoader`` by type, so that trainers treat it as one: they give it a sampler for each
 rank. Beyond torch's loader it has a state (``loader.state_dict()``), names a killed worker and its signal at once, and
-raises where a batch cannot be pickled, where torch's waits without end. ``trace`` shows for either loader when each
-batch was fetched, waited for and delivered.
+raises where a batch cannot be pickled, where torch's waits without end.
 """
 
 from course_lib.loader.loader import MiniDataLoader

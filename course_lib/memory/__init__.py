@@ -14,7 +14,8 @@ operator that made it to its last reference, and ask at the peak what each is fo
 On a CPU both count what operators return, and agree to the byte or nearly so. By the CPU allocator's own events that is
 all there is for linear layers and attention; inside of convolutions and LSTMs oneDNN takes more (0 to 21 % of the peaks
 of six small models, torch 2.13, x86-64), which no ledger of operators sees. For CUDA the prediction follows PyTorch's
-sources; no GPU has confirmed it yet.
+sources. One step was compared on a GPU (``data/gpu/memory.json``: a convolutional net and AdamW, H100, torch
+2.11+cu130): 1.97 GB were predicted, and the allocator's peak was 2.09 GB, 6 % more.
 
 Sources: ``c10/cuda/CUDACachingAllocator.cpp``; ``torch.distributed._tools.mem_tracker``, which tracks categories under
 fake tensors too; pytorch's "Understanding CUDA memory usage".
@@ -25,7 +26,7 @@ from course_lib.memory.batch_size import FittedBatchSize, find_batch_size, find_
 from course_lib.memory.ledger import CATEGORIES, Moment, StorageLedger
 from course_lib.memory.measuring import PeakMemory, measure_peak
 from course_lib.memory.predicting import PeakPrediction, predict_peak
-from course_lib.memory.report import peak_report
+from course_lib.memory.reporting import peak_report
 from course_lib.memory.saved import saved_bytes
 
 __all__ = [

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
-from course_lib._tensors import bytes_by_storage
+from course_lib._tensors import bytes_by_storage, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters, measure_peak
@@ -366,7 +366,7 @@ class _Batches:
 def _twin(optimizer: Optimizer, model: nn.Module, parameters: list[nn.Parameter]) -> Optimizer:
     """The same optimizer for other parameters, without its state and without the caller's hooks."""
     instead = dict(zip(map(id, model.parameters()), parameters, strict=True))
-    unknown = [p for group in optimizer.param_groups for p in group["params"] if id(p) not in instead]
+    unknown = [parameter for parameter in parameters_of(optimizer) if id(parameter) not in instead]
     if unknown:
         raise ValueError(
             f"optimizer has {len(unknown)} parameters that model doesn't hold: give one module that holds them all"

@@ -27,7 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from course_lib._tensors import storages_of
+from course_lib._tensors import parameters_of, storages_of
 from course_lib._words import readable_bytes
 
 CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "activations", "temporary")
@@ -136,7 +136,7 @@ class StorageLedger(TorchDispatchMode):
 
     def name_optimizer(self, optimizer: Optimizer) -> None:
         """Name an optimizer's parameters, its state, and the gradients that are there now."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"]]
+        parameters = parameters_of(optimizer)
         self.name("parameters", parameters)
         self.name("gradients", (p.grad for p in parameters if p.grad is not None))
         self.name("optimizer", tensors_in(list(optimizer.state.values())))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
@@ -25,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
+from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
 from course_lib.memory.doubts import custom_functions, doubts_about
@@ -85,15 +87,17 @@ def predict_peak(
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     batch_size: int | None = None,
     precision: Precision = "fp32",
-    accumulate: int = 1,
+    accumulate_grad_batches: int = 1,
     ddp: bool = False,
     device: str = "cuda",
+    accumulate: int | None = None,
 ) -> PeakPrediction:
     """Predict the peak of a training step by taking two of them with fake tensors, which have a shape and no data.
 
-    A step makes a batch and runs forward and backward, ``accumulate`` times; then come ``optimizer.step()`` and
-    ``zero_grad(set_to_none=True)``. In the second step the optimizer has its state, so that is the one whose peak is
-    returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is not.
+    A step makes a batch and runs forward and backward, ``accumulate_grad_batches`` times; then come
+    ``optimizer.step()`` and ``zero_grad(set_to_none=True)``. In the second step the optimizer has its state, so that is
+    the one whose peak is returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is
+    not.
 
     Args:
         model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. ``.to("cuda")`` in
@@ -112,11 +116,12 @@ def predict_peak(
         precision: ``"fp32"``; ``"bf16"``: autocast around the forward and the loss, with the copies of the weights
             that it keeps until then; ``"bf16-true"``: the model, floating inputs and all that follows. An
             ``autocast("cuda")`` of the model's own is not seen.
-        accumulate: Micro-batches of a window. The loss is divided by it.
+        accumulate_grad_batches: Micro-batches of a window. The loss is divided by it.
         ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
             ``gradient_as_bucket_view`` is False by default.
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
             is known to choose; ``"cpu"``: exact bytes.
+        accumulate: The old name of ``accumulate_grad_batches``.
 
     Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that
     allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors.
@@ -136,7 +141,20 @@ def predict_peak(
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
         raise ValueError(f'device must be "cuda" or "cpu", got {device!r}')
-    accumulate = int_of_at_least(1, "accumulate", accumulate)
+    if accumulate is not None:
+        if accumulate_grad_batches != 1:
+            raise ValueError(
+                f"accumulate_grad_batches={accumulate_grad_batches!r} and accumulate={accumulate!r} are two names for "
+                "one thing: give accumulate_grad_batches alone"
+            )
+        warnings.warn(
+            f"predict_peak(accumulate={accumulate!r}) is now predict_peak(accumulate_grad_batches={accumulate!r}); "
+            "accumulate= will go",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+        accumulate_grad_batches = accumulate
+    window_size = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
         batch_fn = functools.partial(batch_fn, batch_size)
@@ -160,7 +178,7 @@ def predict_peak(
             buckets = [torch.empty(n, dtype=dtype) for n, dtype in _buckets(model)]
             ledger.name("gradients", buckets)
         custom: set[str] = set()
-        for micro_batches in (1, accumulate):  # the first step is for the optimizer's state
+        for micro_batches in (1, window_size):  # the first step is for the optimizer's state
             mark = ledger.mark()
             for _ in range(micro_batches):
                 ledger.begin("batch")
@@ -176,7 +194,7 @@ def predict_peak(
                     loss = (loss_fn or default_loss)(model, batch)
                 _check_loss(loss)
                 custom |= custom_functions(loss)
-                loss = loss / accumulate if accumulate > 1 else loss
+                loss = loss / window_size if window_size > 1 else loss
                 ledger.begin("backward")
                 torch.autograd.backward(loss)
             ledger.begin("step")
@@ -304,7 +322,7 @@ def _optimizer(optimizer_fn: Callable[[list[nn.Parameter]], Optimizer], model: n
     if not isinstance(optimizer, Optimizer):
         raise ValueError(f"optimizer_fn must return a torch.optim.Optimizer, got {_kind(optimizer)}")
     own = set(model.parameters())
-    if not any(parameter in own for group in optimizer.param_groups for parameter in group["params"]):
+    if not any(parameter in own for parameter in parameters_of(optimizer)):
         raise ValueError(
             "optimizer_fn must use the list of parameters that it is called with, got an optimizer of others: the "
             "model that is predicted is a copy"

@@ -6,15 +6,20 @@ trainers, loaders and checkpoints can treat all samplers in one way.
 
 from __future__ import annotations
 
+import copy
+import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from typing import Any, Literal
+from itertools import chain
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
+from course_lib.steps import StepPlan
+from course_lib.steps.dealt import Dealing, equal_batches, plan_dealt
 
 SamplerTail = Literal["spread", "drop", "pad"]
 """What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""
@@ -25,6 +30,39 @@ class EpochBatchSampler(ABC):
 
     A *step* is one batch on every rank. The state is a global position: how much of the epoch's order all ranks
     together have had.
+
+    A sampler of your own says with five methods how it deals, takes whatever arguments it likes, and has the rest from
+    here. This one deals the blocks of a recording to the ranks in turn; its position counts blocks:
+
+    >>> class Blocks(EpochBatchSampler):
+    ...     def __init__(self, blocks, size=2):
+    ...         super().__init__(tail="drop")
+    ...         self.blocks, self.size = blocks, size
+    ...
+    ...     def _batches(self, position, batches_before, world_size, rank):
+    ...         for step in range(self._steps_left(position, world_size)):
+    ...             begin = (self._position_after(position, step, world_size) + rank) * self.size
+    ...             yield list(range(begin, begin + self.size))
+    ...
+    ...     def _steps_left(self, position, world_size):
+    ...         return (self.blocks - position) // world_size
+    ...
+    ...     def _position_after(self, position, steps, world_size):
+    ...         return position + steps * world_size
+    ...
+    ...     def _check(self, position, world_size):
+    ...         pass
+    ...
+    ...     def _identity(self):
+    ...         return {"blocks": self.blocks, "size": self.size}
+    >>> sampler = Blocks(3)
+    >>> list(sampler), sampler.state_dict(batches=1)["position"]
+    ([[0, 1], [2, 3], [4, 5]], 1)
+
+    Under a Trainer's default flags, Lightning makes the batch sampler of a plain ``DataLoader`` again, around a
+    ``DistributedSampler`` of its own; Fabric does the same. Here it makes one like the first, from the arguments that
+    the first was made with: what is set on a sampler after that does not come along. Where the constructor has an
+    argument ``sampler``, it is given Lightning's.
 
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
@@ -40,21 +78,29 @@ class EpochBatchSampler(ABC):
     exists; nobody can tell whether a loader was prepared.
     """
 
+    epochs_alike = False
+    """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
+
+    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
+        made = super().__new__(cls)
+        vars(made).update(_for_lightning(cls, arguments, keywords))
+        return made
 
     def __init__(
         self,
         *,
-        shuffle: bool,
-        seed: int,
-        tail: SamplerTail,
-        num_replicas: int | None,
-        rank: int | None,
+        shuffle: bool = True,
+        seed: int = 0,
+        tail: SamplerTail = "spread",
+        num_replicas: int | None = None,
+        rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
-        self.shuffle = bool(shuffle) and not isinstance(sampler, SequentialSampler)
+        self.shuffle = bool(shuffle)
+        if isinstance(sampler, SequentialSampler):
+            self._keep_one_order()
         self.seed = int_of_at_least(0, "seed", seed)
         if tail not in ("spread", "drop", "pad"):
             raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
@@ -66,6 +112,17 @@ class EpochBatchSampler(ABC):
                 f"rank must be from 0 to {self.num_replicas - 1} with num_replicas={num_replicas}, got {rank}"
             )
         self._begin(0)
+
+    if not TYPE_CHECKING:  # a type checker would take any name
+
+        def __getattr__(self, name: str) -> Any:
+            if name.startswith("__") or vars(self).keys() >= SET_BY_THE_CONSTRUCTOR:
+                return super().__getattribute__(name)  # raises what it raised before, be it of a property
+            raise AttributeError(_what_was_forgotten(type(self), name))
+
+    def _keep_one_order(self) -> None:
+        """What a Trainer's ``overfit_batches`` wants: the same batches in every epoch."""
+        self.shuffle = False
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
@@ -142,11 +199,13 @@ class EpochBatchSampler(ABC):
         Raises:
             ValueError: The state belongs to another dataset, seed or batch size: its position means nothing here.
         """
-        for name, ours in self._identity().items():
+        identity = self._identity()
+        for name in (*identity, "epoch", "position", "steps", "batches"):
             if name not in state:
                 raise ValueError(
                     f"this is no state of a {type(self).__name__}: it has no {name!r}, only {sorted(state)}"
                 )
+        for name, ours in identity.items():
             if state[name] != ours:
                 raise ValueError(
                     f"the state was taken with {name}={state[name]!r}, this sampler has {name}={ours!r}: its position "
@@ -156,6 +215,49 @@ class EpochBatchSampler(ABC):
         self._position = int_of_at_least(0, "position", state["position"])
         self._steps_before = int_of_at_least(0, "steps", state["steps"])
         self._batches_before = int_of_at_least(0, "batches", state["batches"])
+
+    def plan_steps(self, *, world_size: int | None = None, **run: Any) -> StepPlan:
+        """Plan the optimizer steps of a run with this sampler: what ``course_lib.steps.plan_steps(sampler, …)`` calls.
+
+        Args:
+            world_size: Number of ranks; default: ``num_replicas``, or the process group's.
+            run: The other keywords of ``plan_steps``, but for ``batch_size`` and ``drop_last``.
+
+        Raises:
+            ValueError: The sampler was made for another number of ranks, or cannot deal to so many.
+        """
+        ranks = self._planned_world_size(world_size)
+        alone = copy.copy(self)
+
+        def deal(epoch: int, position: int) -> Dealing:
+            alone._begin(epoch)
+            alone._check(position, ranks)
+            return alone._dealing(position, ranks)
+
+        return plan_dealt(deal, epochs_alike=self.epochs_alike, world_size=ranks, drop_last=self.drop_last, **run)
+
+    def _planned_world_size(self, world_size: int | None) -> int:
+        if world_size is None:
+            return self.num_replicas or world_size_of()
+        if int_of_at_least(1, "world_size", world_size) != (self.num_replicas or world_size):
+            raise ValueError(
+                f"this {type(self).__name__} deals to num_replicas={self.num_replicas} ranks wherever it runs, which "
+                f"cannot be planned for world_size={world_size}: leave one of the two out, or make them equal"
+            )
+        return world_size
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        """What the epoch has from a position on. This way deals it; a subclass that has a formula says it at once."""
+        if position:
+            raise ValueError(
+                f"{type(self).__name__} can be planned from the start of an epoch only: give samples_done at one"
+            )
+        ranks = [list(self._batches(0, 0, world_size, rank)) for rank in range(world_size)]
+        sizes = [[len(batch) for batch in step] for step in zip(*ranks, strict=True)]
+        indices = set(chain.from_iterable(chain.from_iterable(ranks)))
+        return Dealing(
+            getattr(self, "num_samples", len(indices)), equal_batches((max(step), sum(step)) for step in sizes)
+        )
 
     def _world(self) -> tuple[int, int]:
         """The number of ranks and this rank, now."""
@@ -182,17 +284,6 @@ class EpochBatchSampler(ABC):
                 "which prepare() leaves as it is"
             )
 
-    def _remember_arguments(self, **arguments: object) -> None:
-        # Under default flags, Lightning and Fabric make the batch sampler of a plain DataLoader again, around a
-        # DistributedSampler of theirs, from these four attributes. So they make one like this, which ignores theirs.
-        remembered: dict[str, object] = {
-            "__pl_saved_args": (),
-            "__pl_saved_kwargs": dict(arguments),
-            "__pl_saved_default_kwargs": {"sampler": None},
-            "__pl_saved_arg_names": (),
-        }
-        vars(self).update(remembered)
-
     @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
@@ -214,7 +305,55 @@ class EpochBatchSampler(ABC):
         """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
 
 
+SET_BY_THE_CONSTRUCTOR = {"shuffle", "seed", "tail", "num_replicas", "rank", "epoch", "_position"}
+
+
 def accelerator_deals() -> bool:
     """Whether this process has an ``Accelerator`` of several processes, which deals the batches of what it prepares."""
     state = sys.modules.get("accelerate.state")
     return state is not None and state.is_initialized() and world_size_of() > 1
+
+
+def _for_lightning(cls: type, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
+    """The attributes by which Lightning and Fabric make a batch sampler again.
+
+    They put their own sampler among the keywords, call the class, and then do what the record of attributes says.
+    """
+    if "sampler" in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
+        again: dict[str, Any] = {"__pl_saved_kwargs": dict(keywords)}
+    else:
+        without = _WithoutSampler(keywords)
+        again = {"__pl_saved_kwargs": without, "__pl_attrs_record": [((without,), _keep_one_order_if_asked)]}
+    return again | {
+        "__pl_saved_args": arguments,
+        "__pl_saved_default_kwargs": {"sampler": None},
+        "__pl_saved_arg_names": (),
+    }
+
+
+class _WithoutSampler(dict[str, Any]):
+    """The keywords of a constructor that takes no ``sampler``: one that is put among them is kept beside them."""
+
+    sampler: object = None
+
+    def __setitem__(self, name: str, value: Any) -> None:
+        if name == "sampler":
+            self.sampler = value
+        else:
+            super().__setitem__(name, value)
+
+
+def _keep_one_order_if_asked(made: EpochBatchSampler, keywords: _WithoutSampler) -> None:
+    # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
+    if isinstance(keywords.sampler, SequentialSampler):
+        made._keep_one_order()
+
+
+def _what_was_forgotten(cls: type, name: str) -> str:
+    own, *others = [base for base in cls.__mro__ if "__init__" in vars(base)]
+    parameters = list(inspect.signature(others[0].__init__).parameters.values())[1:]  # type: ignore[misc]
+    told = ", ".join(f"{p.name}=…" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters if p.name != "sampler")
+    return (
+        f"{cls.__name__} has no {name!r}, because {own.__name__}.__init__ did not call the constructor of "
+        f"{others[0].__name__}: write super().__init__({told}) as its first line, with what differs from the defaults"
+    )

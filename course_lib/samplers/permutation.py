@@ -64,6 +64,8 @@ class IndexPermutation:
             raise IndexError(f"positions must be from 0 to {self.n - 1}")
         if self._table is not None:
             return self._table[positions]
+        # A bijection of 0 … 2**bits - 1. What lands at n or beyond is sent on until it lands below: at the latest where
+        # its cycle began, which is below n. So no two positions end at one index.
         indices = self._mixed(positions.astype(self._dtype).ravel())
         beyond = np.flatnonzero(indices >= self.n)
         while beyond.size:
@@ -72,6 +74,7 @@ class IndexPermutation:
         return indices.astype(np.int64).reshape(positions.shape)
 
     def _mixed(self, x: Any) -> Any:
+        # Modulo 2**bits: an odd multiplier has an inverse, and x ^ (x >> s) is undone from the high bits down.
         for multiplier, addend in self._keys:
             x = (x * multiplier + addend) & self._mask
             x ^= x >> self._shift

@@ -11,10 +11,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import DistributedSampler, Sampler, SequentialSampler
+from torch.utils.data import DistributedSampler, Sampler
 
 from course_lib._generators import generators_put_back
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.steps.dealt import Dealing, equal_batches
 
 Chunk = tuple[int, int]
 """Begin and end in the epoch's flat order."""
@@ -64,12 +65,8 @@ class ShardedBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=True, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
-        if isinstance(sampler, SequentialSampler):
-            raise ValueError(
-                "overfit_batches wants the same batches in every epoch, which ShardedBatchSampler cannot make of "
-                f"{type(batch_sampler).__name__}: take limit_train_batches, and a batch sampler that does not shuffle"
-            )
+        self.batch_sampler = batch_sampler
+        super().__init__(seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         if not hasattr(batch_sampler, "__iter__"):
             raise ValueError(f"batch_sampler must be iterable, got {batch_sampler!r}")
         for part in _parts(batch_sampler):
@@ -83,16 +80,19 @@ class ShardedBatchSampler(EpochBatchSampler):
                     f"{type(batch_sampler).__name__} holds a DistributedSampler of {part.num_replicas} replicas: it "
                     "shards already, and would be sharded twice. Wrap one over the whole dataset"
                 )
-        self.batch_sampler = batch_sampler
         self.split = bool(split)
+        self.epochs_alike = isinstance(batch_sampler, list | tuple)
         self._last_read: _Read | None = None
-        self._last_plan: _Plan | None = None
-        self._remember_arguments(
-            batch_sampler=batch_sampler, split=split, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank
-        )
+        self._last_plan: _StepsOfEpoch | None = None
 
     def __getstate__(self) -> dict[str, Any]:
         return vars(self) | {"_last_read": None, "_last_plan": None}
+
+    def _keep_one_order(self) -> None:
+        raise ValueError(
+            f"overfit_batches wants the same batches in every epoch, which {type(self).__name__} cannot make of "
+            f"{type(self.batch_sampler).__name__}: take limit_train_batches, and a batch sampler that does not shuffle"
+        )
 
     def _whole(self) -> _Read:
         """What the wrapped sampler yields in this epoch: read once, and again where it is no longer the same."""
@@ -121,7 +121,7 @@ class ShardedBatchSampler(EpochBatchSampler):
         super().load_state_dict(state)
         self._begun = tuple(state["plan"])
 
-    def _plan(self, world_size: int) -> _Plan:
+    def _plan(self, world_size: int) -> _StepsOfEpoch:
         """The steps of this epoch on so many ranks: laid out once, as every state asks for them."""
         whole = self._whole()
         # How the end is shared out depends on where the dealing began, so a resume on as many ranks goes on with it.
@@ -133,17 +133,23 @@ class ShardedBatchSampler(EpochBatchSampler):
             plan = self._last_plan = self._lay_out(whole, begin, world_size)
         return plan
 
-    def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _Plan:
+    def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _StepsOfEpoch:
         bounds = [begin, *(edge for edge in whole.edges if edge > begin)]
         chunks = list(pairwise(bounds))
         if self.split:
             steps = _split_steps(chunks, world_size, self.tail)
         else:
             steps = _dealt_steps(chunks, whole.edges, world_size, self.tail)
-        return _Plan(whole, begin, world_size, steps, [step[0][0] for step in steps])
+        return _StepsOfEpoch(whole, begin, world_size, steps, [step[0][0] for step in steps])
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("seed", "split", "tail")}
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        whole = self._whole()
+        steps = self._lay_out(whole, position, world_size).steps
+        sizes = [[end - begin for begin, end in step] for step in steps]
+        return Dealing(len(whole.flat) - position, equal_batches((max(step), sum(step)) for step in sizes))
 
     def _steps_left(self, position: int, world_size: int) -> int:
         plan = self._plan(world_size)
@@ -188,7 +194,7 @@ class _Read(NamedTuple):
     """What the sampler was made of afterwards."""
 
 
-class _Plan(NamedTuple):
+class _StepsOfEpoch(NamedTuple):
     """An epoch's steps from where the dealing began."""
 
     whole: _Read
@@ -265,6 +271,7 @@ def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
 
 def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: SamplerTail) -> list[list[Chunk]]:
     """Whole batches to the ranks in turn."""
+    # A step is a chunk for each rank; the last may lack some, and is made whole or left out by the tail.
     steps = [chunks[i : i + world_size] for i in range(0, len(chunks), world_size)]
     if not steps or len(steps[-1]) == world_size:
         return steps
@@ -272,6 +279,7 @@ def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: S
     if tail == "spread":
         return _shared_out(steps, short[0][0], short[-1][1], world_size)
     if tail == "pad":
+        # Behind the end of the flat order the epoch begins again: its first batches lie at `total` and on.
         total, first = edges[-1], list(pairwise(edges))
         extra = [first[i % len(first)] for i in range(world_size - len(short))]
         steps.append([*short, *((total + begin, total + end) for begin, end in extra)])
@@ -295,6 +303,7 @@ def _shared_out(steps: list[list[Chunk]], begin: int, end: int, world_size: int)
     """Give all ranks a part of what does not fill a step: alone, or cut again together with the step before."""
     if end - begin >= world_size:
         return [*steps, _cut(begin, end, world_size)]
+    # Together with the step before there are two indices a rank, one for each of the two steps: enough.
     if steps and end - steps[-1][0][0] >= 2 * world_size:
         begin = steps[-1][0][0]
         middle = begin + -(-(end - begin) // 2)

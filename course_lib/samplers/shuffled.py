@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers.dealing import Steps, check_position, loss_weight
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation
+from course_lib.steps.dealt import Dealing
 
 
 class ShuffledBatchSampler(EpochBatchSampler):
@@ -58,10 +59,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
         self.batch_size = int_of_at_least(1, "batch_size", batch_size)
         if self.num_replicas is not None:
             self._check(0, self.num_replicas)
-        self._remember_arguments(
-            num_samples=num_samples, batch_size=batch_size, shuffle=shuffle, seed=seed, tail=tail,
-            num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
+
+    epochs_alike = True
 
     @property
     def max_index(self) -> int:
@@ -83,6 +82,10 @@ class ShuffledBatchSampler(EpochBatchSampler):
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("num_samples", "batch_size", "seed", "shuffle", "tail")}
+
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
+        return Dealing(self.num_samples - position, steps.equal())
 
     def _steps_left(self, position: int, world_size: int) -> int:
         return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).count

@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import Sampler
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers.dealing import Steps, check_position, loss_weight
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation, Ints
+from course_lib.steps.dealt import Dealing
 
 
 class TwoStreamBatchSampler(EpochBatchSampler):
@@ -67,11 +68,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         self.secondary_batch_size = int_of_at_least(1, "secondary_batch_size", secondary_batch_size)
         if not isinstance(sampler, Sampler):  # a copy that Lightning makes has been warned of
             self._warn_of_odd_streams()
-        self._remember_arguments(
-            primary_indices=self.primary_indices, secondary_indices=self.secondary_indices,
-            primary_batch_size=primary_batch_size, secondary_batch_size=secondary_batch_size,
-            shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
+
+    epochs_alike = True
 
     @property
     def batch_size(self) -> int:
@@ -111,6 +109,11 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         names = ("primary_batch_size", "secondary_batch_size", "seed", "shuffle", "tail")
         return sizes | {name: getattr(self, name) for name in names}
 
+    def _dealing(self, position: int, world_size: int) -> Dealing:
+        # An epoch covers the primary; a batch's samples are those of both streams.
+        steps = self._primary_steps(position, world_size)
+        return Dealing(len(self.primary_indices) - position, steps.equal(beside=self.secondary_batch_size))
+
     def _steps_left(self, position: int, world_size: int) -> int:
         return self._primary_steps(position, world_size).count
 
@@ -124,6 +127,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         num_primary, size = len(self.primary_indices), self.secondary_batch_size
         order = IndexPermutation(num_primary, (self.seed, 0, self.epoch)) if self.shuffle else None
         secondary = _Cycle(len(self.secondary_indices), size, (self.seed, 1, self.epoch) if self.shuffle else None)
+        # The batches of all ranks are numbered through the epoch: of those left, rank r of G has r, r + G, r + 2G …
         number = batches_before + rank
         for positions, sizes in self._primary_steps(position, world_size).of_rank(rank):
             primary = self.primary_indices[order(positions) if order else positions].tolist()

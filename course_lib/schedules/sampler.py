@@ -10,13 +10,21 @@ import numpy as np
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
-from course_lib.samplers.dealing import check_position
 from course_lib.samplers.epoch import accelerator_deals
+from course_lib.samplers.equal_steps import check_position
 from course_lib.samplers.permutation import BLOCK
-from course_lib.schedules.plan import SchedulePlan
 from course_lib.schedules.schedule import SizeSchedule
+from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import EqualSteps, Place, deal, epochs, next_epoch, refuse_empty_batches
+from course_lib.schedules.walk import (
+    EqualSteps,
+    RunPosition,
+    deal,
+    epochs,
+    next_epoch,
+    refuse_empty_batches,
+    step_after,
+)
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -61,7 +69,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         rank: int | None = None,
         sampler: object = None,
     ) -> None:
-        self._place = Place()
+        self._place = RunPosition()
         super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         if not isinstance(schedule, SizeSchedule):
@@ -70,12 +78,8 @@ class ScheduledBatchSampler(EpochBatchSampler):
         if self.num_replicas is not None:
             for stage in schedule.stages:
                 schedule.all_stages.window_size(stage, self.num_replicas)
-            for alike in epochs(schedule.all_stages, self.num_samples, tail, Place(), self.num_replicas):
+            for alike in epochs(schedule.all_stages, self.num_samples, tail, RunPosition(), self.num_replicas):
                 refuse_empty_batches(alike.dealt)
-        self._remember_arguments(
-            num_samples=num_samples, schedule=schedule, shuffle=shuffle, seed=seed, tail=tail,
-            num_replicas=num_replicas, rank=rank,
-        )  # fmt: skip
 
     @property
     def max_index(self) -> int:
@@ -110,17 +114,17 @@ class ScheduledBatchSampler(EpochBatchSampler):
         See ``ShuffledBatchSampler``. ``batch``: its number in the current iteration, from 0.
         """
         world_size, rank = self._world()
-        left = int_of_at_least(0, "batch", batch)
-        for equal in self._dealt(self._position, world_size):
-            if left < equal.steps:
-                return equal.sizes()[rank] * world_size / equal.total
-            left -= equal.steps
-        steps = self._steps_left(self._position, world_size)
-        raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
+        found = step_after(self._dealt(self._position, world_size), int_of_at_least(0, "batch", batch))
+        if found is None:
+            steps = self._steps_left(self._position, world_size)
+            raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
+        equal, _ = found
+        return equal.sizes()[rank] * world_size / equal.total
 
     def plan(
         self,
         *,
+        world_size: int | None = None,
         max_epochs: int | None = None,
         max_steps: int = -1,
         limit_train_batches: int | float = 1.0,
@@ -130,7 +134,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
         """Plan the optimizer steps of a run with this sampler, on the ranks that there are; see ``plan_steps``."""
         return self.schedule.plan(
             self.num_samples,
-            world_size=self._world()[0],
+            world_size=self._planned_world_size(world_size),
             max_epochs=max_epochs,
             max_steps=max_steps,
             limit_train_batches=limit_train_batches,
@@ -138,6 +142,16 @@ class ScheduledBatchSampler(EpochBatchSampler):
             steps_done=steps_done,
             samples_done=samples_done,
         )
+
+    def plan_steps(
+        self, *, accumulate_grad_batches: object = 1, short_window: object = "step", **run: Any
+    ) -> SchedulePlan:
+        if accumulate_grad_batches != 1 or short_window != "step":
+            raise ValueError(
+                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
+                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
+            )
+        return self.plan(**run)
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
@@ -148,11 +162,11 @@ class ScheduledBatchSampler(EpochBatchSampler):
         steps = state["steps"] - self._steps_before
         if not steps and (self.epoch, self._position) == self._place[:2]:
             return state | _counts(self._place)  # as it was restored, be it on other ranks
-        for equal in dealt:
-            place = equal.place_after(min(steps, equal.steps))
-            if steps <= equal.steps:
-                break
-            steps -= equal.steps
+        # The place after the last step that was made, and not before the next, which may be in another window.
+        last = step_after(dealt, steps - 1) if steps else None
+        if last is not None:
+            equal, before = last
+            place = equal.place_after(before + 1)
         return state | _counts(place)
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -161,28 +175,28 @@ class ScheduledBatchSampler(EpochBatchSampler):
             raise ValueError(f"this is no state of a ScheduledBatchSampler: it has no {', '.join(lacking)}")
         counts = {name: int_of_at_least(0, name, state[name]) for name in COUNTS}
         super().load_state_dict(state)
-        self._place = Place(self.epoch, self._position, **counts)
+        self._place = RunPosition(self.epoch, self._position, **counts)
 
     def set_epoch(self, epoch: int) -> None:
         super().set_epoch(epoch)
         # Back beyond what was restored is another run; a Trainer asks once for the epoch before the restored one.
         if self.epoch < self._place.epoch - 1:
-            self._place = Place()
+            self._place = RunPosition()
 
-    def _here(self, world_size: int) -> Place:
+    def _here(self, world_size: int) -> RunPosition:
         """Where this iteration begins: as restored, or at its epoch's start, the epochs before it counted."""
         place = self._place
         if (self.epoch, self._position) == place[:2]:
             return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
-            place = Place()
+            place = RunPosition()
         for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
             if alike.stop is None or self.epoch < alike.stop:
                 break
         steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
-        return Place(self.epoch, 0, steps)
+        return RunPosition(self.epoch, 0, steps)
 
-    def _aligned(self, place: Place, world_size: int) -> Place:
+    def _aligned(self, place: RunPosition, world_size: int) -> RunPosition:
         # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
         by_epoch = self.schedule.unit == "epochs"
         stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
@@ -207,11 +221,11 @@ class ScheduledBatchSampler(EpochBatchSampler):
         return sum(equal.steps for equal in self._dealt(position, world_size))
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        for equal in self._dealt(position, world_size):
-            if steps <= equal.steps:
-                return equal.position_after(steps)
-            steps -= equal.steps
-        return position
+        last = step_after(self._dealt(position, world_size), steps - 1) if steps else None
+        if last is None:
+            return position
+        equal, before = last
+        return equal.position_after(before + 1)
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)
@@ -247,5 +261,5 @@ COUNTS = ("optimizer_steps", "window_position", "window_batches")
 """What a state holds beside the epoch and the position."""
 
 
-def _counts(place: Place) -> dict[str, int]:
+def _counts(place: RunPosition) -> dict[str, int]:
     return {name: getattr(place, name) for name in COUNTS}

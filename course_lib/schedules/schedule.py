@@ -21,11 +21,11 @@ from typing import Any, get_args
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
 from course_lib.schedules.batch_sizes import batch_size_in, fit_budget
-from course_lib.schedules.plan import SchedulePlan, plan_schedule
-from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
+from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
+from course_lib.schedules.schedule_plan import SchedulePlan, plan_schedule
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
-from course_lib.steps.plan import checked_stops
+from course_lib.steps.arguments import checked_stops
 
 
 class SizeSchedule:

@@ -7,16 +7,17 @@ from there, on as many ranks, has the same steps: that is what makes a resume ex
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
 from course_lib.samplers import SamplerTail
 from course_lib.schedules.stages import SizeStage, Stages
+from course_lib.steps.dealt import EqualBatches
 
 
-class Place(NamedTuple):
-    """Where a run stands."""
+class RunPosition(NamedTuple):
+    """How far a run is: in its epochs, in the data, in optimizer steps, and in the window that is open."""
 
     epoch: int = 0
     position: int = 0
@@ -39,7 +40,7 @@ class EqualSteps:
     steps: int
     total: int
     """Indices of each step, over all ranks."""
-    before: Place
+    before: RunPosition
     opened: int
     """Micro-batches of a rank that the window has had before."""
     num_samples: int
@@ -48,20 +49,26 @@ class EqualSteps:
     def position_after(self, steps: int) -> int:
         return min(self.num_samples, self.before.position + steps * self.total)
 
-    def place_after(self, steps: int) -> Place:
+    def place_after(self, steps: int) -> RunPosition:
+        # In micro-batches of one rank: windows that were closed on the way, and those that the open one has had. An
+        # open window began so many steps back, or where it began before these steps, if none was closed since.
         closed, opened = divmod(self.opened + steps, self.window_size)
         position = self.position_after(steps)
         began = position - opened * self.total if closed or not opened else self.before.window_position
         optimizer_steps = self.before.optimizer_steps + closed
-        return Place(self.before.epoch, position, optimizer_steps, began, opened * self.world_size)
+        return RunPosition(self.before.epoch, position, optimizer_steps, began, opened * self.world_size)
 
     def sizes(self) -> list[int]:
         """What each rank gets in a step: as many, or one less."""
         total, n = self.total, self.world_size
         return [total * (rank + 1) // n - total * rank // n for rank in range(n)]
 
+    def batches(self) -> EqualBatches:
+        """The same for a plan."""
+        return EqualBatches(self.steps, -(-self.total // self.world_size), self.total)
 
-class DealtEpochs(NamedTuple):
+
+class EpochsAlike(NamedTuple):
     """Epochs that are dealt alike."""
 
     first: int
@@ -74,7 +81,9 @@ class DealtEpochs(NamedTuple):
     """All steps of each; their places are the first epoch's."""
 
 
-def deal(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, world_size: int) -> Iterator[EqualSteps]:
+def deal(
+    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
+) -> Iterator[EqualSteps]:
     """The steps from a place to the end of its epoch.
 
     ``"spread"`` deals whole rows of one index a rank. What is left over makes one row incomplete; the first step that
@@ -101,7 +110,9 @@ def deal(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, worl
         place = equal.place_after(steps)
 
 
-def epochs(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, world_size: int) -> Iterator[DealtEpochs]:
+def epochs(
+    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
+) -> Iterator[EpochsAlike]:
     """All epochs from a place on, those that are alike together; the last of them have no end."""
     while True:
         dealt = tuple(deal(stages, num_samples, tail, place, world_size))
@@ -111,10 +122,10 @@ def epochs(stages: Stages, num_samples: int, tail: SamplerTail, place: Place, wo
         if not place.position and len({equal.stage for equal in dealt}) <= 1:
             alike = _epochs_of_stage(stages, num_samples, place, steps, tail)
         stop = None if alike is None else place.epoch + alike
-        yield DealtEpochs(place.epoch, stop, place.optimizer_steps, steps, dealt)
+        yield EpochsAlike(place.epoch, stop, place.optimizer_steps, steps, dealt)
         if alike is None or stop is None:
             return
-        place = Place(stop, 0, place.optimizer_steps + alike * steps)
+        place = RunPosition(stop, 0, place.optimizer_steps + alike * steps)
 
 
 def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:
@@ -131,16 +142,28 @@ def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:
         )
 
 
-def next_epoch(dealt: tuple[EqualSteps, ...], place: Place) -> Place:
+def step_after(dealt: Iterable[EqualSteps], steps: int) -> tuple[EqualSteps, int] | None:
+    """Where the step is that comes after so many: the equal steps it is one of, and how many of them come before it.
+
+    None behind the last one.
+    """
+    for equal in dealt:
+        if steps < equal.steps:
+            return equal, steps
+        steps -= equal.steps
+    return None
+
+
+def next_epoch(dealt: tuple[EqualSteps, ...], place: RunPosition) -> RunPosition:
     """Where the next epoch starts; a window that the end cuts short has stepped too."""
     last = dealt[-1].place_after(dealt[-1].steps) if dealt else place
     optimizer_steps = last.optimizer_steps
     if last.window_batches > 0:
         optimizer_steps += 1
-    return Place(place.epoch + 1, 0, optimizer_steps)
+    return RunPosition(place.epoch + 1, 0, optimizer_steps)
 
 
-def _time(stages: Stages, num_samples: int, place: Place) -> int:
+def _time(stages: Stages, num_samples: int, place: RunPosition) -> int:
     """When the window at a place began, in the schedule's unit."""
     if stages.unit == "samples":
         return place.epoch * num_samples + place.window_position
@@ -148,21 +171,23 @@ def _time(stages: Stages, num_samples: int, place: Place) -> int:
 
 
 def _steps_of_stage(
-    stages: Stages, number: int, num_samples: int, place: Place, window_size: int, opened: int, total: int
+    stages: Stages, number: int, num_samples: int, place: RunPosition, window_size: int, opened: int, total: int
 ) -> int:
     """Steps of so many indices until a window ends in the next stage's time, or as many as an epoch can have."""
     end = stages.end_of(number)
     if end is None or stages.unit == "epochs":
         return num_samples
-    if stages.unit == "optimizer_steps":
+    if stages.unit == "optimizer_steps":  # a window is one; the open one has had `opened` of its micro-batches
         return (end - place.optimizer_steps) * window_size - opened
+    # By samples: the time counts only where a window begins. `rest` steps close the open one, at sample `first` of the
+    # run; from there, the fewest whole windows that reach the end: the division is rounded up.
     rest = -opened % window_size
     first = place.epoch * num_samples + place.position + rest * total
     return rest + window_size * max(0, -((first - end) // (window_size * total)))
 
 
 def _epochs_of_stage(
-    stages: Stages, num_samples: int, place: Place, optimizer_steps: int, tail: SamplerTail
+    stages: Stages, num_samples: int, place: RunPosition, optimizer_steps: int, tail: SamplerTail
 ) -> int | None:
     """Epochs from this one on that lie wholly in its stage, and at least this one; None: all that come."""
     time = _time(stages, num_samples, place)

@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-
-def parameters_of(optimizer: Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+from course_lib._tensors import parameters_of
 
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:

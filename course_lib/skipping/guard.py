@@ -13,10 +13,11 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lib._ranks import ddp_modules, rank_of_this_process, world_size_of
+from course_lib._tensors import parameters_of
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
-from course_lib.skipping.gradients import gradient_norm, gradients_of, parameters_of
+from course_lib.skipping.gradients import gradient_norm, gradients_of
 from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
 from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.journal import Journal

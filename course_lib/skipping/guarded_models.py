@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib.skipping.gradients import parameters_of
+from course_lib._tensors import parameters_of
 
 
 class Guard(Protocol):

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from course_lib.schedules.rates import LrFactor
+from course_lib.schedules.lr_factor import LrFactor
 
 
 def is_lr_factor(scheduler: Any) -> bool:

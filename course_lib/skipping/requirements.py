@@ -14,8 +14,8 @@ from torch.optim.swa_utils import AveragedModel
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside
+from course_lib._tensors import parameters_of
 from course_lib._words import counted
-from course_lib.skipping.gradients import parameters_of
 from course_lib.skipping.lr_schedules import goes_by_lr_factor, is_lr_factor
 
 

@@ -7,7 +7,7 @@ from typing import Literal, overload
 import torch
 import torch.distributed as dist
 
-from course_lib._ranks import device_of, world_size_of
+from course_lib._ranks import rank_device, world_size_of
 
 
 @overload
@@ -45,7 +45,7 @@ class Vote:
         self._bad = bool(bad)
         self._work = None
         if world_size_of(group) > 1:
-            self._byte = torch.tensor([self._bad], dtype=torch.uint8, device=device_of(group))
+            self._byte = torch.tensor([self._bad], dtype=torch.uint8, device=rank_device(group))
             self._work = dist.all_reduce(self._byte, op=dist.ReduceOp.MAX, group=group, async_op=True)
 
     def wait(self) -> bool:

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-Tail = Literal["step", "carry", "drop"]
-"""What becomes of a short window at an epoch's end: it steps, its gradients go on into the next epoch, or are lost."""
+ShortWindow = Literal["step", "carry", "zero"]
+"""What a short window at an epoch's end does: it steps, its gradients go on into the next epoch, or they are zeroed."""
 
 
 class Window(NamedTuple):
@@ -21,7 +21,7 @@ class Window(NamedTuple):
     stop: int
     """One past the last micro-batch."""
     carried: int
-    """Micro-batches of earlier epochs whose gradient is in this step too (``tail="carry"`` only)."""
+    """Micro-batches of earlier epochs whose gradient is in this step too (``short_window="carry"`` only)."""
     per_rank_samples: int
     """Samples of one rank in this window, the carried ones included."""
 
@@ -47,30 +47,41 @@ class EqualEpochs:
     first_epoch: int
     stop_epoch: int | None
     """One past the last epoch; ``None``: open end."""
-    per_rank_samples: int
+    num_samples: int
+    """Samples that all ranks together are to have in such an epoch: all, or what is left of one."""
+    world_size: int
     per_rank_batch_size: int
     accumulate_grad_batches: int
     drop_last: bool
     limit_train_batches: int | float
-    tail: Tail
+    short_window: ShortWindow
     steps_before: int = 0
     """Optimizer steps of all earlier epochs."""
     carried_in: Carried = NOTHING
 
     @property
-    def batches(self) -> int:
-        """Micro-batches of one rank in a full epoch."""
+    def per_rank_samples(self) -> int:
+        """Samples of one rank in an epoch: the ranks' shares are padded to equal length."""
+        return -(-self.num_samples // self.world_size)
+
+    @property
+    def batches_dealt(self) -> int:
+        """Micro-batches that a rank's loader has for an epoch."""
         full, short = divmod(self.per_rank_samples, self.per_rank_batch_size)
-        batches = full + (short > 0 and not self.drop_last)
+        return full + (short > 0 and not self.drop_last)
+
+    @property
+    def batches(self) -> int:
+        """Micro-batches of one rank in a full epoch: those that ``limit_train_batches`` leaves."""
         if isinstance(self.limit_train_batches, float):
-            return int(batches * self.limit_train_batches)
-        return min(batches, self.limit_train_batches)
+            return int(self.batches_dealt * self.limit_train_batches)
+        return min(self.batches_dealt, self.limit_train_batches)
 
     @property
     def steps(self) -> int:
         """Optimizer steps of a full epoch."""
         full, short = divmod(self.batches, self.accumulate_grad_batches)
-        return full + (short > 0 and self.tail == "step")
+        return full + (short > 0 and self.short_window == "step")
 
     @property
     def batches_stepped(self) -> int:
@@ -79,15 +90,21 @@ class EqualEpochs:
 
     @property
     def samples_stepped(self) -> int:
-        """Samples of one rank and epoch that reach an optimizer step, be it in the next epoch."""
-        return self.samples_up_to(self.batches_stepped if self.tail == "drop" else self.batches)
+        """Samples of all ranks in an epoch that reach an optimizer step, be it in the next epoch."""
+        return self.samples_of_all_ranks(self.batches_stepped if self.short_window == "zero" else self.batches)
+
+    def samples_of_all_ranks(self, batch: int) -> int:
+        """Samples that all ranks together have had before this batch of an epoch, repeated ones included."""
+        # Rank r holds the positions r, r + G, r + 2G …: the first m positions of every rank are 0 … G·m - 1.
+        return self.samples_up_to(batch) * self.world_size
 
     def samples_up_to(self, batch: int) -> int:
+        """Samples that one rank has had before this batch of an epoch."""
         return min(batch * self.per_rank_batch_size, self.per_rank_samples)
 
     def carried_out(self, epochs: int) -> Carried:
         """What waits after this many of these epochs."""
-        if self.tail != "carry" or epochs == 0:
+        if self.short_window != "carry" or epochs == 0:
             return self.carried_in
         if self.steps:
             rest = self.samples_up_to(self.batches) - self.samples_up_to(self.batches_stepped)
@@ -96,6 +113,11 @@ class EqualEpochs:
             self.carried_in.micro_batches + epochs * self.batches,
             self.carried_in.per_rank_samples + epochs * self.samples_up_to(self.batches),
         )
+
+    def in_words(self) -> str:
+        """How an epoch's samples come in batches."""
+        dropping = " (a short last batch is dropped)" if self.drop_last else ""
+        return f"in batches of {self.per_rank_batch_size:,}{dropping}"
 
     def window(self, step: int) -> Window:
         """The window of the run's optimizer step ``step``, which must lie in these epochs."""
@@ -138,15 +160,15 @@ def end_of_run(spans: Sequence[EqualEpochs], max_steps: int) -> EndOfRun:
         if span.stop_epoch is None and span.steps == 0:
             raise ValueError(
                 f"max_steps={max_steps} is never reached: {span.batches} batches per epoch fill no window of "
-                f"accumulate_grad_batches={span.accumulate_grad_batches}, and tail={span.tail!r} makes no short one; "
-                "lower accumulate_grad_batches or give max_epochs"
+                f"accumulate_grad_batches={span.accumulate_grad_batches}, and short_window={span.short_window!r} steps "
+                "on no short one; lower accumulate_grad_batches or give max_epochs"
             )
         count = None if span.stop_epoch is None else span.stop_epoch - span.first_epoch
         if max_steps != -1 and (count is None or count * span.steps >= steps_left):
             last = span.window(max_steps - 1)
             full_epochs = last.epoch - span.first_epoch
             micro_batches += full_epochs * span.batches + last.stop
-            if span.tail == "drop":
+            if span.short_window == "zero":
                 stepped += full_epochs * span.batches_stepped + last.stop
             else:
                 stepped = micro_batches
@@ -157,7 +179,7 @@ def end_of_run(spans: Sequence[EqualEpochs], max_steps: int) -> EndOfRun:
         assert count is not None, "a run without an end was refused in plan_steps"
         epochs += count
         micro_batches += count * span.batches
-        if span.tail == "carry":
+        if span.short_window == "carry":
             stepped = micro_batches - span.carried_out(count).micro_batches
         else:
             stepped += count * span.batches_stepped

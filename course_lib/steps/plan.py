@@ -2,59 +2,71 @@
 
 from __future__ import annotations
 
-import numbers
+import warnings
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, Self, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
 from course_lib._words import counted
-from course_lib.steps.epochs import EqualEpochs, Tail, Window, end_of_run, in_a_row
-
-PerEpoch = int | Mapping[int, int]
-"""One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""
+from course_lib.steps.arguments import (
+    PerEpoch,
+    at_epoch,
+    by_epoch,
+    checked_short_window,
+    checked_stops,
+    refuse_within_an_epoch,
+)
+from course_lib.steps.epochs import EqualEpochs, ShortWindow, Window, end_of_run, in_a_row
 
 
 def plan_steps(
-    num_samples: int,
-    batch_size: PerEpoch | PlansItself,
+    num_samples: int | PlansItsSteps,
+    batch_size: PerEpoch | PlansItself | None = None,
     *,
     accumulate_grad_batches: PerEpoch = 1,
-    world_size: int = 1,
+    world_size: int | None = None,
     drop_last: bool = False,
     max_epochs: int | None = None,
     max_steps: int = -1,
     limit_train_batches: int | float = 1.0,
-    tail: Tail = "step",
+    short_window: ShortWindow | None = None,
     steps_done: int = 0,
     samples_done: int = 0,
+    tail: str | None = None,
 ) -> StepPlan:
     """Plan the optimizer steps of a run, or of what is left of one.
 
     Args:
-        num_samples: Samples in the dataset. The ranks share them as ``DistributedSampler`` does: each gets
-            ``ceil(num_samples / world_size)``, the missing ones repeated from the start.
+        num_samples: Samples in the dataset. The ranks share them as a Trainer's ``DistributedSampler`` does: each gets
+            ``ceil(num_samples / world_size)``, the missing ones repeated from the start. One of your own with
+            ``drop_last=True`` gives each the floor: plan ``num_samples // world_size * world_size``.
+            Or a batch sampler of ``course_lib.samplers`` or ``course_lib.schedules``, alone, which is asked how it
+            deals: batch size and the sampler's own ``tail`` are its own. Where its epochs have different numbers of
+            batches, a Trainer runs at most as many as the first has: give that as ``limit_train_batches``. What a
+            sampler of your own leaves out is known if it has ``num_samples``.
         batch_size: Samples in a micro-batch of one rank; ``{epoch: size}`` for a loader that is made again
             at those epochs (epoch 0 must be given); or a ``course_lib.schedules.SizeSchedule``, dealt by its sampler.
         accumulate_grad_batches: Micro-batches in a window; ``{epoch: k}`` as ``GradientAccumulationScheduler``
             takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
-        world_size: Number of ranks.
-        drop_last: Whether the loader leaves out its short last *batch*. A short *window* is what ``tail`` is about.
-            On several ranks the samples are dealt first, and each rank drops. accelerate, and with it HF's Trainer,
-            drops first and then deals, which may give fewer batches.
+        world_size: Number of ranks; default: 1, or that which a sampler finds.
+        drop_last: Whether the *loader* leaves out its short last batch. A short *window* is what ``short_window`` is
+            about. On several ranks the samples are dealt first, and each rank drops. accelerate, and with it HF's
+            Trainer, drops first and then deals, which may give fewer batches.
         max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
         max_steps: Optimizer steps to run; -1: ``max_epochs`` alone ends the run.
         limit_train_batches: A Trainer's flag: an int is a number of batches, a float a share of them.
-        tail: What becomes of the micro-batches behind the last full window of an epoch. ``"step"``: they step as a
-            short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they don't
-            step, and their gradient stays for the first window of the next epoch (the loop
-            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"drop"``: their gradient is
-            thrown away.
+        short_window: What the micro-batches behind the last full window of an epoch do. ``"step"``, the default: they
+            step as a short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they
+            don't step, and their gradient stays for the first window of the next epoch (the loop
+            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"zero"``: their gradient is zeroed, and
+            lost.
         steps_done, samples_done: For a run that goes on, also on another number of ranks: the optimizer steps that it
             has made, and how far it is in the data, over all ranks (``epoch * num_samples`` and the samples of the
             current epoch; a window ended there). ``world_size`` and the batch size are those of the rest. In a Trainer,
             ``course_lib.callbacks.run_so_far(trainer)`` has both.
+        tail: The old name of ``short_window``, whose ``"drop"`` is now ``"zero"``.
 
     An epoch without a batch ends the run, as it ends a Trainer's.
 
@@ -66,64 +78,60 @@ def plan_steps(
         "steps_done": int_of_at_least(0, "steps_done", steps_done),
         "samples_done": int_of_at_least(0, "samples_done", samples_done),
     }
-    if hasattr(batch_size, "plan"):
-        if accumulate_grad_batches != 1 or tail != "step":
+    run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
+    short_window = checked_short_window(short_window, tail)
+    if hasattr(num_samples, "plan_steps"):
+        if batch_size is not None or drop_last:
+            raise ValueError(
+                f"{type(num_samples).__name__} says itself how it deals: leave batch_size and drop_last out, got "
+                f"{batch_size!r} and {drop_last!r}"
+            )
+        windows = {"accumulate_grad_batches": accumulate_grad_batches, "short_window": short_window}
+        return num_samples.plan_steps(world_size=world_size, **windows, **run, **done)
+    world_size = 1 if world_size is None else int_of_at_least(1, "world_size", world_size)
+    if batch_size is not None and hasattr(batch_size, "plan"):
+        if accumulate_grad_batches != 1 or short_window != "step":
             raise ValueError(
                 "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
-                f"tail out, got {accumulate_grad_batches!r} and {tail!r}"
+                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
             )
-        run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
         sampler_tail = "drop" if drop_last else "spread"
         return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run, **done)
     num_samples = int_of_at_least(1, "num_samples", num_samples)
-    world_size = int_of_at_least(1, "world_size", world_size)
-    batch_sizes = _by_epoch("batch_size", batch_size, before_first=None)
-    ks = _by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
+    batch_sizes = by_epoch("batch_size", batch_size, before_first=None)  # type: ignore[arg-type]
+    ks = by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
     max_epochs, max_steps, limit_train_batches = checked_stops(max_epochs, max_steps, limit_train_batches)
-    if tail not in ("step", "carry", "drop"):
-        raise ValueError(f'tail must be "step", "carry" or "drop", got {tail!r}')
-
     epoch, position = divmod(done["samples_done"], num_samples)
-    if position and (tail == "carry" or limit_train_batches != 1.0):
-        raise ValueError(
-            f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
-            f'limit_train_batches and tail="carry" alone, got {limit_train_batches!r} and {tail!r}'
-        )
+    refuse_within_an_epoch(position, num_samples, limit_train_batches, short_window)
 
-    def alike(first_epoch: int, stop_epoch: int | None, samples: int) -> EqualEpochs:
+    def alike(first_epoch: int, stop_epoch: int | None, position: int) -> EqualEpochs:
         return EqualEpochs(
             first_epoch=first_epoch,
             stop_epoch=stop_epoch,
-            per_rank_samples=-(-samples // world_size),
-            per_rank_batch_size=_at(batch_sizes, first_epoch),
-            accumulate_grad_batches=_at(ks, first_epoch),
+            num_samples=num_samples - position,
+            world_size=world_size,
+            per_rank_batch_size=at_epoch(batch_sizes, first_epoch),
+            accumulate_grad_batches=at_epoch(ks, first_epoch),
             drop_last=bool(drop_last),
             limit_train_batches=limit_train_batches,
-            tail=tail,
+            short_window=short_window,
         )
 
-    spans = []
-    if position and epoch != max_epochs:
-        spans.append(alike(epoch, epoch + 1, num_samples - position))
-        epoch += 1
-    changes = {first for first in (*batch_sizes, *ks) if first > epoch and (max_epochs == -1 or first < max_epochs)}
-    first_epochs = [epoch, *sorted(changes)]
-    stop_epochs = [*first_epochs[1:], None if max_epochs == -1 else max(epoch, max_epochs)]
-    for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True):
-        spans.append(alike(first_epoch, stop_epoch, num_samples))
     return StepPlan.of_spans(
-        spans,
+        spans_from(alike, epoch, position, {*batch_sizes, *ks}, max_epochs),
         num_samples=num_samples,
         world_size=world_size,
         drop_last=bool(drop_last),
-        tail=tail,
+        short_window=short_window,
         max_epochs=max_epochs,
         max_steps=max_steps,
         **done,
     )
 
 
-def max_steps_for(epochs: int, num_samples: int, batch_size: PerEpoch | PlansItself, **loader: object) -> int:
+def max_steps_for(
+    epochs: int, num_samples: int | PlansItsSteps, batch_size: PerEpoch | PlansItself | None = None, **loader: Any
+) -> int:
     """The ``max_steps`` at which a run has made all the optimizer steps of ``epochs`` epochs.
 
     Takes the keywords of :func:`plan_steps` except the two stops::
@@ -134,7 +142,30 @@ def max_steps_for(epochs: int, num_samples: int, batch_size: PerEpoch | PlansIts
         if stop in loader:
             raise ValueError(f"max_steps_for takes the number of epochs first and no {stop}")
     epochs = int_of_at_least(0, "epochs", epochs)
-    return plan_steps(num_samples, batch_size, max_epochs=epochs, **loader).total_steps  # type: ignore[arg-type]
+    loader["short_window"] = checked_short_window(loader.get("short_window"), loader.pop("tail", None))
+    return plan_steps(num_samples, batch_size, max_epochs=epochs, **loader).total_steps
+
+
+def spans_from(
+    alike: Callable[[int, int | None, int], EqualEpochs],
+    epoch: int,
+    position: int,
+    changes: Iterable[int],
+    max_epochs: int,
+) -> list[EqualEpochs]:
+    """The epochs of a run from a position on, those between two changes together.
+
+    ``alike`` makes them, from the first to one before the second (``None``: they go on), from a position in the first.
+    """
+    spans = []
+    if position and epoch != max_epochs:
+        spans.append(alike(epoch, epoch + 1, position))
+        epoch += 1
+    first_epochs = [epoch, *sorted(first for first in changes if first > epoch and not 0 <= max_epochs <= first)]
+    stop_epochs = [*first_epochs[1:], None if max_epochs == -1 else max(epoch, max_epochs)]
+    for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True):
+        spans.append(alike(first_epoch, stop_epoch, 0))
+    return spans
 
 
 @dataclass(frozen=True)
@@ -148,7 +179,7 @@ class StepPlan:
     num_samples: int
     world_size: int
     drop_last: bool
-    tail: Tail
+    short_window: ShortWindow
     max_epochs: int
     """-1: no limit."""
     max_steps: int
@@ -196,13 +227,19 @@ class StepPlan:
 
     @property
     def samples_dropped(self) -> PerEpoch:
-        """Samples of the dataset that a full epoch leaves out (``drop_last``, a limit, or ``tail="drop"``)."""
-        return self._per_epoch([max(0, self.num_samples - drawn) for drawn in self._samples_drawn()])
+        """Samples of the dataset that a full epoch leaves out (``drop_last``, a limit, or ``short_window="zero"``)."""
+        return self._per_epoch([max(0, span.num_samples - span.samples_stepped) for span in self.spans])
 
     @property
     def samples_repeated(self) -> PerEpoch:
         """Samples that a full epoch trains twice, because the ranks' shares are padded to equal length."""
-        return self._per_epoch([max(0, drawn - self.num_samples) for drawn in self._samples_drawn()])
+        return self._per_epoch([max(0, span.samples_stepped - span.num_samples) for span in self.spans])
+
+    @property
+    def tail(self) -> str:
+        """The old name of ``short_window``, and its old word for ``"zero"``."""
+        warnings.warn("StepPlan.tail is now StepPlan.short_window; tail will go", DeprecationWarning, stacklevel=2)
+        return "drop" if self.short_window == "zero" else self.short_window
 
     @property
     def windows(self) -> Windows:
@@ -229,7 +266,7 @@ class StepPlan:
         """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
         epoch, per_epoch = int_of_at_least(0, "epoch", epoch), self.batches_per_epoch
         if epoch < self.epochs_completed:
-            return per_epoch if isinstance(per_epoch, int) else _at(per_epoch, epoch)
+            return per_epoch if isinstance(per_epoch, int) else at_epoch(per_epoch, epoch)
         stopped_inside = epoch == self.epochs_completed and self.total_steps and self.windows[-1].epoch == epoch
         return self.windows[-1].stop if stopped_inside else 0
 
@@ -257,20 +294,18 @@ class StepPlan:
 
     def _samples_at_end(self) -> int:
         """How far the run is in the data when it ends."""
-        last = self.windows[-1]
-        span = next(span for span in reversed(self.spans) if span.first_epoch <= last.epoch)
-        left = min(self.num_samples, span.per_rank_samples * self.world_size)  # of an epoch that is resumed, its rest
-        trained = min(left, span.samples_up_to(last.stop) * self.world_size)
-        return last.epoch * self.num_samples + self.num_samples - left + trained
+        last, samples = self.windows[-1], self.samples_done
+        for span in self.spans:
+            if span.stop_epoch is None or last.epoch < span.stop_epoch:
+                trained = min(span.num_samples, span.samples_of_all_ranks(last.stop))
+                return samples + (last.epoch - span.first_epoch) * span.num_samples + trained
+            samples += (span.stop_epoch - span.first_epoch) * span.num_samples
+        raise AssertionError("the last window lies in no span")
 
     def _per_epoch(self, values: list[int]) -> PerEpoch:
         if len(set(values)) == 1:
             return values[0]
         return {span.first_epoch: value for span, value in zip(self.spans, values, strict=True)}
-
-    def _samples_drawn(self) -> list[int]:
-        # Rank r holds the positions r, r + G, r + 2G …: the first m positions of every rank are 0 … G·m - 1.
-        return [span.samples_stepped * self.world_size for span in self.spans]
 
 
 class Windows(Sequence[Window]):
@@ -307,55 +342,18 @@ class Windows(Sequence[Window]):
         return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
 
 
+class PlansItsSteps(Protocol):
+    """A batch sampler that knows how it deals: those of ``course_lib.samplers``."""
+
+    @property
+    def plan_steps(self) -> Callable[..., StepPlan]: ...
+
+
 class PlansItself(Protocol):
     """A schedule that is finer than by epochs: ``course_lib.schedules.SizeSchedule``."""
 
     @property
     def plan(self) -> Callable[..., StepPlan]: ...
-
-
-def checked_stops(max_epochs: int | None, max_steps: int, limit_train_batches: object) -> tuple[int, int, int | float]:
-    """What ends a run and its epochs, or a ValueError: -1 is no limit."""
-    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
-    max_steps = int_of_at_least(-1, "max_steps", max_steps)
-    limit = _limit(limit_train_batches)
-    if max_epochs == -1 and max_steps == -1:
-        raise ValueError(
-            "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
-        )
-    return max_epochs, max_steps, limit
-
-
-def _by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[int, int]:
-    if not isinstance(value, Mapping):
-        return {0: int_of_at_least(1, name, value)}
-    if not value:
-        raise ValueError(f"{name} must be an int or {{epoch: int}} with at least one epoch, got {{}}")
-    by_epoch = {
-        int_of_at_least(0, f"an epoch of {name}", epoch): int_of_at_least(1, f"{name}[{epoch!r}]", size)
-        for epoch, size in value.items()
-    }
-    if before_first is not None:
-        by_epoch.setdefault(0, before_first)
-    if 0 not in by_epoch:
-        raise ValueError(f"{name} must say its value for epoch 0, got {dict(value)!r}")
-    return by_epoch
-
-
-def _at(by_epoch: Mapping[int, int], epoch: int) -> int:
-    return by_epoch[max(first for first in by_epoch if first <= epoch)]
-
-
-def _limit(limit: object) -> int | float:
-    # As a Trainer reads it: the type decides, 1 is one batch and 1.0 all of them.
-    if isinstance(limit, numbers.Integral) and not isinstance(limit, bool) and int(limit) >= 0:
-        return int(limit)
-    if isinstance(limit, numbers.Real) and not isinstance(limit, numbers.Integral) and 0.0 <= float(limit) <= 1.0:
-        return float(limit)
-    raise ValueError(
-        "limit_train_batches must be a number of batches (int of at least 0) or a share (float from 0.0 to 1.0), "
-        f"got {limit!r}"
-    )
 
 
 def _end_in_words(plan: StepPlan) -> Iterator[str]:
@@ -382,12 +380,11 @@ def _end_in_words(plan: StepPlan) -> Iterator[str]:
 
 def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
     ranks = f" on each of {plan.world_size} ranks" if plan.world_size > 1 else ""
-    dropping = " (a short last batch is dropped)" if plan.drop_last else ""
-    for span, drawn in zip(plan.spans, plan._samples_drawn(), strict=True):
+    for span in plan.spans:
         since = f"From epoch {span.first_epoch:,} on: " if len(plan.spans) > 1 else ""
         k = span.accumulate_grad_batches
         yield (
-            f"{since}{counted(plan.num_samples, 'sample')} in batches of {span.per_rank_batch_size:,}{dropping} make "
+            f"{since}{counted(span.num_samples, 'sample')} {span.in_words()} make "
             f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
         )
         windows = f"Windows of {counted(k, 'micro-batch', 'micro-batches')}"
@@ -397,13 +394,14 @@ def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
             fate = {
                 "step": "steps too",
                 "carry": "waits and leaks into the first step of the next epoch",
-                "drop": "is thrown away",
-            }[plan.tail]
+                "zero": "is thrown away",
+            }[span.short_window]
             yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
-        if drawn < plan.num_samples:
-            yield f"An epoch leaves out {counted(plan.num_samples - drawn, 'sample')} of the dataset."
-        if drawn > plan.num_samples:
-            yield f"Padding to equal shares repeats {counted(drawn - plan.num_samples, 'sample')} per epoch."
+        more = span.samples_stepped - span.num_samples
+        if more < 0:
+            yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."
+        if more > 0:
+            yield f"Padding to equal shares repeats {counted(more, 'sample')} per epoch."
 
 
 def _per_epoch_text(value: PerEpoch) -> str:

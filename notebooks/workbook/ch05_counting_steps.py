@@ -88,7 +88,7 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
         ran = plan.batches_in_epoch(epoch)
         if ran > done:
             steps_later = plan.total_steps > 0 and plan.windows[-1].epoch > epoch
-            leaks = plan.tail == "carry" and steps_later
+            leaks = plan.short_window == "carry" and steps_later
             boxes.append(box(done, ran, "leaks into the next epoch" if leaks else "in no step"))
         if span.batches > ran:
             boxes.append(box(ran, span.batches, "not run"))

@@ -42,7 +42,7 @@ plans = st.builds(
     max_epochs=st.integers(1, 4),
     max_steps=st.sampled_from([-1, 0, 1, 4]),
     limit_train_batches=st.sampled_from([1.0, 3, 0.5]),
-    tail=st.sampled_from(["step", "carry", "drop"]),
+    short_window=st.sampled_from(["step", "carry", "zero"]),
 )
 
 
@@ -66,20 +66,20 @@ def test_the_fates_of_a_tail():
         return [box.fate for box in step_boxes(plan_steps(22, 4, accumulate_grad_batches=4, **arguments), epochs=1)]
 
     assert fates(max_epochs=1) == ["full window", "short window"]
-    assert fates(max_epochs=2, tail="carry") == ["full window", "leaks into the next epoch"]
-    assert fates(max_epochs=1, tail="carry") == ["full window", "in no step"]
-    assert fates(max_epochs=1, tail="drop") == ["full window", "in no step"]
+    assert fates(max_epochs=2, short_window="carry") == ["full window", "leaks into the next epoch"]
+    assert fates(max_epochs=1, short_window="carry") == ["full window", "in no step"]
+    assert fates(max_epochs=1, short_window="zero") == ["full window", "in no step"]
     assert fates(max_epochs=1, drop_last=True) == ["full window", "short window", "dropped"]
     assert fates(max_steps=1) == ["full window", "not run"]
 
 
-def recorded_run(num_samples, batch_size, k, epochs, tail):
+def recorded_run(num_samples, batch_size, k, epochs, short_window):
     """What the notebook's models record, from a loop written out: a weight for each sample, a gradient of 1."""
     weights, gradient = [0.0] * num_samples, [0.0] * num_samples
     batches, snapshots = [], []
     starts = range(0, num_samples, batch_size)
     for _ in range(epochs):
-        if tail == "drop":
+        if short_window == "zero":
             gradient = [0.0] * num_samples
         for number, start in enumerate(starts, start=1):
             batch = list(range(start, min(start + batch_size, num_samples)))
@@ -87,17 +87,17 @@ def recorded_run(num_samples, batch_size, k, epochs, tail):
             snapshots.append(list(weights))
             for sample in batch:
                 gradient[sample] += 1.0
-            if number % k == 0 or (tail == "step" and number == len(starts)):
+            if number % k == 0 or (short_window == "step" and number == len(starts)):
                 weights = [weight - change for weight, change in zip(weights, gradient, strict=True)]
                 gradient = [0.0] * num_samples
     return batches, [*snapshots, weights]
 
 
-@pytest.mark.parametrize("tail", ["step", "carry", "drop"])
+@pytest.mark.parametrize("short_window", ["step", "carry", "zero"])
 @pytest.mark.parametrize(("num_samples", "batch_size", "k"), [(37, 4, 4), (40, 4, 3), (32, 4, 4), (9, 2, 2), (5, 5, 1)])
-def test_a_recorded_run_is_drawn_as_its_plan(num_samples, batch_size, k, tail):
-    batches, weights = recorded_run(num_samples, batch_size, k, epochs=3, tail=tail)
-    plan = plan_steps(num_samples, batch_size, accumulate_grad_batches=k, max_epochs=3, tail=tail)
+def test_a_recorded_run_is_drawn_as_its_plan(num_samples, batch_size, k, short_window):
+    batches, weights = recorded_run(num_samples, batch_size, k, epochs=3, short_window=short_window)
+    plan = plan_steps(num_samples, batch_size, accumulate_grad_batches=k, max_epochs=3, short_window=short_window)
     assert run_boxes(batches, weights, epochs=3, accumulate_grad_batches=k) == step_boxes(plan, epochs=3)
 
 
@@ -110,7 +110,7 @@ def test_cosine_rates_end_where_the_formula_says(horizon, at_end):
 
 
 def test_figures_are_drawn():
-    boxes = step_boxes(plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, tail="carry"), epochs=3)
+    boxes = step_boxes(plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, short_window="carry"), epochs=3)
     figures = [
         figure_of_tails({"leaks": boxes, "leaks again": boxes}),
         figure_of_steps(plan_steps(33, 8, max_epochs=2)),
@@ -122,7 +122,7 @@ def test_figures_are_drawn():
 
 
 def test_the_title_of_a_recorded_run_counts_its_steps():
-    boxes = step_boxes(plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, tail="carry"), epochs=3)
+    boxes = step_boxes(plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, short_window="carry"), epochs=3)
     axes = figure_of_tails({"leaks": boxes, "again": boxes}).axes[0]
     assert axes.get_title() == "leaks:\n6 optimizer steps"
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3 (+2)", "4", "5 (+2)", "6"]

@@ -123,7 +123,7 @@ def _predicted(
             again,
             loss_fn=run.loss_of,
             precision=_predictable(settings.precision),
-            accumulate=min(run.window, 2),
+            accumulate_grad_batches=min(run.window, 2),
             ddp=settings.world_size > 1,
             device=device,
         )

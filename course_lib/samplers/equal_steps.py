@@ -9,6 +9,7 @@ import numpy as np
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.permutation import BLOCK, Ints
+from course_lib.steps.dealt import EqualBatches
 
 
 class Steps:
@@ -24,6 +25,8 @@ class Steps:
         self.size = size
         full = batch_size * world_size
         self.count = self.left // full if tail == "drop" else -(-self.left // full)
+        # Positions in a step of all ranks: `larger_count` steps of one more than `smaller`, then the others. "spread"
+        # shares what is left out to the fewest steps that hold it; the others have full steps only.
         if tail == "spread":
             self.smaller, self.larger_count = divmod(self.left, self.count) if self.count else (0, 0)
         else:
@@ -38,10 +41,19 @@ class Steps:
         total = self.smaller + (step < self.larger_count)
         return [total * (r + 1) // self.world_size - total * r // self.world_size for r in range(self.world_size)]
 
+    def equal(self, beside: int = 0) -> tuple[EqualBatches, ...]:
+        """The larger steps, then the others; each rank has so many samples ``beside`` its own in every batch."""
+        counts = (self.larger_count, self.smaller + 1), (self.count - self.larger_count, self.smaller)
+        return tuple(
+            EqualBatches(steps, -(-total // self.world_size) + beside, total) for steps, total in counts if steps
+        )
+
     def of_rank(self, rank: int) -> Iterator[tuple[Ints, Ints]]:
         """Blocks of one rank's positions, one after the other, with the sizes of the batches that they make."""
         per_block = max(1, BLOCK * self.world_size // max(1, self.smaller))
         for first in range(0, self.count, per_block):
+            # Of each step of the block, where it starts, its size over all ranks, and this rank's part: rank r of G has
+            # [total·r // G, total·(r + 1) // G), so that the parts meet without a gap and differ by at most one.
             steps = np.arange(first, min(first + per_block, self.count), dtype=np.int64)
             starts = self.position + steps * self.smaller + np.minimum(steps, self.larger_count)
             totals = self.smaller + (steps < self.larger_count).astype(np.int64)
@@ -51,6 +63,7 @@ class Steps:
             if self.world_size == 1:
                 positions = np.arange(starts[0], starts[0] + count)
             else:
+                # Counting 0, 1, 2 … through the block, minus what came before its batch, is the place in that batch.
                 positions = np.arange(count) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes)
             yield positions if self.tail != "pad" else positions % self.size, sizes
 

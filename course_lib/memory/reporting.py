@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
-from course_lib._tensors import bytes_by_storage
+from course_lib._tensors import bytes_by_storage, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters
@@ -47,7 +47,7 @@ def peak_report(
 def _parameters(model: nn.Module | None, optimizer: Optimizer | None) -> list[Tensor]:
     if model is not None:
         return list(model.parameters())
-    return [p for group in optimizer.param_groups for p in group["params"]] if optimizer is not None else []
+    return parameters_of(optimizer) if optimizer is not None else []
 
 
 def _line(name: str, tensors: Iterable[Tensor], note: str = "") -> str:

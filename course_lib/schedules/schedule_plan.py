@@ -15,16 +15,17 @@ from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, groupby
+from itertools import groupby
 from typing import NamedTuple
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers import SamplerTail
-from course_lib.schedules.rates import LrFactor, LrRule, lr_factor
+from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.schedules.walk import EqualSteps, Place, epochs, refuse_empty_batches
-from course_lib.steps import EqualEpochs, StepPlan, Window
+from course_lib.schedules.walk import EqualSteps, RunPosition, epochs, refuse_empty_batches
+from course_lib.steps import StepPlan, Window
+from course_lib.steps.dealt import DealtEpochs
 
 
 @dataclass(frozen=True)
@@ -85,11 +86,8 @@ class SchedulePlan(StepPlan):
             assert isinstance(span, ScheduledEpochs)
             yield span
 
-    def _samples_drawn(self) -> list[int]:
-        return [span.samples_of_all_ranks for span in self._scheduled()]
 
-
-class Part(NamedTuple):
+class StageBatches(NamedTuple):
     """The batches of an epoch that are in one stage."""
 
     stage: SizeStage
@@ -111,31 +109,22 @@ class Part(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class ScheduledEpochs(EqualEpochs):
-    """Epochs that are alike; within each, batch and window may change.
+class ScheduledEpochs(DealtEpochs):
+    """Epochs that are alike; within each, batch and window may change."""
 
-    What is asked once for each window is looked up in prefix sums: the windows of a plan cost as much as there are
-    windows, however many stages they are in.
-    """
-
-    dealt: tuple[EqualSteps, ...]
-    """All steps of an epoch, also those behind ``limit_train_batches``."""
+    equal_steps: tuple[EqualSteps, ...]
+    """What is dealt, with the stage and the window of each."""
 
     @cached_property
-    def batches(self) -> int:
-        batches, limit = self._batches_before[-1], self.limit_train_batches
-        return int(batches * limit) if isinstance(limit, float) else min(batches, limit)
-
-    @cached_property
-    def parts(self) -> list[Part]:
+    def parts(self) -> list[StageBatches]:
         """The stages within an epoch, as far as it runs; each begins with a window."""
-        parts: list[Part] = []
+        parts: list[StageBatches] = []
         batches = windows = 0
-        for _, group in groupby(self.dealt, key=lambda equal: equal.stage):
+        for _, group in groupby(self.equal_steps, key=lambda equal: equal.stage):
             of_stage = list(group)
             count = min(sum(equal.steps for equal in of_stage), self.batches - batches)
             if count > 0:
-                part = Part(of_stage[0].stage, of_stage[0].window_size, batches, count, windows)
+                part = StageBatches(of_stage[0].stage, of_stage[0].window_size, batches, count, windows)
                 parts.append(part)
                 batches += count
                 windows += part.windows
@@ -149,18 +138,6 @@ class ScheduledEpochs(EqualEpochs):
     def batches_stepped(self) -> int:
         return self.batches
 
-    @property
-    def samples_of_all_ranks(self) -> int:
-        """Samples of an epoch over all ranks, those that are repeated included."""
-        samples = 0
-        for before, equal in zip(self._batches_before, self.dealt, strict=False):
-            samples += equal.total * max(0, min(equal.steps, self.batches - before))
-        return samples
-
-    def samples_up_to(self, batch: int) -> int:
-        number = bisect_right(self._batches_before, batch) - 1
-        return self._samples_before[number] + (batch - self._batches_before[number]) * self._largest_batches[number]
-
     def window(self, step: int) -> Window:
         epochs_before, window = divmod(step - self.steps_before, self.steps)
         part = self.parts[bisect_right(self._windows_before, window) - 1]
@@ -172,21 +149,6 @@ class ScheduledEpochs(EqualEpochs):
     @cached_property
     def _windows_before(self) -> list[int]:
         return [part.windows_before for part in self.parts]
-
-    @cached_property
-    def _batches_before(self) -> list[int]:
-        """Micro-batches of one rank before each of the equal steps, and in the whole epoch."""
-        return [0, *accumulate(equal.steps for equal in self.dealt)]
-
-    @cached_property
-    def _samples_before(self) -> list[int]:
-        """Samples before each of the equal steps, and in the whole epoch, of a rank that always has most."""
-        return [0, *accumulate(equal.steps * max(equal.sizes()) for equal in self.dealt)]
-
-    @cached_property
-    def _largest_batches(self) -> list[int]:
-        """Samples in a batch of each of the equal steps, of a rank that has most; none behind the epoch's end."""
-        return [*(max(equal.sizes()) for equal in self.dealt), 0]
 
 
 def plan_schedule(
@@ -209,13 +171,13 @@ def plan_schedule(
             f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
             f"limit_train_batches alone, got {limit!r}"
         )
-    place = Place(epoch, position, steps_done, position)
+    place = RunPosition(epoch, position, steps_done, position)
     return SchedulePlan.of_spans(
         _spans(all_stages, num_samples, place, world_size, max_epochs, limit, tail),
         num_samples=num_samples,
         world_size=world_size,
         drop_last=tail == "drop",
-        tail="step",
+        short_window="step",
         max_epochs=max_epochs,
         max_steps=max_steps,
         steps_done=steps_done,
@@ -227,7 +189,7 @@ def plan_schedule(
 def _spans(
     all_stages: Stages,
     num_samples: int,
-    place: Place,
+    place: RunPosition,
     world_size: int,
     max_epochs: int,
     limit: int | float,
@@ -242,15 +204,16 @@ def _spans(
             stop = max_epochs if stop is None else min(stop, max_epochs)
             stop = max(stop, group.first)
         first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
-        left = num_samples - (place.position if group.first == place.epoch else 0)
         yield ScheduledEpochs(
             first_epoch=group.first,
             stop_epoch=stop,
-            per_rank_samples=-(-left // world_size),
+            num_samples=num_samples - (place.position if group.first == place.epoch else 0),
+            world_size=world_size,
             per_rank_batch_size=first_stage.batch_size,
             accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
             drop_last=tail == "drop",
             limit_train_batches=limit,
-            tail="step",
-            dealt=group.dealt,
+            short_window="step",
+            dealt=tuple(equal.batches() for equal in group.dealt),
+            equal_steps=group.dealt,
         )
