@@ -2,9 +2,14 @@
 
 import ast
 import re
+from pathlib import Path
 
+import lightning
 import pytest
-from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.loops import fit_loop
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors import data_connector
 from torch.utils.data import DataLoader
 
@@ -23,8 +28,10 @@ def holders():
     trainer = quiet_trainer(max_epochs=1, callbacks=[averaging])
     trainer.fit(CountingModule(), DataLoader(range(4), 2))
     found = [trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop, averaging, WeightAveraging()]
-    found += [trainer.fit_loop._combined_loader, trainer._checkpoint_connector]
-    return {type(one).__name__: one for one in found} | {data_connector.__name__: data_connector}
+    found += [trainer.fit_loop._combined_loader, trainer._checkpoint_connector, trainer._data_connector]
+    found += [DDPStrategy(), ModelCheckpoint()]
+    modules = {module.__name__: module for module in (call, data_connector, fit_loop)}
+    return {type(one).__name__: one for one in found} | modules
 
 
 def missing(holders):
@@ -69,6 +76,13 @@ def test_an_error_within_a_private_is_not_taken_for_its_absence():
         _lightning.SKIP_BACKWARD.of(Fails())
 
 
+def test_what_a_run_sets_later_has_another_value_before_that():
+    averaging = StochasticWeightAveraging(0.1)
+    assert _lightning.EPOCHS_BEFORE_AVERAGING.of_set(averaging, 7) == 7
+    quiet_trainer(max_epochs=2, callbacks=[averaging]).fit(CountingModule(), DataLoader(range(4), 2))
+    assert _lightning.EPOCHS_BEFORE_AVERAGING.of_set(averaging, 7) == 2
+
+
 def test_how_many_batches_a_limit_leaves():
     assert [count_limited(10, limit) for limit in (1.0, 0.5, 3)] == [10, 5, 3]
 
@@ -77,15 +91,47 @@ def test_there_is_no_checkpoint_without_one(holders):
     assert loaded_checkpoint(holders["Trainer"]) == {}
 
 
-NOT_LIGHTNINGS = {"_brought", "_asdict"}
-"""A mark of ExactResume's own, and a method of named tuples."""
+TORCHS = {"_iterator", "_version"}
+"""Of a DataLoader and of a tensor: Lightning has attributes of these names as well."""
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "course_lib" / "callbacks").glob("*.py")), ids=lambda path: path.stem)
-def test_no_callback_reaches_into_lightning_itself(path):
-    # A private name on anything but the callback itself, or imported from Lightning.
-    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-        if isinstance(node, ast.Attribute) and re.match(r"_[a-z]", node.attr) and node.attr not in NOT_LIGHTNINGS:
-            assert isinstance(node.value, ast.Name) and node.value.id == "self", ast.unparse(node)
-        if isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning"):
-            assert not [alias.name for alias in node.names if alias.name.startswith("_")]
+@pytest.fixture(scope="module")
+def names():
+    """Every private name that some file of Lightning's defines or sets."""
+    files = Path(lightning.__file__).parent.rglob("*.py")
+    pattern = re.compile(r"(?:\b(?:self|cls|trainer)\.|\bdef |^ *)(_[a-z]\w*)", re.MULTILINE)
+    found = {name for file in files for name in pattern.findall(file.read_text(encoding="utf-8"))} - TORCHS
+    assert {private.name for private in PRIVATES.values()} <= found
+    return found
+
+
+def reaches_into(source, names):
+    """Where a text uses one of the names on anything but ``self``, writes it as a string, or imports it."""
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        of_another = isinstance(node, ast.Attribute) and ast.unparse(node.value) != "self" and node.attr in names
+        as_string = isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in names
+        imports = isinstance(node, ast.ImportFrom) and (node.module or "").startswith("lightning")
+        if of_another or as_string or (imports and any(alias.name.startswith("_") for alias in node.names)):
+            found.append(ast.unparse(node))
+    return found
+
+
+def test_nothing_but_the_table_reaches_into_lightning(names):
+    paths = set((ROOT / "course_lib").rglob("*.py")) - {Path(_lightning.__file__)}
+    found = {str(path): reaches_into(path.read_text(encoding="utf-8"), names) for path in paths}
+    assert len(found) > 100 and {path: uses for path, uses in found.items() if uses} == {}
+
+
+@pytest.mark.parametrize(
+    "use",
+    [
+        "loop._should_accumulate()",
+        "self.trainer.fit_loop._restarting = True",
+        "getattr(trainer, '_data_connector', None)",
+        "vars(model)['_trainer'] = None",
+        "from lightning.pytorch.trainer.call import _call_setup_hook",
+    ],
+)
+def test_a_use_of_a_private_is_found(use, names):
+    assert len(reaches_into(use, names)) == 1

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._fingerprints import fingerprint
+from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib._words import counted, in_a_line, plural
 from course_lib.memory.ledger import tensors_in
 from course_lib.preflight.report import Judgement, not_judged
@@ -130,7 +131,7 @@ class Recording:
     def end_batch(self, trainer: Any, model: Any, *_: Any) -> None:
         loop = trainer.fit_loop.epoch_loop
         if model.automatic_optimization:
-            window_ends = not loop._should_accumulate()
+            window_ends = not SHOULD_ACCUMULATE.of(loop)()
         else:  # the module's own code has stepped, or has not
             window_ends, self.steps = trainer.global_step > self.steps, trainer.global_step
         self.updates += window_ends

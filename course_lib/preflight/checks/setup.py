@@ -70,8 +70,7 @@ class Watch:
     def _has_gradient(self, parameter: torch.Tensor) -> None:
         self.with_gradient.add(id(parameter))
 
-    def parameters(self, optimizers: Sequence[torch.optim.Optimizer]) -> tuple[WatchedParameter, ...]:
-        held = held_by(optimizers)
+    def parameters(self, held: set[int]) -> tuple[WatchedParameter, ...]:
         owners = {id(p): id(module) for module in self.model.modules() for p in module.parameters(recurse=False)}
         return tuple(
             WatchedParameter(
@@ -84,12 +83,8 @@ class Watch:
             for name, parameter in self.model.named_parameters()
         )
 
-    def strangers(self, optimizers: Sequence[torch.optim.Optimizer]) -> int:
-        return len(held_by(optimizers) - {id(parameter) for parameter in self.model.parameters()})
-
-
-def held_by(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    return {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    def strangers(self, held: set[int]) -> int:
+        return len(held - {id(parameter) for parameter in self.model.parameters()})
 
 
 def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
@@ -104,11 +99,12 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
 
         def end(*_: Any) -> None:
             nonlocal seen
+            held = {id(parameter) for optimizer in run.optimizers for parameter in parameters_of(optimizer)}
             seen = FirstSteps(
                 batches=run.batches_begun,
                 global_step=run.global_step,
-                parameters=watch.parameters(run.optimizers),
-                strangers=watch.strangers(run.optimizers),
+                parameters=watch.parameters(held),
+                strangers=watch.strangers(held),
             )
             _end_first_windows(run)
 

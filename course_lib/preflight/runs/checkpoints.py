@@ -7,6 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from course_lib import _lightning
+
 MOST_MOMENTS = 1_000
 """How often a run is asked whether it saves before it is taken to save at the ends of epochs only."""
 
@@ -91,22 +93,22 @@ def _of_model_checkpoint(callback: Any, trainer: Any, model: Any) -> Iterator[Sa
         yield Saves("ModelCheckpoint(save_on_exception=True)", any_batch=True)
     if callback.save_top_k == 0 and not callback.save_last:
         return
-    updates = int(callback._every_n_train_steps)
+    updates = int(_lightning.SAVES_EVERY_STEPS.of(callback))
     if updates:
         yield Saves(f"ModelCheckpoint(every_n_train_steps={updates})", every_updates=updates)
-    if callback._train_time_interval is not None:
-        seconds = callback._train_time_interval.total_seconds()
+    if (time_between := _lightning.SAVES_BY_TIME.of(callback)) is not None:
+        seconds = time_between.total_seconds()
         yield Saves(f"ModelCheckpoint(train_time_interval=timedelta(seconds={seconds:g}))", any_batch=True)
-    if not callback._every_n_epochs:
+    if not _lightning.SAVES_EVERY_EPOCHS.of(callback):
         return
     if not _validates(trainer, model):
         yield Saves("ModelCheckpoint")  # at the ends of epochs
         return
     interval = trainer.val_check_interval
     says = f"val_check_interval={interval!r} with ModelCheckpoint"
-    if callback._save_on_train_epoch_end or (interval == 1.0 and isinstance(interval, float)):
+    if _lightning.SAVES_AFTER_TRAINING.of(callback) or (interval == 1.0 and isinstance(interval, float)):
         yield Saves("ModelCheckpoint")
-    elif getattr(trainer, "_val_check_time_interval", None) is not None:
+    elif _lightning.VALIDATION_SECONDS.of(trainer) is not None:
         yield Saves(says, any_batch=True)
     else:
         yield Saves(says, every_batches=interval, across_epochs=trainer.check_val_every_n_epoch is None)

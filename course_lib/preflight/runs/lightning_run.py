@@ -1,7 +1,7 @@
 """A Trainer's run in the process of a trial: it is put on the CPU, made silent, and started up to a point.
 
 Nothing here imports Lightning: its classes are asked from the Trainer that is given, which comes from ``lightning`` or
-from ``pytorch_lightning``. What is private to Lightning is touched here, and as little as possible in the checks.
+from ``pytorch_lightning``. Its insides are touched here, by the names in ``_lightning.py``, and as little as possible in the checks.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib import _lightning
 from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
 from course_lib.preflight.runs.pretended_ranks import join_pretended_group, pretended_environment
 from course_lib.preflight.runs.run import (
@@ -107,14 +108,14 @@ class LightningRun(TrainingRun):
         trainer.callbacks[:] = [callback for callback in trainer.callbacks if not is_any_of(callback, WRITING)]
         if trainer.loggers:
             trainer.loggers = [importlib.import_module(f"{module}.loggers.logger").DummyLogger()]
-        trainer._default_root_dir = str(folder)
+        _lightning.ROOT_FOLDER.put(trainer, str(folder))
         trainer.num_sanity_val_steps = 0
         trainer.limit_val_batches = 0
-        trainer._data_connector.prepare_data = lambda: None  # it may download, and write
+        _lightning.DATA_CONNECTOR.of(trainer).prepare_data = lambda: None  # it may download, and write
 
     def _become_rank(self, rank: int, world_size: int, averages: bool) -> None:
         trainer = self.trainer
-        connector, module = trainer._accelerator_connector, _module_of(trainer)
+        connector, module = _lightning.ACCELERATOR_CONNECTOR.of(trainer), _module_of(trainer)
         join_pretended_group(rank, world_size)
         os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(world_size)}
         if "PL_GLOBAL_SEED" not in os.environ:
@@ -131,7 +132,7 @@ class LightningRun(TrainingRun):
             strategy.precision_plugin = precision
             strategy.accelerator, strategy.parallel_devices = accelerator, [torch.device("cpu")] * world_size
             strategy.cluster_environment = pretended_environment(rank, world_size)
-            strategy._launcher = None  # nobody else is to be started
+            _lightning.LAUNCHER.put(strategy, None)  # nobody else is to be started
         else:
             strategy = strategies.SingleDeviceStrategy("cpu", accelerator, precision_plugin=precision)
             strategy.global_rank = strategy.local_rank = rank
@@ -144,20 +145,20 @@ class LightningRun(TrainingRun):
             stream = isinstance(loader.dataset, torch.utils.data.IterableDataset)
             return wants_sampler and not own and not stream
 
-        trainer._data_connector._requires_distributed_sampler = requires_distributed_sampler
+        _lightning.WANTS_DISTRIBUTED_SAMPLER.put(_lightning.DATA_CONNECTOR.of(trainer), requires_distributed_sampler)
         sampler_arguments = {"num_replicas": world_size, "rank": rank} if world_size > 1 else None
         as_rank = {"distributed_sampler_kwargs": sampler_arguments, "num_devices": world_size}
         # These two are properties of the class, which asks the strategy's type.
         trainer.__class__ = type(type(trainer).__name__, (type(trainer),), as_rank)
 
     def _prepare_loaders_by(self, prepare: Callable[[Any], Any] | None, workers: bool) -> None:
-        connector = self.trainer._data_connector
-        as_lightning = connector._prepare_dataloader
+        connector = _lightning.DATA_CONNECTOR.of(self.trainer)
+        as_lightning = _lightning.PREPARE_LOADER.of(connector)
 
         def prepared(dataloader: Any, *arguments: Any, **options: Any) -> Any:
             return self._ready(as_lightning(dataloader, *arguments, **options), workers, prepare)
 
-        connector._prepare_dataloader = prepared
+        _lightning.PREPARE_LOADER.put(connector, prepared)
 
     # ----------------------------------------------------------------------------------------------------- its settings
 
@@ -168,10 +169,10 @@ class LightningRun(TrainingRun):
         accumulate_grad_batches: int | dict[int, int] = self.window
         for callback in trainer.callbacks:
             if is_any_of(callback, {"StochasticWeightAveraging"}):  # it adds an epoch, in which nothing steps
-                max_epochs = getattr(callback, "_max_epochs", max_epochs)
+                max_epochs = _lightning.EPOCHS_BEFORE_AVERAGING.of_set(callback, max_epochs)
             if is_any_of(callback, {"GradientAccumulationScheduler"}):
                 accumulate_grad_batches = dict(callback.scheduling)
-        ddp = getattr(trainer.strategy, "_ddp_kwargs", {})
+        ddp = _lightning.DDP_OPTIONS.of(trainer.strategy) if is_any_of(trainer.strategy, {"DDPStrategy"}) else {}
         return Settings(
             accumulate_grad_batches=accumulate_grad_batches,
             max_epochs=-1 if max_epochs is None else int(max_epochs),
@@ -213,7 +214,7 @@ class LightningRun(TrainingRun):
     # ----------------------------------------------------------------------------------------------------- its loaders
 
     def loaders(self) -> list[Any]:
-        combined = self.trainer.fit_loop._combined_loader
+        combined = _lightning.COMBINED_LOADER.of(self.trainer.fit_loop)
         return [] if combined is None else list(combined.flattened)
 
     def begin_epoch(self, epoch: int) -> None:
@@ -228,22 +229,23 @@ class LightningRun(TrainingRun):
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
         loop.setup_data()
         for loader in self.loaders():
-            importlib.import_module(type(loop).__module__)._set_sampler_epoch(loader, epoch)
+            _lightning.TURN_SAMPLER.of(importlib.import_module(type(loop).__module__))(loader, epoch)
 
     def call_hooks(self, name: str) -> None:
         """Call a hook of all callbacks and of the module, as far as they go."""
-        calls = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
+        module = importlib.import_module(f"{_module_of(self.trainer)}.trainer.call")
+        calls = [private.of(module) for private in (_lightning.CALL_CALLBACKS, _lightning.CALL_MODULE)]
         with contextlib.suppress(Exception):  # it may want what only a whole epoch leaves behind
-            calls._call_callback_hooks(self.trainer, name)
-            calls._call_lightning_module_hook(self.trainer, name)
+            for call in calls:
+                call(self.trainer, name)
 
     def asked_again(self) -> Any:
         trainer, loop = self.trainer, self.trainer.fit_loop
-        if not loop._data_source.is_module():
+        source = _lightning.DATA_SOURCE.of(loop)
+        if not source.is_module():
             return None
-        loader = loop._data_source.dataloader()
-        process = importlib.import_module(type(loop).__module__)._process_dataloader
-        return process(trainer, trainer.state.fn, trainer.state.stage, loader)
+        process = _lightning.PROCESS_LOADER.of(importlib.import_module(type(loop).__module__))
+        return process(trainer, trainer.state.fn, trainer.state.stage, source.dataloader())
 
     def counted_batches(self) -> int | None:
         batches = self.trainer.fit_loop.max_batches
@@ -270,20 +272,22 @@ class LightningRun(TrainingRun):
 
     def read_on(self, most: int | None = None, *, begin: bool = False) -> tuple[Batch, ...]:
         """Read what the Trainer has begun: another ``iter`` would begin the epoch again."""
-        fetcher = self.trainer.fit_loop._data_fetcher
+        fetcher = _lightning.DATA_FETCHER.of(self.trainer.fit_loop)
         if begin:
             iter(fetcher)
         return self.read((batch for batch, _, _ in iter(lambda: next(fetcher, None), None)), most)
 
     def states(self) -> bytes:
         module = self.data.state_dict() if self._has_data_module else {}
-        return pickle.dumps((self.trainer.fit_loop._combined_loader._state_dicts(), module))
+        combined = _lightning.COMBINED_LOADER.of(self.trainer.fit_loop)
+        return pickle.dumps((_lightning.LOADER_STATES.of(combined)(), module))
 
     def load_states(self, states: bytes, epoch: int) -> None:
         loaders, module = pickle.loads(states)
         loop = self.trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
-        loop._combined_loader_states_to_load, loop._restarting = loaders, True
+        _lightning.STATES_TO_LOAD.put(loop, loaders)
+        _lightning.RESTARTING.put(loop, True)
         if module:
             self.data.load_state_dict(module)
 
@@ -303,7 +307,7 @@ class LightningRun(TrainingRun):
 
     def loss_of(self, model: Any, batch: Any) -> Tensor:
         """With ExactAccumulation, ``training_step`` returns a sum and its count."""
-        vars(model)["_trainer"] = self.trainer
+        model.trainer = self.trainer
         output = self.training_step(model, batch)
         loss = output["loss"] if isinstance(output, Mapping) else output
         exact = any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks)
@@ -314,7 +318,7 @@ class LightningRun(TrainingRun):
         return loss
 
     def bare_model(self) -> Any:
-        vars(self.model)["_trainer"] = None
+        self.model.trainer = None
         return self.model
 
     # ------------------------------------------------------------------------------------------- what it says, started
