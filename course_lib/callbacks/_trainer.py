@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, SupportsIndex
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
 
 from course_lib._lightning import SKIP_BACKWARD
 
@@ -78,18 +79,44 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
 
 
-def replace_methods(pl_module: LightningModule, **functions: Callable[..., Any]) -> Callable[[], None]:
+def replace_methods(module: nn.Module, **functions: Callable[..., Any]) -> Callable[[], None]:
     """Have this one module use the functions for its methods of these names, and return what puts them back.
 
-    For what no hook sees: a loss between ``training_step`` and its backward, say.
+    For what no hook sees: a loss between ``training_step`` and its backward, say. Until they are put back, a copy or a
+    pickle of the module has its own methods.
     """
-    attributes = vars(pl_module)
+    attributes = vars(module)
     own = {name: attributes[name] for name in functions if name in attributes}
+    # copy.deepcopy and pickle ask the object, and not its class, how it is taken apart.
+    taken_apart = attributes.setdefault("__reduce_ex__", _TakenApart(module))
+    taken_apart.replaced |= functions.keys()
+    taken_apart.own |= own
     attributes.update(functions)
 
     def put_back() -> None:
         for name in functions:
             attributes.pop(name, None)
+            taken_apart.own.pop(name, None)
         attributes.update(own)
+        taken_apart.replaced -= functions.keys()
+        if not taken_apart.replaced:
+            attributes.pop("__reduce_ex__", None)
 
     return put_back
+
+
+class _TakenApart:
+    """A module taken apart for a copy or a pickle, as if none of its methods were replaced."""
+
+    def __init__(self, module: nn.Module) -> None:
+        self.module = module
+        self.replaced: set[str] = set()
+        self.own: dict[str, Any] = {}
+        """What the module itself, and not its class, had under these names."""
+
+    def __call__(self, protocol: SupportsIndex) -> Any:
+        parts = type(self.module).__reduce_ex__(self.module, protocol)
+        if isinstance(parts, str) or len(parts) < 3 or not isinstance(parts[2], dict):
+            return parts  # the class has its own way
+        kept = {name: value for name, value in parts[2].items() if name not in self.replaced and value is not self}
+        return (*parts[:2], kept | self.own, *parts[3:])

@@ -105,7 +105,9 @@ class FindBatchSize(Callback):
 
         def loss_fn(module: nn.Module, batch: Any) -> Tensor:
             arguments = (batch, 0) if with_index else (batch,)
-            with trainer.precision_plugin.train_step_context():
+            with trainer.precision_plugin.train_step_context(), ExitStack() as stack:
+                module.trainer = trainer  # type: ignore[assignment]  # a copy has none
+                stack.callback(replace_methods(module, log=_say_nothing, log_dict=_say_nothing))
                 output = module.training_step(*arguments)  # type: ignore[operator]
             if isinstance(output, tuple):  # what ExactAccumulation takes: the loss's sum, and its count
                 output = output[0]
@@ -114,7 +116,6 @@ class FindBatchSize(Callback):
 
         counting = [callback for callback in callbacks_of(trainer) if isinstance(callback, ExactAccumulation)]
         with ExitStack() as stack:
-            stack.callback(replace_methods(pl_module, log=_say_nothing, log_dict=_say_nothing))
             for callback in counting:  # a prediction has no numbers that could be counted
                 stack.enter_context(callback.not_counting())
             self.fitted = find_batch_size(pl_module, loader, trainer.optimizers[0], loss_fn=loss_fn, **options)

@@ -60,7 +60,7 @@ def test_the_run_trains_with_what_was_found_and_is_otherwise_the_same(asks):
     quiet_trainer(max_epochs=2, callbacks=[finder]).fit(found)
     size = finder.fitted.batch_size
     assert 0.95 * 30_000 < finder.fitted.measured_bytes <= 30_000
-    assert len(finder.fitted.trials) == (3 if asks else 1)
+    assert len(finder.fitted.trials) == 1  # a module that asks its Trainer is predicted as well
     assert found.batch_size == size and found.sizes[:2] == [size, size] and found.sizes[-1] == 500 % size
     known = Classifier(size)
     quiet_trainer(max_epochs=2).fit(known)
