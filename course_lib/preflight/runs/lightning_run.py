@@ -1,7 +1,7 @@
 """A Trainer's run in the process of a trial: it is put on the CPU, made silent, and started up to a point.
 
 Nothing here imports Lightning: its classes are asked from the Trainer that is given, which comes from ``lightning`` or
-from ``pytorch_lightning``. Its insides are touched here, by the names in ``_lightning.py``, and as little as possible in the checks.
+from ``pytorch_lightning``. Its insides are touched here, and as little as possible in the checks.
 """
 
 from __future__ import annotations
