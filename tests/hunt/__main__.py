@@ -16,12 +16,12 @@ from typing import Any
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-from hypothesis import HealthCheck, Phase, given, settings  # noqa: E402
-from hypothesis import seed as hypothesis_seed  # noqa: E402
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import seed as hypothesis_seed
 
-from tests.hunt.judging import Verdict, judge  # noqa: E402
-from tests.hunt.pieces import DrawnRun, drawn_runs  # noqa: E402
-from tests.hunt.script import script_of  # noqa: E402
+from tests.hunt.judging import Verdict, judge
+from tests.hunt.pieces import DrawnRun, drawn_runs
+from tests.hunt.script import script_of
 
 AT_ONCE = 25
 """Runs that are drawn from one seed, before the time is looked at again."""
@@ -44,9 +44,7 @@ def hunt(seed: int, minutes: float, runs: int | None = None) -> tuple[Counter[st
     return outcomes, None, ""
 
 
-def _some_runs(
-    seed: int, number: int, outcomes: Counter[str], ends: float, runs: int
-) -> tuple[DrawnRun | None, str]:
+def _some_runs(seed: int, number: int, outcomes: Counter[str], ends: float, runs: int) -> tuple[DrawnRun | None, str]:
     smallest: list[tuple[DrawnRun, str]] = []
     first_found = [0.0]
 
@@ -94,7 +92,9 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=10.0, help="how long to search (10)")
     parser.add_argument("--seed", type=int, default=1, help="other seeds, other runs (1)")
     parser.add_argument("--runs", type=int, help="how many runs at most, in each process")
-    parser.add_argument("--processes", type=int, default=2, help="how many search at once, each by seeds of its own (2)")
+    parser.add_argument(
+        "--processes", type=int, default=2, help="how many search at once, each by seeds of its own (2)"
+    )
     arguments = parser.parse_args(argv)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()

@@ -20,13 +20,12 @@ from tests.hunt.script import script_of
 MAY_BE_REFUSED: dict[str, str] = {
     # what a refusal says: why it is one
     r"in the middle of an update": "some parameters have moved and others have not",
-    r'tail="spread" cannot share': "fewer samples than ranks: another tail is named",
+    r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }
 """A refusal that says none of these is a fault: else a library that refuses everything would pass."""
 NOT_A_RUN = (
     r"Expected more than 1 value per channel",  # BatchNorm, of a batch of one
     r"`val_check_interval` \(\d+\) must be less than or equal",
-    r"cannot deal \d+ samples",
 )
 """What torch and Lightning refuse by themselves, whatever is beside it."""
 
@@ -129,7 +128,9 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path) -> tuple[lis
 
 
 def _was_killed(end: End) -> bool:
-    return not end.error or any(words in end.error for words in ("Killed", "a sample cannot be read", "DataLoader worker"))
+    return not end.error or any(
+        words in end.error for words in ("Killed", "a sample cannot be read", "DataLoader worker")
+    )
 
 
 def _refusal(end: End) -> str:
@@ -208,9 +209,9 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
     for lines in lives:
         for line in lines:
             counts.setdefault(line["epoch"], Counter()).update(i for i in line["indices"] if i < _primary(run))
-    cut_short = run.max_steps != -1 or run.limit_train_batches is not None
-    if not cut_short and (epochs := len(counts)) != run.max_epochs:
-        raise Wrong(f"the {which} run trained {epochs} of {run.max_epochs} epochs")
+    cut_short = run.max_steps != -1 or run.limit_train_batches is not None or not counts
+    if not cut_short and (epochs := len(counts)) != run.all_epochs:
+        raise Wrong(f"the {which} run trained {epochs} of {run.all_epochs} epochs")
     for epoch, count in counts.items():
         twice = sorted(i for i, times in count.items() if times > 1)
         if twice and run.tail != "pad":

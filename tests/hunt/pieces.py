@@ -30,6 +30,8 @@ class DrawnRun:
     """A whole run: its data, its loader, its network, what is beside it, and how it is stopped."""
 
     samples: int
+    trainer: bool = True
+    """A Lightning Trainer's run; else that of a loop with ``windows``, ``accumulate`` and ``StepGuard``."""
     batch_size: int = 2
     shuffle: bool = True
     tail: str = "spread"
@@ -65,6 +67,8 @@ class DrawnRun:
 
     ranks: tuple[int, ...] = (1,)
     """Of each life; the last one's go on."""
+    more_epochs: int = 0
+    """Of a second fit with the same Trainer."""
     saves: str = "every step"
     kills: tuple[Kill, ...] = field(default=())
     same_objects: bool = False
@@ -79,6 +83,19 @@ class DrawnRun:
     @property
     def changes_ranks(self) -> bool:
         return len({self.ranks_of(life) for life in range(len(self.kills) + 1)}) > 1
+
+    @property
+    def validates(self) -> bool:
+        return self.val_check_interval is not None or self.saves == "validation"
+
+    @property
+    def window_lengths(self) -> dict[int, int]:
+        """The micro-batches of a window, from which epoch on."""
+        return {0: self.accumulate_grad_batches} | ({1: 3} if self.windows_by_epoch else {})
+
+    @property
+    def all_epochs(self) -> int:
+        return self.max_epochs + self.more_epochs
 
     @property
     def weighs_samples(self) -> bool:
@@ -104,9 +121,12 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         brought = ["ExactResume", "StepAudit"]  # which brings it without its seeds
     average = draw(one_of("", "", "", *AVERAGES)) if several == 1 else ""
     callbacks = draw(st.permutations(brought + ([average] if average else [])))
+    trainer = draw(one_of(True, True, True, False))
+    if not trainer:
+        callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     epochs = draw(st.integers(1, 3))
     kills = draw(st.integers(1, 3)) if several == 1 else draw(st.integers(1, 2))
-    sized = draw(rarely) and average != "StochasticWeightAveraging"
+    sized = trainer and draw(rarely) and average != "StochasticWeightAveraging"
     batch_size = draw(st.integers(1, 4))
     samples = draw(st.integers(1, 24)) + (several * 2 if several > 1 else 0)
     batches = max(1, samples // batch_size // several)
@@ -114,6 +134,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
     places = PLACES if several == 1 else ("forward", "start", "end", "before step")
     return DrawnRun(
         samples=samples,
+        trainer=trainer,
         batch_size=batch_size,
         shuffle=draw(one_of(True, True, False)),
         tail=draw(one_of("spread", "spread", "drop", "pad")),
@@ -126,19 +147,19 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         persistent=draw(often),
         prefetch_factor=draw(one_of(2, 1, 4)),
         batch_norm=several == 1 and draw(often),
-        dropout=draw(often),
+        dropout=trainer and draw(often),
         frozen=draw(rarely),
-        noisy_forward=draw(rarely),
+        noisy_forward=trainer and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
-        schedule=draw(one_of("", "cosine of steps", "step of epochs", "one cycle")),
+        schedule=draw(one_of("", "cosine of steps", "one cycle", *["step of epochs"] * trainer)),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
         accumulate_grad_batches=1 if sized else draw(one_of(1, 2, 3, 4)),
-        windows_by_epoch=not sized and draw(rarely),
+        windows_by_epoch=trainer and not sized and draw(rarely),
         max_epochs=epochs,
-        max_steps=draw(one_of(-1, -1, -1, 1, 3)),
-        limit_train_batches=draw(one_of(None, None, None, 2, 3)),
-        val_check_interval=draw(one_of(None, None, 1, 2)) if batches > 1 else None,
+        max_steps=draw(one_of(-1, -1, -1, 1, 3)) if trainer else -1,
+        limit_train_batches=draw(one_of(None, None, None, 2, 3)) if trainer else None,
+        val_check_interval=draw(one_of(None, None, 1, 2)) if trainer and batches > 1 else None,
         clip=draw(rarely),
         ranks=ranks,
         saves=draw(one_of(*SAVES)),
@@ -151,7 +172,8 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
             )
             for _ in range(kills)
         ),
-        same_objects=several == 1 and draw(rarely),
+        more_epochs=1 if trainer and several == 1 and draw(rarely) else 0,
+        same_objects=trainer and several == 1 and draw(rarely),
     )
 
 

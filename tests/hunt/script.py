@@ -1,17 +1,26 @@
 """A drawn run as a script of its own: what the hunt plays is what it prints.
 
-The script has ``life(rank, folder, number)``, which trains until the run is killed or ends. Pieces that a run does not
-have leave no line in it.
+The script has ``life(rank, folder, number, ranks, workers, kills)``, which trains until the run is killed or ends.
 """
 
 from __future__ import annotations
 
-from tests.hunt.pieces import DrawnRun
+import re
+from string import Template
 
-NOISE = {
-    "python": "random.random()",
-    "numpy": "np.random.rand()",
-    "torch": "torch.rand(()).item()",
+from tests.hunt.pieces import DrawnRun
+from tests.hunt.templates import HEAD, LOOP, TAIL, TRAINER
+
+OPTIMIZERS = {
+    "SGD": "torch.optim.SGD(trained, 0.1, momentum=0.9)",
+    "AdamW": "torch.optim.AdamW(trained, 0.05)",
+    "LBFGS": "torch.optim.LBFGS(trained, 0.1, max_iter=3)",
+}
+SCHEDULES = {
+    "": "None",
+    "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
+    "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
+    "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
 }
 SAVES = {
     "every step": "every_n_train_steps=1",
@@ -21,7 +30,13 @@ SAVES = {
     "a time": "train_time_interval=datetime.timedelta(microseconds=1)",
     "an exception": "every_n_train_steps=2, save_on_exception=True",
 }
-AVERAGES = {
+LOOP_SAVES = {"every step": "True", "every other step": "updates % 2 == 0", "validation": "updates % 3 == 0"}
+"""All other ways are a loop's: at every epoch's end."""
+CALLBACKS = {
+    "ExactResume": "ExactResume()",
+    "ExactAccumulation": "ExactAccumulation()",
+    "SkipBadSteps": "SkipBadSteps()",
+    "StepAudit": "StepAudit(strict=True)",
     "WeightAveraging": "WeightAveraging()",
     "EMAWeightAveraging": "EMAWeightAveraging(decay=0.9)",
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
@@ -30,333 +45,132 @@ AVERAGES = {
 
 def script_of(run: DrawnRun) -> str:
     """Python that defines ``life``, and plays all lives where it is run by itself."""
-    validates = run.val_check_interval is not None or run.saves == "validation"
-    parts = [_head(run), _samples(run), _module(run, validates), _dies(run), _life(run, validates), _tail(run)]
-    return "\n\n\n".join(part.strip("\n") for part in parts) + "\n"
+    parts = [(HEAD, _head(run)), (TRAINER, _trainer(run)) if run.trainer else (LOOP, _loop(run)), (TAIL, _tail(run))]
+    return "\n\n\n".join(_filled(template.strip("\n"), slots) for template, slots in parts) + "\n"
 
 
-def _head(run: DrawnRun) -> str:
-    return f'''
-"""A run that was drawn at random, and breaks a promise."""
-
-import datetime
-import json
-import os
-import random
-from pathlib import Path
-
-import numpy as np
-import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    EMAWeightAveraging,
-    GradientAccumulationScheduler,
-    ModelCheckpoint,
-    StochasticWeightAveraging,
-    WeightAveraging,
-)
-from torch import nn
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
-
-from course_lib import resume, samplers
-from course_lib.callbacks import ExactAccumulation, ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
-from course_lib.launch import run_ranks
-from course_lib.resume import ResumableDataLoader
-from course_lib.schedules import SizeSchedule
-
-RUN = """{run!r}"""
+def _filled(template: str, slots: dict[str, object]) -> str:
+    lines = []
+    for line in template.splitlines():
+        names = re.findall(r"\$(\w+)", line)
+        if line.strip().startswith("$") and not any(slots[name] for name in names):
+            continue
+        lines.append(Template(line).substitute(slots))
+    return "\n".join(lines)
 
 
-class Killed(BaseException):
-    """The end of a life."""
-'''
-
-
-def _samples(run: DrawnRun) -> str:
-    draws = "".join(f"\n        x = x + {NOISE[name]}" for name in run.noise)
-    asks = "\n        x = x + resume.epoch_of_this_batch()" if run.asks_epoch else ""
-    bad = f"\n        self.x[{run.bad_sample}] = float('nan')" if run.bad_sample is not None else ""
-    reads = any(kill.place == "loader" for kill in run.kills)
-    dies = ""
-    if reads:
-        dies = """
-        if self.dies_at == index:
-            if self.dies_hard:
-                os._exit(9)
-            raise OSError("a sample cannot be read")"""
-    text = f'''
-class Samples(Dataset):
-    dies_at, dies_hard = None, False
-
-    def __init__(self):
-        generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn({run.samples}, 3, generator=generator, dtype=torch.float64)
-        self.y = torch.randn({run.samples}, 1, generator=generator, dtype=torch.float64){bad}
-
-    def __len__(self):
-        return len(self.x)
-
-    def __getitem__(self, index):{dies}
-        x = self.x[index]{draws}{asks}
-        return x, self.y[index], index
-'''
-    if run.collate_draws:
-        text += '''
-
-def collate(samples):
-    x, y, indices = default_collate(samples)
-    return x + torch.rand(()).item(), y, indices
-'''
-    if run.sized:
-        text += '''
-
-def cut(sample, size):
-    """The first features alone: what stands for a smaller image."""
-    x, y, index = sample
-    return torch.cat([x[:size], torch.zeros(3 - size, dtype=x.dtype)]), y, index
-'''
-    return text
-
-
-def _module(run: DrawnRun, validates: bool) -> str:
-    layers = ["nn.Linear(3, 4)"]
-    layers += ["nn.BatchNorm1d(4)"] * run.batch_norm + ["nn.Dropout(0.5)"] * run.dropout + ["nn.Tanh()"]
-    layers += ["nn.Linear(4, 1)"]
-    freeze = "\n        self.net[0].requires_grad_(False)" if run.frozen else ""
-    noise = "\n        x = x + torch.randn_like(x)" if run.noisy_forward else ""
-    reduction, returned = ("sum", "loss, len(y)") if run.weighs_samples else ("mean", "loss")
-    schedules = {
-        "": "return optimizer",
-        "cosine of steps": "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
-        "step of epochs": "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
-        "one cycle": "schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
+def _head(run: DrawnRun) -> dict[str, object]:
+    layers = ["nn.Linear(3, 4)", *["nn.BatchNorm1d(4)"] * run.batch_norm, *["nn.Dropout(0.5)"] * run.dropout]
+    return {
+        "samples": run.samples,
+        "bad_sample": "" if run.bad_sample is None else f"self.x[{run.bad_sample}] = float('nan')",
+        "python_noise": "x = x + random.random()" if "python" in run.noise else "",
+        "numpy_noise": "x = x + np.random.rand()" if "numpy" in run.noise else "",
+        "torch_noise": "x = x + torch.rand(()).item()" if "torch" in run.noise else "",
+        "asks_epoch": "x = x + resume.epoch_of_this_batch()" if run.asks_epoch else "",
+        "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
+        "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
+        "optimizer": OPTIMIZERS[run.optimizer],
+        "schedule": SCHEDULES[run.schedule],
+        "interval": "epoch" if run.schedule == "step of epochs" else "step",
     }
-    interval = "epoch" if run.schedule == "step of epochs" else "step"
-    returns = ""
-    if run.schedule:
-        returns = f'\n    return {{"optimizer": optimizer, "lr_scheduler": {{"scheduler": schedule, "interval": "{interval}"}}}}'
-    optimizer = {"SGD": "torch.optim.SGD(trained, 0.1, momentum=0.9)", "AdamW": "torch.optim.AdamW(trained, 0.05)"}
-    validation = '''
-
-    def validation_step(self, batch):
-        self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
-''' if validates else ""
-    return f'''
-def make_net():
-    torch.manual_seed(0)
-    return nn.Sequential({", ".join(layers)}).double()
 
 
-def make_optimizer(net):
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
-    optimizer = {optimizer[run.optimizer]}
-    {schedules[run.schedule]}{returns}
-
-
-class Module(LightningModule):
-    def __init__(self, log):
-        super().__init__()
-        self.net, self.log_path, self.trained = make_net(), log, 0{freeze}
-
-    def training_step(self, batch):
-        x, y, indices = batch
-        number = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
-        line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
-        with open(self.log_path, "a") as file:
-            print(json.dumps(line), file=file)
-        self.trained += 1{noise}
-        loss = nn.functional.mse_loss(self.net(x), y, reduction="{reduction}")
-        for callback in self.trainer.callbacks:
-            if isinstance(callback, Dies):
-                callback.at("forward")
-        return {returned}
-{validation}
-    def configure_optimizers(self):
-        return make_optimizer(self.net)
-'''
-
-
-def _dies(run: DrawnRun) -> str:
-    return '''
-class Dies(Callback):
-    """Ends this life at a place of its n-th micro-batch."""
-
-    def __init__(self, micro_batch, place, hard):
-        self.micro_batch, self.place, self.hard, self.begun = micro_batch, place, hard, 0
-
-    def at(self, place):
-        if place == self.place and self.begun >= self.micro_batch:
-            if self.hard:
-                os._exit(9)
-            raise Killed
-
-    def on_train_start(self, trainer, pl_module):
-        with open(pl_module.log_path, "a") as file:
-            print(json.dumps(dict(resumed=trainer.fit_loop.epoch_loop.batch_progress.total.ready)), file=file)
-        self.handles = [
-            trainer.optimizers[0].register_step_pre_hook(lambda *_: self.at("within step")),
-            trainer.optimizers[0].register_step_post_hook(lambda *_: self.at("after step")),
-        ]
-
-    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
-        self.begun += 1
-        self.at("start")
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        self.at("before step")
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        self.at("end")
-
-    def on_train_epoch_end(self, trainer, pl_module):
-        self.at("epoch end")
-
-    def on_validation_start(self, trainer, pl_module):
-        self.at("validation")
-'''
-
-
-def _life(run: DrawnRun, validates: bool) -> str:
-    listed = [AVERAGES.get(name, "StepAudit(strict=True)" if name == "StepAudit" else f"{name}()") for name in run.callbacks]
+def _trainer(run: DrawnRun) -> dict[str, object]:
+    callbacks = [CALLBACKS[name] for name in run.callbacks]
+    flags = {"max_epochs": run.max_epochs}
     if run.windows_by_epoch:
-        listed.append(f"GradientAccumulationScheduler({{0: {run.accumulate_grad_batches}, 1: 3}})")
+        callbacks.append(f"GradientAccumulationScheduler({run.window_lengths})")
+    elif run.accumulate_grad_batches > 1:
+        flags["accumulate_grad_batches"] = run.accumulate_grad_batches
     by_hand = run.saves == "by hand"
-    listed.append("SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})")
-    flags = {
-        "accumulate_grad_batches": None if run.windows_by_epoch else run.accumulate_grad_batches,
+    callbacks.append(
+        "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
+    )
+    if run.max_steps != -1:
+        flags["max_steps"] = run.max_steps
+    if run.limit_train_batches is not None:
+        flags["limit_train_batches"] = run.limit_train_batches
+    if run.val_check_interval is not None:
+        flags["val_check_interval"] = run.val_check_interval
+    if run.clip:
+        flags["gradient_clip_val"] = 0.5
+    if not run.validates:
+        flags["limit_val_batches"] = 0
+    sums = run.weighs_samples
+    held_out = ", val_dataloaders=held_out" if run.validates else ""
+    more_epochs = f"trainer.fit_loop.max_epochs += {run.more_epochs}; trainer.fit(module, **given)"
+    return {
+        "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
+        "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
+        "reduction": "sum" if sums else "mean",
+        "returned": "(loss, len(y))" if sums else "loss",
+        "callbacks": ", ".join(callbacks),
+        "flags": " ".join(f"{name}={value!r}," for name, value in flags.items()),
+        "data": _sized_data(run, held_out) if run.sized else _loader(run),
+        "given": "dict(datamodule=data)" if run.sized else f"dict(train_dataloaders=data{held_out})",
+        "second_fit": more_epochs if run.more_epochs else "",
+    }
+
+
+def _loop(run: DrawnRun) -> dict[str, object]:
+    guarded, k = "SkipBadSteps" in run.callbacks, run.accumulate_grad_batches
+    backward = "guard.backward" if guarded else "torch.Tensor.backward"
+    mean = f"{backward}(nn.functional.mse_loss(model(batch[0]), batch[1]) / {k})"
+    window = f"accumulate(model, window, summed_loss, lambda batch: len(batch[1]), backward={backward})"
+    clip = ", max_norm=0.5" if run.clip else ""
+    return {
+        "data": _loader(run),
+        "frozen": "net[0].requires_grad_(False)" if run.frozen else "",
+        "guard": f"guard = keeps['guard'] = StepGuard(model, optimizer, scheduler=schedule{clip})" if guarded else "",
         "max_epochs": run.max_epochs,
-        "max_steps": run.max_steps if run.max_steps != -1 else None,
-        "limit_train_batches": run.limit_train_batches,
-        "val_check_interval": run.val_check_interval,
-        "gradient_clip_val": 0.5 if run.clip else None,
-        "limit_val_batches": None if validates else 0,
+        "k": k,
+        "backward_of_a_mean": "" if run.weighs_samples else mean,
+        "backward_of_a_window": window if run.weighs_samples else "",
+        "clip": "nn.utils.clip_grad_norm_(net.parameters(), 0.5)" if run.clip and not guarded else "",
+        "step": "guard.step()" if guarded else "optimizer.step()",
+        "step_of_the_schedule": "schedule.step()" if run.schedule and not guarded else "",
+        "saves": LOOP_SAVES.get(run.saves, "window.number == window.number_of_windows"),
+        "guards_counters": "guard.updates, guard.skipped" if guarded else "",
     }
-    shown = "".join(f"\n        {name}={value!r}," for name, value in flags.items() if value not in (None, 1, 1.0) or value == 0 and name == "limit_val_batches" or (name == "max_epochs" or name == "val_check_interval") and value is not None)
-    saves_by_hand = '''
-class SavesByHand(Callback):
-    """Where a reader might: at an epoch's start, and behind every third micro-batch."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def save(self, trainer):
-        trainer.save_checkpoint(Path(self.folder, f"{len(list(Path(self.folder).glob('*.ckpt'))):03}.ckpt"))
-
-    def on_train_epoch_start(self, trainer, pl_module):
-        self.save(trainer)
-
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-        if batch_idx % 3 == 1:
-            self.save(trainer)
 
 
-''' if by_hand else ""
-    held_out = ""
-    if validates:
-        held_out = "held_out = DataLoader([(x, y) for x, y in zip(samples.x.nan_to_num(), samples.y)], 8)\n    "
-    data = _data(run, validates)
-    strategy = '\n        devices=ranks,\n        strategy="ddp" if ranks > 1 else "auto",' if max(run.ranks) > 1 else ""
-    return saves_by_hand + f'''
-def newest(folder):
-    paths = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
-    return paths[-1] if paths else None
+def _sized_data(run: DrawnRun, held_out: str) -> str:
+    stages = f"SizeSchedule({{0: (2, {run.batch_size + 1}), 1: (3, {run.batch_size})}})"
+    order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    return f"SizeScheduleDataModule(samples, {stages}, cut, {order}{held_out}, {_loader_options(run)})"
 
 
-def life(rank, folder, number, ranks, workers, kills):
-    """Train from the newest checkpoint until this life ends; more kills than one: with the same objects again."""
-    torch.set_num_threads(1)
-    torch.manual_seed(100 * number + rank)  # each process has a seed of its own
-    samples = Samples()
-    {held_out}{data}
-    module = Module(Path(folder, f"life-{{number}}-{{rank}}.jsonl"))
-    dies = Dies(0, "never", False)
-    average = None
-    trainer = Trainer(
-        callbacks=[dies, {", ".join(listed)}],{shown}{strategy}
-        accelerator="cpu",
-        logger=False,
-        enable_progress_bar=False,
-        enable_model_summary=False,
-    )
-    given = {"dict(datamodule=data)" if run.sized else "dict(train_dataloaders=data" + (", val_dataloaders=held_out)" if validates else ")")}
-    for kill in [*kills, None]:
-        if kill is not None:
-            dies.micro_batch, dies.place, dies.hard, dies.begun = *kill, 0
-        else:
-            dies.place = "never"
-        samples.dies_at = kill[0] % len(samples) if kill and kill[1] == "loader" else None
-        samples.dies_hard = bool(kill and kill[2])
-        try:
-            trainer.fit(module, **given, ckpt_path=newest(folder), weights_only=False)
-            break
-        except (Killed, OSError, RuntimeError) as error:
-            if not (isinstance(error, Killed) or "a sample cannot be read" in str(error)) or len(kills) < 2:
-                raise
-    return outcome(trainer, module)
+def _loader(run: DrawnRun) -> str:
+    n, b, options = run.samples, run.batch_size, _loader_options(run)
+    order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    if run.sampler == "":
+        drop_last = run.tail == "drop"
+        return f"ResumableDataLoader(samples, {b}, shuffle={run.shuffle}, drop_last={drop_last}, seed=3, {options})"
+    if run.sampler == "ShuffledBatchSampler":
+        sampler = f"ShuffledBatchSampler({n}, {b}, {order})"
+    elif run.sampler == "TwoStreamBatchSampler":
+        first = n - n // 3
+        sampler = f"TwoStreamBatchSampler(range({first}), range({first}, {n}), {b}, 1, {order})"
+    else:
+        split = run.sampler.endswith("split")
+        drawn = f"BatchSampler(RandomSampler(range({n})), {b * max(run.ranks) if split else b}, False)"
+        sampler = f"ShardedBatchSampler({drawn}, split={split}, seed=3, tail={run.tail!r})"
+    return f"ResumableDataLoader(samples, batch_sampler=samplers.{sampler}, {options})"
 
 
-def outcome(trainer, module):
-    """What a run ends with."""
-    schedules = [config.scheduler.state_dict() for config in trainer.lr_scheduler_configs]
-    averages = [callback._average_model for callback in trainer.callbacks if hasattr(callback, "_average_model")]
-    audits = [callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)]
-    return dict(
-        weights=module.state_dict(),
-        optimizer=[optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
-        rates=[group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups],
-        schedules=[state["last_epoch"] for state in schedules],
-        average=[model.state_dict() for model in averages if model is not None],
-        counters=[trainer.global_step, trainer.current_epoch],
-        audited=audits,
-    )
-'''
-
-
-def _data(run: DrawnRun, validates: bool) -> str:
-    options = "num_workers=workers"
+def _loader_options(run: DrawnRun) -> str:
+    options = "collate_fn=collate, num_workers=workers"
     if any(run.workers):
-        options += ", **({} if workers == 0 else dict(persistent_workers=" + f"{run.persistent}, prefetch_factor={run.prefetch_factor}))"
-    if run.collate_draws:
-        options += ", collate_fn=collate"
-    n, b, tail = run.samples, run.batch_size, run.tail
-    if run.sized:
-        more = ", val_dataloaders=held_out" if validates else ""
-        stages = f"{{0: (2, {b + 1}), 1: (3, {b})}}"
-        return (
-            f"schedule = SizeSchedule({stages})\n    data = SizeScheduleDataModule(samples, schedule, cut, "
-            f"shuffle={run.shuffle}, seed=3, tail={tail!r}{more}, {options})"
-        )
-    if not run.sampler:
-        return (
-            f"data = ResumableDataLoader(samples, {b}, shuffle={run.shuffle}, drop_last={tail == 'drop'}, seed=3, {options})"
-        )
-    made = {
-        "ShuffledBatchSampler": f"ShuffledBatchSampler({n}, {b}, shuffle={run.shuffle}, seed=3, tail={tail!r})",
-        "TwoStreamBatchSampler": f"TwoStreamBatchSampler(range({n - n // 3}), range({n - n // 3}, {n}), {b}, 1, "
-        f"shuffle={run.shuffle}, seed=3, tail={tail!r})",
-        "ShardedBatchSampler": f"ShardedBatchSampler(BatchSampler(RandomSampler(range({n})), {b}, False), "
-        f"seed=3, tail={tail!r})",
-        "ShardedBatchSampler, split": f"ShardedBatchSampler(BatchSampler(RandomSampler(range({n})), {b * max(run.ranks)}, "
-        f"False), split=True, seed=3, tail={tail!r})",
+        of_workers = f"persistent_workers={run.persistent}, prefetch_factor={run.prefetch_factor}"
+        options += f", **(dict({of_workers}) if workers else {{}})"
+    return options
+
+
+def _tail(run: DrawnRun) -> dict[str, object]:
+    return {
+        "kills": [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills],
+        "lives": [(number, run.ranks_of(number), run.workers_of(number)) for number in range(len(run.kills) + 1)],
+        "first_ranks": run.ranks[0],
+        "first_workers": run.workers[0],
     }
-    return f"sampler = samplers.{made[run.sampler]}\n    data = ResumableDataLoader(samples, batch_sampler=sampler, {options})"
-
-
-def _tail(run: DrawnRun) -> str:
-    lives = [(number, run.ranks_of(number), run.workers_of(number)) for number in range(len(run.kills) + 1)]
-    kills = [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills]
-    return f'''
-if __name__ == "__main__":
-    import tempfile
-
-    kills, lives = {kills}, {lives}
-    whole, stopped = tempfile.mkdtemp(), tempfile.mkdtemp()
-    [end, *_] = run_ranks(life, {run.ranks[0]}, args=(whole, 0, {run.ranks[0]}, {run.workers[0]}, []))
-    print("uninterrupted:", end.value["weights"]["net.0.weight"][0])
-    for number, ranks, workers in lives:
-        try:
-            [end, *_] = run_ranks(life, ranks, args=(stopped, number, ranks, workers, kills[number : number + 1]))
-            print("stopped and resumed:", end.value["weights"]["net.0.weight"][0])
-        except RuntimeError as error:
-            print("a life ended:", str(error).splitlines()[0])
-'''
