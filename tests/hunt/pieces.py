@@ -172,7 +172,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
             )
             for _ in range(kills)
         ),
-        more_epochs=1 if trainer and several == 1 and draw(rarely) else 0,
+        more_epochs=1 if trainer and several == 1 and "Stochastic" not in average and draw(rarely) else 0,
         same_objects=trainer and several == 1 and draw(rarely),
     )
 
