@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from workbook.ch05_counting_steps import (
     cosine_rates,
@@ -46,6 +46,7 @@ plans = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(plans)
 def test_boxes_cover_each_epochs_samples_once_and_agree_with_the_plan(plan):
     boxes = step_boxes(plan, epochs=3)

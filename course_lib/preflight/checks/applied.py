@@ -18,6 +18,8 @@ from torch import Tensor
 from torch.autograd.function import BackwardCFunction
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from course_lib._tensors import parameters_of
+
 TOLERANCE = 1e-3
 Factors = tuple[tuple[float, ...], ...]
 """For each term of a sum, the factors from the outermost one to the innermost."""
@@ -86,7 +88,7 @@ class Applied:
         """Follow the gradients of what these hold, and of what was added to them since they were watched."""
         for optimizer in optimizers:
             self._optimizers.setdefault(id(optimizer), len(self._optimizers))
-            for parameter in held_by(optimizer):
+            for parameter in parameters_of(optimizer):
                 if parameter.requires_grad and id(parameter) not in self._gradients:
                     gradient = self._gradients[id(parameter)] = _Gradient(parameter)
                     parameter.register_hook(lambda added, gradient=gradient: self._add(gradient, added))
@@ -146,7 +148,7 @@ class Applied:
         self._depth[id(optimizer)] -= 1
         if self._depth[id(optimizer)] > 0:
             return
-        live = [p for p in held_by(optimizer) if p.grad is not None and _any(p.grad)]
+        live = [p for p in parameters_of(optimizer) if p.grad is not None and _any(p.grad)]
         known = [self._gradients[id(parameter)] for parameter in live if id(parameter) in self._gradients]
         if not live or not (known or id(optimizer) in self._optimizers):
             return
@@ -163,10 +165,6 @@ class Applied:
         for gradient in known:
             assert gradient.parameter.grad is not None
             gradient.applied = (gradient.parameter.grad, gradient.parameter.grad._version)
-
-
-def held_by(optimizer: torch.optim.Optimizer) -> list[Tensor]:
-    return [parameter for group in optimizer.param_groups for parameter in group["params"]]
 
 
 def _any(gradient: Tensor) -> bool:

@@ -14,6 +14,7 @@ import torch
 from torch import nn
 from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
+from course_lib._tensors import parameters_of
 from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
@@ -106,7 +107,7 @@ def _predicted(
     run: TrainingRun, settings: Settings, largest: Largest, there_is: int, device: Literal["cuda", "cpu"]
 ) -> Judgement:
     model, optimizer = run.bare_model(), run.optimizers[0]
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = set(map(id, parameters_of(optimizer)))
     places = [number for number, parameter in enumerate(model.parameters()) if id(parameter) in held]
 
     def again(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun
@@ -146,7 +147,7 @@ def _watch_gradients(model: Any, averaging: Averaging) -> None:
 
 def _step(optimizer: torch.optim.Optimizer, averaging: Averaging) -> None:
     averaging.close_backward()
-    held = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+    held = [p for p in parameters_of(optimizer) if p.grad is not None]
     local = tuple(averaging.names[id(p)] for p in held if id(p) in averaging.local)
     averaging.steps.append(AveragedStep(averaging.batches, tuple(averaging.averages), len(held), local))
     averaging.local -= {id(p) for p in held}

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from course_lib._tensors import parameters_of
 from course_lib._words import counted, plural
 from course_lib.preflight.report import Judgement
 from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, seed_as_another_process
@@ -88,7 +89,7 @@ class Watch:
 
 
 def held_by(optimizers: Sequence[torch.optim.Optimizer]) -> set[int]:
-    return {id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]}
+    return {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
 
 
 def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:

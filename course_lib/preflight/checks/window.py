@@ -13,6 +13,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
+from course_lib._tensors import parameters_of
 from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun
 
@@ -88,7 +89,7 @@ class ComparedWindows:
 
     def step(self, optimizer: torch.optim.Optimizer) -> None:
         """An optimizer is about to step, and the gradients are there."""
-        parameters = [p for group in optimizer.param_groups for p in group["params"] if p.requires_grad]
+        parameters = [p for p in parameters_of(optimizer) if p.requires_grad]
         batches, self.batches = self.batches, []
         try:
             big = put_together(batches)
