@@ -16,6 +16,13 @@ FOUND = {
         saves="every epoch",
         kills=(Kill(3, "before step"),),
     ),
+    # The window's length came back before the scheduler had looked at the Trainer's, and the resume was refused.
+    "ExactResume ahead of a GradientAccumulationScheduler": DrawnRun(
+        samples=15,
+        accumulate_grad_batches=3,
+        windows_by_epoch=True,
+        kills=(Kill(5), Kill(2, "end")),
+    ),
 }
 
 
