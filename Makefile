@@ -16,7 +16,7 @@ PARALLEL := -n 3 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test cost thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost hunt thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -29,6 +29,12 @@ test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" f
 
 cost: .venv/installed  ## what `make test` costs, in imports of torch, on an idle machine
 	$(PY) tests/cost.py $(MAKE) test
+
+# Runs that nobody wrote, held against plain torch and against the run that was not stopped.
+MINUTES ?= 10
+SEED ?= 1
+hunt: .venv/installed  ## search for a run that breaks a promise (MINUTES=10 SEED=1)
+	$(PY) -m tests.hunt --minutes $(MINUTES) --seed $(SEED)
 
 thorough: lint  ## the same with every random case, and five seeds of rounding noise
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)

@@ -140,7 +140,6 @@ class ExactResume(Callback):
             if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
                 average_the_epoch_that_ended(trainer, pl_module)
                 self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
-            _restore_window_length(trainer)
             self._judge_checkpoint(trainer)
             self._judge_loaders(trainer)
             begin_averaging_again(trainer, pl_module)
@@ -156,6 +155,10 @@ class ExactResume(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         make_no_step_in_averaging_epoch(trainer)
+        if self._resumed:
+            # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it; and
+            # in on_train_start the scheduler refuses any length but the Trainer's 1.
+            trainer.accumulate_grad_batches = _window_length(trainer)
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
@@ -256,7 +259,7 @@ class ExactResume(Callback):
     def _judge_checkpoint(self, trainer: Trainer) -> None:
         assert self._window_end is not None
         progress = self._window_end.loops[BATCH_PROGRESS]
-        done, k = progress["current"]["processed"], trainer.accumulate_grad_batches
+        done, k = progress["current"]["processed"], _window_length(trainer)
         if not self._loaded_own and not progress["is_last_batch"] and done % k:
             self._refuse(
                 f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, "
@@ -400,11 +403,12 @@ def _go_on_with_next_epoch(trainer: Trainer) -> bool:
     return without_its_end
 
 
-def _restore_window_length(trainer: Trainer) -> None:
-    # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it.
+def _window_length(trainer: Trainer) -> int:
+    """The micro-batches of a window in this epoch, as a GradientAccumulationScheduler has it, or else the Trainer."""
     windows = accumulation_by_epoch(trainer)
-    if windows is not None:
-        trainer.accumulate_grad_batches = windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
+    if windows is None:
+        return trainer.accumulate_grad_batches
+    return windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
 
 
 def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: bool = True) -> None:

@@ -1,0 +1,227 @@
+"""A drawn run, played: right, refused by a sentence before a batch was trained, no run at all, or wrong."""
+
+from __future__ import annotations
+
+import re
+import tempfile
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from tests.hunt.by_hand import Line, can_be_trained_by_hand, kept_lines, lines_of, trained_by_hand
+from tests.hunt.pieces import DrawnRun
+from tests.hunt.processes import End, played
+from tests.hunt.script import script_of
+
+MAY_BE_REFUSED: dict[str, str] = {
+    # what a refusal says: why it is one
+    r"in the middle of an update": "some parameters have moved and others have not",
+    r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
+}
+"""A refusal that says none of these is a fault: else a library that refuses everything would pass."""
+NOT_A_RUN = (
+    r"Expected more than 1 value per channel",  # BatchNorm, of a batch of one
+    r"`val_check_interval` \(\d+\) must be less than or equal",
+)
+"""What torch and Lightning refuse by themselves, whatever is beside it."""
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """What came of a run."""
+
+    outcome: str
+    """``"right"``, ``"refused"``, ``"no run"`` or ``"wrong"``."""
+    why: str = ""
+
+
+class Wrong(Exception):
+    """A promise is broken."""
+
+
+class Refused(Exception):
+    """A life did not begin, and said why."""
+
+
+class NoRun(Exception):
+    """What was drawn is no run, with or without this library."""
+
+
+def judge(run: DrawnRun) -> Verdict:
+    """Play a run without a stop, and with its kills, and compare."""
+    with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as folder:
+        try:
+            _judged(run, Path(folder))
+        except Wrong as wrong:
+            return Verdict("wrong", str(wrong))
+        except Refused as refused:
+            return Verdict("refused", str(refused))
+        except NoRun as no_run:
+            return Verdict("no run", str(no_run))
+    return Verdict("right")
+
+
+def _judged(run: DrawnRun, folder: Path) -> None:
+    names: dict[str, Any] = {"__name__": "hunted"}
+    exec(compile(script_of(run), "<the drawn run>", "exec"), names)
+    whole_folder, stopped_folder = folder / "whole", folder / "stopped"
+    whole_folder.mkdir()
+    stopped_folder.mkdir()
+    whole = _uninterrupted(run, names["life"], whole_folder)
+    whole_lines = kept_lines(whole_folder, [run.ranks[0]])
+    if can_be_trained_by_hand(run):
+        _compare_with_plain_torch(run, names, whole, whole_lines[0])
+    _compare_samples(run, whole_lines, "uninterrupted")
+    end, ranks_of_lives = _stopped(run, names["life"], stopped_folder)
+    lines = kept_lines(stopped_folder, ranks_of_lives)
+    if not run.changes_ranks:
+        _compare_batches(whole_lines, lines)
+        _compare_ends(run, whole, end)
+    _compare_samples(run, lines, "stopped")
+
+
+def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path) -> list[Any]:
+    end = played(life, run.ranks[0], (folder, 0, run.ranks[0], run.workers[0], []))
+    if end.values:
+        return end.values
+    if any(re.search(pattern, end.error) for pattern in NOT_A_RUN):
+        raise NoRun(end.error)
+    sentence = _refusal(end)
+    if sentence and not _trained(folder, 0, run.ranks[0]):
+        _judge_refusal(sentence)
+        raise Refused(sentence)
+    raise Wrong(f"the uninterrupted run ends by an error: {end.error}\n{end.details}")
+
+
+def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path) -> tuple[list[Any], list[int]]:
+    """Play all lives; what the last one returned, and the number of ranks of each."""
+    kills = [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills]
+    if run.same_objects:
+        kills = [(micro_batch, place, False) for micro_batch, place, _ in kills]
+    parts = [kills] if run.same_objects and len(kills) > 1 else [[kill] for kill in kills]
+    ranks_of_lives: list[int] = []
+    for kills_of_life in [*parts, []]:
+        while True:
+            number = len(ranks_of_lives)
+            ranks, workers = run.ranks_of(min(number, len(parts))), run.workers_of(min(number, len(parts)))
+            ranks_of_lives.append(ranks)
+            end = played(life, ranks, (folder, number, ranks, workers, kills_of_life))
+            if end.values:
+                return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
+            if end.hung:
+                raise Wrong(f"life {number} hangs: {end.details}")
+            if _was_killed(end):
+                break
+            refused = _refusal(end)
+            if refused and not _trained(folder, number, ranks):
+                _judge_refusal(refused)
+                if not (newest := sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)):
+                    raise Refused(refused)
+                newest[-1].unlink()  # a reader takes the one before it
+                continue
+            raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
+    raise Wrong("the last life did not end")
+
+
+def _was_killed(end: End) -> bool:
+    return not end.error or any(
+        words in end.error for words in ("Killed", "a sample cannot be read", "DataLoader worker")
+    )
+
+
+def _refusal(end: End) -> str:
+    """The sentence of a refusal: raised by this library, or by Lightning's own kind of error for settings."""
+    kind, _, sentence = end.error.partition(": ")
+    files = re.findall(r'File "([^"]+)"', end.details)
+    by_library = bool(files) and "course_lib" in files[-1]
+    return sentence if by_library or kind in ("MisconfigurationException", "CheckpointError") else ""
+
+
+def _judge_refusal(sentence: str) -> None:
+    if not any(re.search(pattern, sentence) for pattern in MAY_BE_REFUSED):
+        raise Wrong(f"what the README admits is refused: {sentence}")
+
+
+def _trained(folder: Path, life: int, ranks: int) -> bool:
+    return any("number" in line for rank in range(ranks) for line in lines_of(folder, life, rank))
+
+
+# ------------------------------------------------------------------------------------------------------- oracles
+
+
+def _compare_with_plain_torch(run: DrawnRun, names: dict[str, Any], end: list[Any], lines: list[Line]) -> None:
+    net = trained_by_hand(run, names["make_net"], names["make_optimizer"], lines)
+    for name, expected in net.state_dict().items():
+        got = end[0]["weights"][f"net.{name}"]
+        if not torch.allclose(got, expected, rtol=1e-7, atol=1e-9):
+            off = float((got.double() - expected.double()).abs().max())
+            raise Wrong(f"{name} is off by {off:.2g} from the same batches in plain torch")
+
+
+def _compare_batches(whole: list[list[Line]], stopped: list[list[Line]]) -> None:
+    """The same samples with the same draws, micro-batch by micro-batch."""
+    expected = [line for lines in whole for line in lines]
+    got = [line for lines in stopped for line in lines]
+    for wanted, line in zip(expected, got, strict=False):
+        # json writes NaN as NaN, which equals nothing
+        if str(wanted) != str(line):
+            raise Wrong(f"micro-batch {wanted['number']} was {_shown(wanted)}, and after the stops {_shown(line)}")
+    if len(expected) != len(got):
+        raise Wrong(f"{len(expected)} micro-batches without a stop, {len(got)} with stops")
+
+
+def _shown(line: Line) -> str:
+    return f"epoch {line['epoch']}, indices {line['indices']}, x {line['x']}"
+
+
+def _compare_ends(run: DrawnRun, whole: list[Any], stopped: list[Any]) -> None:
+    for rank, (expected, got) in enumerate(zip(whole, stopped, strict=True)):
+        for part in expected:
+            difference = _difference(expected[part], got[part])
+            if difference and (rank == 0 or part not in ("audited",)):
+                raise Wrong(f"after the stops, {part} of rank {rank} differ: {difference}")
+
+
+def _difference(expected: Any, got: Any, name: str = "") -> str:
+    if isinstance(expected, torch.Tensor):
+        if torch.equal(expected, got) or (expected.isnan() & got.isnan()).all():
+            return ""
+        return f"{name} by {float((expected.double() - got.double()).abs().max()):.2g}"
+    if isinstance(expected, dict):
+        if expected.keys() != got.keys():
+            return f"{name} has {sorted(map(str, got))} and not {sorted(map(str, expected))}"
+        return next(filter(None, (_difference(expected[k], got[k], f"{name}.{k}") for k in expected)), "")
+    if isinstance(expected, list | tuple):
+        if len(expected) != len(got):
+            return f"{name} has {len(got)} and not {len(expected)}"
+        pairs = enumerate(zip(expected, got, strict=True))
+        return next(filter(None, (_difference(a, b, f"{name}[{i}]") for i, (a, b) in pairs)), "")
+    return "" if expected == got else f"{name} {got!r} and not {expected!r}"
+
+
+def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None:
+    """Each epoch that was trained to its end has every sample once; none has one twice, but where a tail pads."""
+    counts: dict[int, Counter[int]] = {}
+    for lines in lives:
+        for line in lines:
+            counts.setdefault(line["epoch"], Counter()).update(i for i in line["indices"] if i < _primary(run))
+    cut_short = run.max_steps != -1 or run.limit_train_batches is not None or not counts
+    if not cut_short and (epochs := len(counts)) != run.all_epochs:
+        raise Wrong(f"the {which} run trained {epochs} of {run.all_epochs} epochs")
+    for epoch, count in counts.items():
+        twice = sorted(i for i, times in count.items() if times > 1)
+        if twice and run.tail != "pad":
+            raise Wrong(f"in epoch {epoch}, the {which} run trained {twice} more than once")
+        missing = sorted(set(range(_primary(run))) - count.keys())
+        if missing and not cut_short and run.tail != "drop":
+            raise Wrong(f"in epoch {epoch}, the {which} run trained {len(count)} of {_primary(run)}: not {missing}")
+
+
+def _primary(run: DrawnRun) -> int:
+    """Indices below this one come once an epoch."""
+    streams = run.sampler == "TwoStreamBatchSampler" and not run.sized
+    return run.samples - run.samples // 3 if streams else run.samples

@@ -1,0 +1,95 @@
+"""The processes that lives are played in: forked from this one, or ranks."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import pickle
+import select
+import signal
+import time
+import traceback
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from course_lib.launch import RankError, RankTimeout, run_ranks
+
+SECONDS = 120.0
+"""What a life may take. It takes less than one; nothing but a hang comes near, also on a busy machine."""
+
+
+@dataclass(frozen=True)
+class End:
+    """How a life ended."""
+
+    values: list[Any]
+    """What each rank returned; none where one of them raised, died or hung."""
+    error: str = ""
+    """What was raised first, in one line, as ``"ValueError: …"``; empty where a process died without a word."""
+    details: str = ""
+    """The traceback of it, or the stacks of a hang."""
+    hung: bool = False
+
+
+def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...]) -> End:
+    """One life, in as many processes as it has ranks."""
+    if ranks == 1:
+        return _forked(lambda: life(0, *arguments))
+    try:
+        return End([result.value for result in run_ranks(life, ranks, args=arguments, timeout=SECONDS)])
+    except RankTimeout as error:
+        return End([], "RankTimeout", str(error), hung=True)
+    except RankError as error:
+        first = error.reports[0]
+        return End([], first.error, first.details)
+
+
+def _forked(act: Callable[[], Any]) -> End:
+    reading, writing = os.pipe()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child uses none of them
+        child = os.fork()
+    if child == 0:
+        _be_the_child(act, reading, writing)
+    os.close(writing)
+    pieces, ends = [], time.monotonic() + SECONDS
+    while (left := ends - time.monotonic()) > 0:
+        if not select.select([reading], [], [], left)[0]:
+            break
+        piece = os.read(reading, 1 << 20)
+        if not piece:
+            break
+        pieces.append(piece)
+    hung = time.monotonic() >= ends
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(child, signal.SIGKILL)  # its workers, too
+    os.close(reading)
+    os.waitpid(child, 0)
+    if hung:
+        return End([], "it hangs", hung=True)
+    content = b"".join(pieces)
+    return pickle.loads(content) if content else End([])
+
+
+def _be_the_child(act: Callable[[], Any], reading: int, writing: int) -> None:
+    try:
+        os.setsid()
+        os.close(reading)
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, 1)
+        os.dup2(nowhere, 2)
+        torch.set_num_threads(1)
+        warnings.simplefilter("ignore")
+        try:
+            end = End([act()])
+        except BaseException as error:
+            text = " ".join(str(error).split())
+            end = End([], f"{type(error).__name__}: {text}", traceback.format_exc())
+        with os.fdopen(writing, "wb") as pipe:
+            pickle.dump(end, pipe)
+    finally:
+        os._exit(0)

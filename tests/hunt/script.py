@@ -1,0 +1,176 @@
+"""A drawn run as a script of its own: what the hunt plays is what it prints.
+
+The script has ``life(rank, folder, number, ranks, workers, kills)``, which trains until the run is killed or ends.
+"""
+
+from __future__ import annotations
+
+import re
+from string import Template
+
+from tests.hunt.pieces import DrawnRun
+from tests.hunt.templates import HEAD, LOOP, TAIL, TRAINER
+
+OPTIMIZERS = {
+    "SGD": "torch.optim.SGD(trained, 0.1, momentum=0.9)",
+    "AdamW": "torch.optim.AdamW(trained, 0.05)",
+    "LBFGS": "torch.optim.LBFGS(trained, 0.1, max_iter=3)",
+}
+SCHEDULES = {
+    "": "None",
+    "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
+    "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
+    "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
+}
+SAVES = {
+    "every step": "every_n_train_steps=1",
+    "every other step": "every_n_train_steps=2",
+    "every epoch": "save_on_train_epoch_end=True",
+    "validation": "monitor='val'",
+    "a time": "train_time_interval=datetime.timedelta(microseconds=1)",
+    "an exception": "every_n_train_steps=2, save_on_exception=True",
+}
+LOOP_SAVES = {"every step": "True", "every other step": "updates % 2 == 0", "validation": "updates % 3 == 0"}
+"""All other ways are a loop's: at every epoch's end."""
+CALLBACKS = {
+    "ExactResume": "ExactResume()",
+    "ExactAccumulation": "ExactAccumulation()",
+    "SkipBadSteps": "SkipBadSteps()",
+    "StepAudit": "StepAudit(strict=True)",
+    "WeightAveraging": "WeightAveraging()",
+    "EMAWeightAveraging": "EMAWeightAveraging(decay=0.9)",
+    "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
+}
+
+
+def script_of(run: DrawnRun) -> str:
+    """Python that defines ``life``, and plays all lives where it is run by itself."""
+    parts = [(HEAD, _head(run)), (TRAINER, _trainer(run)) if run.trainer else (LOOP, _loop(run)), (TAIL, _tail(run))]
+    return "\n\n\n".join(_filled(template.strip("\n"), slots) for template, slots in parts) + "\n"
+
+
+def _filled(template: str, slots: dict[str, object]) -> str:
+    lines = []
+    for line in template.splitlines():
+        names = re.findall(r"\$(\w+)", line)
+        if line.strip().startswith("$") and not any(slots[name] for name in names):
+            continue
+        lines.append(Template(line).substitute(slots))
+    return "\n".join(lines)
+
+
+def _head(run: DrawnRun) -> dict[str, object]:
+    layers = ["nn.Linear(3, 4)", *["nn.BatchNorm1d(4)"] * run.batch_norm, *["nn.Dropout(0.5)"] * run.dropout]
+    return {
+        "samples": run.samples,
+        "bad_sample": "" if run.bad_sample is None else f"self.x[{run.bad_sample}] = float('nan')",
+        "python_noise": "x = x + random.random()" if "python" in run.noise else "",
+        "numpy_noise": "x = x + np.random.rand()" if "numpy" in run.noise else "",
+        "torch_noise": "x = x + torch.rand(()).item()" if "torch" in run.noise else "",
+        "asks_epoch": "x = x + resume.epoch_of_this_batch()" if run.asks_epoch else "",
+        "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
+        "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
+        "optimizer": OPTIMIZERS[run.optimizer],
+        "schedule": SCHEDULES[run.schedule],
+        "interval": "epoch" if run.schedule == "step of epochs" else "step",
+    }
+
+
+def _trainer(run: DrawnRun) -> dict[str, object]:
+    callbacks = [CALLBACKS[name] for name in run.callbacks]
+    flags = {"max_epochs": run.max_epochs}
+    if run.windows_by_epoch:
+        callbacks.append(f"GradientAccumulationScheduler({run.window_lengths})")
+    elif run.accumulate_grad_batches > 1:
+        flags["accumulate_grad_batches"] = run.accumulate_grad_batches
+    by_hand = run.saves == "by hand"
+    callbacks.append(
+        "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
+    )
+    if run.max_steps != -1:
+        flags["max_steps"] = run.max_steps
+    if run.limit_train_batches is not None:
+        flags["limit_train_batches"] = run.limit_train_batches
+    if run.val_check_interval is not None:
+        flags["val_check_interval"] = run.val_check_interval
+    if run.clip:
+        flags["gradient_clip_val"] = 0.5
+    if not run.validates:
+        flags["limit_val_batches"] = 0
+    sums = run.weighs_samples
+    held_out = ", val_dataloaders=held_out" if run.validates else ""
+    more_epochs = f"trainer.fit_loop.max_epochs += {run.more_epochs}; trainer.fit(module, **given)"
+    return {
+        "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
+        "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
+        "reduction": "sum" if sums else "mean",
+        "returned": "(loss, len(y))" if sums else "loss",
+        "callbacks": ", ".join(callbacks),
+        "flags": " ".join(f"{name}={value!r}," for name, value in flags.items()),
+        "data": _sized_data(run, held_out) if run.sized else _loader(run),
+        "given": "dict(datamodule=data)" if run.sized else f"dict(train_dataloaders=data{held_out})",
+        "second_fit": more_epochs if run.more_epochs else "",
+    }
+
+
+def _loop(run: DrawnRun) -> dict[str, object]:
+    guarded, k = "SkipBadSteps" in run.callbacks, run.accumulate_grad_batches
+    backward = "guard.backward" if guarded else "torch.Tensor.backward"
+    mean = f"{backward}(nn.functional.mse_loss(model(batch[0]), batch[1]) / {k})"
+    window = f"accumulate(model, window, summed_loss, lambda batch: len(batch[1]), backward={backward})"
+    clip = ", max_norm=0.5" if run.clip else ""
+    return {
+        "data": _loader(run),
+        "frozen": "net[0].requires_grad_(False)" if run.frozen else "",
+        "guard": f"guard = keeps['guard'] = StepGuard(model, optimizer, scheduler=schedule{clip})" if guarded else "",
+        "max_epochs": run.max_epochs,
+        "k": k,
+        "backward_of_a_mean": "" if run.weighs_samples else mean,
+        "backward_of_a_window": window if run.weighs_samples else "",
+        "clip": "nn.utils.clip_grad_norm_(net.parameters(), 0.5)" if run.clip and not guarded else "",
+        "step": "guard.step()" if guarded else "optimizer.step()",
+        "step_of_the_schedule": "schedule.step()" if run.schedule and not guarded else "",
+        "saves": LOOP_SAVES.get(run.saves, "window.number == window.number_of_windows"),
+        "guards_counters": "guard.updates, guard.skipped" if guarded else "",
+    }
+
+
+def _sized_data(run: DrawnRun, held_out: str) -> str:
+    stages = f"SizeSchedule({{0: (2, {run.batch_size + 1}), 1: (3, {run.batch_size})}})"
+    order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    return f"SizeScheduleDataModule(samples, {stages}, cut, {order}{held_out}, {_loader_options(run)})"
+
+
+def _loader(run: DrawnRun) -> str:
+    n, b, options = run.samples, run.batch_size, _loader_options(run)
+    order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    if run.sampler == "":
+        drop_last = run.tail == "drop"
+        return f"ResumableDataLoader(samples, {b}, shuffle={run.shuffle}, drop_last={drop_last}, seed=3, {options})"
+    if run.sampler == "ShuffledBatchSampler":
+        sampler = f"ShuffledBatchSampler({n}, {b}, {order})"
+    elif run.sampler == "TwoStreamBatchSampler":
+        first = n - n // 3
+        sampler = f"TwoStreamBatchSampler(range({first}), range({first}, {n}), {b}, 1, {order})"
+    else:
+        split = run.sampler.endswith("split")
+        drawn = f"BatchSampler(RandomSampler(range({n})), {b * max(run.ranks) if split else b}, False)"
+        sampler = f"ShardedBatchSampler({drawn}, split={split}, seed=3, tail={run.tail!r})"
+    return f"ResumableDataLoader(samples, batch_sampler=samplers.{sampler}, {options})"
+
+
+def _loader_options(run: DrawnRun) -> str:
+    options = "collate_fn=collate, num_workers=workers"
+    if any(run.workers):
+        of_workers = f"persistent_workers={run.persistent}, prefetch_factor={run.prefetch_factor}"
+        options += f", **(dict({of_workers}) if workers else {{}})"
+    return options
+
+
+def _tail(run: DrawnRun) -> dict[str, object]:
+    return {
+        "kills": [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills],
+        "lives": [(number, run.ranks_of(number), run.workers_of(number)) for number in range(len(run.kills) + 1)],
+        "first_ranks": run.ranks[0],
+        "first_workers": run.workers[0],
+    }

@@ -1,0 +1,40 @@
+"""The hunt itself: a fixed sample of it finds nothing, and in a library with a fault it finds that fault."""
+
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from tests import effort
+from tests.hunt.__main__ import hunt
+from tests.hunt.judging import judge
+from tests.hunt.pieces import DrawnRun, Kill
+from tests.hunt.script import script_of
+
+ROOT = Path(__file__).parents[2]
+PLAIN = DrawnRun(samples=11, accumulate_grad_batches=2, kills=(Kill(3),), callbacks=("ExactResume", "StepAudit"))
+
+
+@pytest.mark.parametrize("seed", [1, 2])
+def test_a_sample_of_the_hunt_finds_nothing(seed):
+    outcomes, found, why = hunt(seed, minutes=60, runs=effort.cases(5, 150))
+    assert found is None, f"{why}\n\n{script_of(found)}"
+    assert outcomes["right"] > sum(outcomes.values()) / 2, outcomes
+
+
+def test_what_is_played_is_what_is_printed(tmp_path):
+    script = tmp_path / "run.py"
+    script.write_text(script_of(PLAIN), encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, env=os.environ | {"PYTHONPATH": ROOT}
+    )
+    whole, killed, stopped = done.stdout.splitlines()
+    assert killed.endswith("raised: Killed") and whole.partition("tensor")[2] == stopped.partition("tensor")[2]
+
+
+@pytest.mark.parametrize("changed", [dict(), dict(trainer=False), dict(ranks=(2, 1), samples=12)])
+def test_a_run_is_right(changed):
+    assert judge(replace(PLAIN, **changed)).outcome == "right"
