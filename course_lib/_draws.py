@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
-from course_lib._generators import CPU_GENERATORS
+from course_lib._generators import CPU_GENERATORS, marks
 from course_lib._occurrences import RepeatedIndices
 from course_lib._ranks import rank_of_this_process, world_size_of
 
@@ -86,8 +86,11 @@ class Draws:
         """Those that nobody was seen to draw from."""
         self._seen: set[int] | None = set() if seeded else None
         """Those that the first batch has drawn from, until it is made."""
-        self._kept: dict[int, tuple[object, Any]] = {}
-        """Of the main process's own: the mark that each had last, and its state."""
+        self._left: list[object] | None = None
+        """The marks behind the last batch, with which a worker begins its next: nobody else draws in it."""
+        self._kept: list[object] = [None] * len(ALL_THREE)
+        """The marks of the main process's own generators before a batch, and their states."""
+        self._states: list[Any] = [None] * len(ALL_THREE)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"seeded": self.seeded}
@@ -110,25 +113,29 @@ class Draws:
         """
         if not self.seeded:
             return make()
-        watched = ALL_THREE if put_back else self._idle
-        marks = {which: CPU_GENERATORS[which].mark() for which in watched}
-        if put_back:
-            self._keep(marks)
-        done = untouched = False
+        before = self._left
+        if put_back or before is None:
+            before = marks()
+        if put_back and before != self._kept:
+            self._keep(before)
+        self._left = None
         try:
-            while not done:
+            while True:
                 try:
                     made = make()
-                    done = not self._wake(marks)
+                    after = marks()
+                    if after == before or not self._wake(before, after):
+                        break
                 except Exception:
-                    if not self._wake(marks):
+                    if not self._wake(before, marks()):
                         raise
-            untouched = not self._awake
-            self._end_first_batch()
+            if self._seen is not None:
+                self._end_first_batch()
+            self._left = after
             return made
         finally:
-            if put_back and not untouched:
-                self._put_back(marks)
+            if put_back and self._left != before:
+                self._put_back(before)
 
     def of(self, seed: int, act: Callable[[Any], Any], argument: Any) -> Any:
         """``act(argument)``, with the generators seeded."""
@@ -136,37 +143,35 @@ class Draws:
             CPU_GENERATORS[which].seed(seed ^ OF_EACH_GENERATOR[which])
         if self._seen is None:
             return act(argument)
-        marks = [generator.mark() for generator in CPU_GENERATORS]
+        before = marks()
         try:
             return act(argument)
         finally:
-            self._seen |= {which for which in self._awake if CPU_GENERATORS[which].mark() != marks[which]}
+            self._seen |= {which for which in self._awake if marks()[which] != before[which]}
 
     def _end_first_batch(self) -> None:
-        if self._seen is not None:
-            self._awake = tuple(sorted(self._seen))
-            self._idle = tuple(which for which in ALL_THREE if which not in self._seen)
-            self._seen = None
+        assert self._seen is not None
+        self._awake = tuple(sorted(self._seen))
+        self._idle = tuple(which for which in ALL_THREE if which not in self._seen)
+        self._seen = None
 
-    def _wake(self, marks: dict[int, object]) -> bool:
+    def _wake(self, before: list[object], after: list[object]) -> bool:
         """Whether somebody drew from a generator that was not seeded: from now on it is."""
-        moved = [which for which in self._idle if CPU_GENERATORS[which].mark() != marks[which]]
-        if moved:
-            self._awake = tuple(sorted((*self._awake, *moved)))
-            self._idle = tuple(which for which in self._idle if which not in moved)
+        moved = {which for which in self._idle if after[which] != before[which]}
+        self._awake = tuple(sorted({*self._awake, *moved}))
+        self._idle = tuple(which for which in self._idle if which not in moved)
         return bool(moved)
 
-    def _keep(self, marks: dict[int, object]) -> None:
-        for which, mark in marks.items():
-            if which not in self._kept or self._kept[which][0] != mark:
-                self._kept[which] = mark, CPU_GENERATORS[which].state()
+    def _keep(self, before: list[object]) -> None:
+        for which, mark in enumerate(before):
+            if self._kept[which] != mark:
+                self._kept[which], self._states[which] = mark, CPU_GENERATORS[which].state()
 
-    def _put_back(self, marks: dict[int, object]) -> None:
-        for which, mark in marks.items():
-            generator, (_, state) = CPU_GENERATORS[which], self._kept[which]
-            if generator.mark() != mark:
-                generator.restore(state)
-                self._kept[which] = generator.mark(), state
+    def _put_back(self, before: list[object]) -> None:
+        for which, mark in enumerate(marks()):
+            if mark != before[which]:
+                CPU_GENERATORS[which].restore(self._states[which])
+        self._kept = marks()  # where a state leaves something open, the marks of equal states may differ
 
 
 class _Task(NamedTuple):
