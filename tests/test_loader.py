@@ -52,7 +52,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import course_lib.loader.loader as loader_module
 import course_lib.loader.workers as workers_module
-from course_lib.callbacks.exact_resume import ExactResume
+from course_lib.callbacks import ExactResume
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader, trace
 from course_lib.loader.pinning import pin

@@ -17,8 +17,7 @@ from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler
 
 from course_lib._draws import _seed_of
 from course_lib._generators import CPU_GENERATORS
-from course_lib.callbacks import SizeScheduleDataModule
-from course_lib.callbacks.exact_resume import ExactResume
+from course_lib.callbacks import ExactResume, SizeScheduleDataModule
 from course_lib.launch import run_ranks
 from course_lib.pipeline import trace
 from course_lib.resume import ResumableDataLoader, epoch_of_this_batch
