@@ -2,37 +2,138 @@
 
 from __future__ import annotations
 
+import _random
 import contextlib
+import ctypes
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
 
 
+class Ends:
+    """The first and the last bytes of some memory.
+
+    These generators count which of their 624 numbers is next, and make them all anew when they are used up. The count
+    stands at one end, next to some of the numbers: that much changes with each draw, and is read in no time.
+    """
+
+    def __init__(self, address: int, size: int) -> None:
+        self.head, self.tail = END.from_address(address), END.from_address(address + size - 64)
+
+
+END = ctypes.c_char * 64
+
+
+def memory_of(instance: object, kind: type) -> tuple[int, int]:
+    """Address and size of what a C type keeps in its instance, behind the header that counts references."""
+    header = object.__basicsize__
+    return id(instance) + header, kind.__basicsize__ - header
+
+
+class PythonGenerator:
+    """Python's ``random``."""
+
+    _global: Any = random._inst  # type: ignore[attr-defined]
+    _ends = Ends(*memory_of(_global, _random.Random))
+
+    def seed(self, seed: int) -> None:
+        random.seed(seed)
+
+    def state(self) -> Any:
+        return random.getstate()
+
+    def restore(self, state: Any) -> None:
+        random.setstate(state)
+
+    def mark(self) -> object:
+        """Changes whenever something is drawn or seeded. ``state()`` takes 9 µs, and NumPy's 40: too much a batch."""
+        return self._ends.head.raw, self._ends.tail.raw, self._global.gauss_next
+
+
+class NumpyGenerator:
+    """NumPy's global one, behind ``np.random.rand`` and its like."""
+
+    _global: Any = np.random.mtrand._rand  # type: ignore[attr-defined]
+    # It keeps the second of two normal numbers, somewhere in its 224 bytes.
+    _address, _size = memory_of(_global, type(_global))
+    _of_normals: Any = (ctypes.c_char * _size).from_address(_address)
+    _bits: Any = None
+    _ends: Ends
+
+    def seed(self, seed: int) -> None:
+        bits = self._global._bit_generator
+        if isinstance(bits, np.random.MT19937):
+            np.random.seed(seed % 2**32)  # noqa: NPY002
+        else:  # somebody has called np.random.set_bit_generator
+            bits.state = type(bits)(seed).state
+
+    def state(self) -> Any:
+        return np.random.get_state(legacy=False)  # noqa: NPY002
+
+    def restore(self, state: Any) -> None:
+        np.random.set_state(state)  # noqa: NPY002
+
+    def mark(self) -> object:
+        bits = self._global._bit_generator
+        if not isinstance(bits, np.random.MT19937):
+            return str(bits.state)
+        if bits is not NumpyGenerator._bits:
+            words = 624 + 1  # of 32 bits: the last is the count
+            NumpyGenerator._bits, NumpyGenerator._ends = bits, Ends(bits.ctypes.state_address, 4 * words)
+        return self._ends.head.raw, self._ends.tail.raw, self._of_normals.raw
+
+
+class TorchGenerator:
+    """torch's default generator of the CPU."""
+
+    def seed(self, seed: int) -> None:
+        # torch.manual_seed writes down a stack for every device that has not been used yet: half a millisecond.
+        torch.default_generator.manual_seed(seed)
+
+    def state(self) -> Any:
+        return torch.default_generator.get_state()
+
+    def restore(self, state: Any) -> None:
+        torch.default_generator.set_state(state)
+
+    def mark(self) -> object:
+        state = torch.default_generator.get_state()
+        address = state.data_ptr()
+        return END.from_address(address).raw, END.from_address(address + state.nbytes - 64).raw
+
+
+CpuGenerator = PythonGenerator | NumpyGenerator | TorchGenerator
+CPU_GENERATORS: tuple[CpuGenerator, ...] = (PythonGenerator(), NumpyGenerator(), TorchGenerator())
+
+
+def marks() -> list[object]:
+    """The marks of all three: equal as long as nobody draws from any."""
+    return [generator.mark() for generator in CPU_GENERATORS]
+
+
 @contextlib.contextmanager
 def generators_put_back() -> Iterator[None]:
     """Whatever is drawn or seeded inside, the global generators stand afterwards where they stood before."""
-    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()  # noqa: NPY002
+    states = [generator.state() for generator in CPU_GENERATORS]
     gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
     try:
         yield
     finally:
-        random.setstate(python)
-        np.random.set_state(numpy)  # noqa: NPY002
-        torch.set_rng_state(cpu)
+        for generator, state in zip(CPU_GENERATORS, states, strict=True):
+            generator.restore(state)
         if gpus is not None:
             torch.cuda.set_rng_state_all(gpus)
 
 
 def seed_generators(*entropy: int) -> None:
     """Seed them all by some non-negative integers: other integers, other numbers."""
-    seeds = np.random.SeedSequence(entropy).generate_state(3, np.uint64)
-    random.seed(int(seeds[0]))
-    np.random.seed(int(seeds[1]) % 2**32)  # noqa: NPY002
-    # torch.manual_seed writes down a stack for every device that has not been used yet: half a millisecond.
-    torch.default_generator.manual_seed(int(seeds[2]))
+    seeds = np.random.SeedSequence(entropy).generate_state(3, np.uint64).tolist()
+    for generator, seed in zip(CPU_GENERATORS, seeds, strict=True):
+        generator.seed(seed)
     if torch.cuda.is_initialized():
-        torch.cuda.manual_seed_all(int(seeds[2]))
+        torch.cuda.manual_seed_all(seeds[2])
     if torch.backends.mps.is_available():
-        torch.mps.manual_seed(int(seeds[2]))
+        torch.mps.manual_seed(seeds[2])

@@ -6,19 +6,22 @@ count is of no use either. The rule: *the loader counts what it delivered; the p
 the state; an epoch begins when its first batch is asked for.*
 
     loader = ResumableDataLoader(dataset, batch_size=64, shuffle=True, num_workers=4)
-    for epoch in range(10):
+    for epoch in range(loader.epoch, 10):
         for batch in loader:
             train(batch)
             torch.save({"model": model.state_dict(), "loader": loader.state_dict()}, path)
 
 After ``loader.load_state_dict(...)`` the same loop goes on with the next batch, on whatever number of workers and
-ranks there are. A Lightning Trainer saves and restores the state in its own checkpoints.
+ranks there are. ``loader.epoch`` is the epoch of that batch: 0 in a new run; after a kill behind an epoch's last batch,
+the next one. A Lightning Trainer saves and restores the state in its own checkpoints.
 """
 
 from __future__ import annotations
 
 import copy
+import pickle
 import warnings
+import weakref
 from collections.abc import Iterator, Mapping
 from os import PathLike
 from typing import Any
@@ -27,10 +30,23 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
+from course_lib._draws import Draws, epoch_of_this_batch, iterator_with_draws
 from course_lib.samplers import EpochBatchSampler, SamplerTail, ShuffledBatchSampler
+
+__all__ = ["ResumableDataLoader", "epoch_of_this_batch"]
 
 COUNTED_AGAIN = "counted_again"
 """In a state that is loaded: whoever loads it asks for the length again, in this epoch and in the next ones."""
+
+
+class _NotGiven:
+    """The default of an argument that would be ignored beside another: so it is seen where it was given."""
+
+    def __repr__(self) -> str:
+        return "not given"
+
+
+NOT_GIVEN: Any = _NotGiven()
 
 
 class ResumableDataLoader(DataLoader[Any]):
@@ -41,9 +57,12 @@ class ResumableDataLoader(DataLoader[Any]):
         batch_sampler: One of ``course_lib.samplers``, or any with ``set_epoch``, ``state_dict(batches=n)``,
             ``load_state_dict``, ``epoch`` and ``steps_before``. Default: a :class:`ShuffledBatchSampler` made of
             ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
-        batch_size, shuffle, drop_last, seed: Of that default, per rank. Without ``drop_last`` every sample is seen
-            once: the batches of an epoch differ in size by at most one.
-        loader_arguments: Whatever else torch's DataLoader takes.
+        batch_size, shuffle, drop_last, seed: Of that default, per rank (1, False, False, 0). Without ``drop_last``
+            every sample is seen once: the batches of an epoch differ in size by at most one. Not beside
+            ``batch_sampler``, which has its own.
+        seed_samples: Whether what the samples draw at random is a function of the sample; see below.
+        loader_arguments: Whatever else torch's DataLoader takes, but for ``sampler``, ``generator`` and
+            ``in_order=False``.
 
     A loop without ``set_epoch`` gets a new order in each epoch: a loader that has been read to its end turns to the
     next. ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
@@ -53,13 +72,36 @@ class ResumableDataLoader(DataLoader[Any]):
     ends: what is left of a window there waits for the next epoch's batches.
     ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer, which gets it
     from ``get_train_dataloader``, keeps the position itself: as a number of batches, so resume there on as many ranks.
+    The loader that ``fabric.setup_dataloaders(loader)`` returns has ``state_dict`` and ``load_state_dict`` as well.
 
-    What workers draw at random (augmentation) is a function of (seed, epoch, position where the iteration began) and
-    of the number of workers: after a resume within an epoch the samples are the same, the draws are new.
+    **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
+    the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
+    order has this index), and before ``collate_fn`` from (seed, epoch, number of the batch in the epoch over all
+    ranks). So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any
+    number of kills, and the generators of the main process are not moved. Within an epoch no two samples get the same
+    seed (of the first 2**32; those that come again meet one by chance, in 2**32). What it does not reach:
+
+    - A generator that the dataset or a transform made for itself (``self.rng = np.random.default_rng(0)``): each worker
+      has a copy that goes on from batch to batch. Make it for each sample, from ``[seed, epoch_of_this_batch(),
+      index]``. One that is made from ``torch.initial_seed()`` is no better.
+    - GPUs' generators, and threads that draw while the sample is made elsewhere.
+    - A batch sampler of your own that has an index more than once in an epoch: its times are counted in the batches of
+      a rank, not of all ranks. (Wrapped in a ``ShardedBatchSampler``, over all.)
+
+    A dataset's ``__getitems__`` is asked for one index at a time where it draws. If what it returns is no list of as
+    many samples, it is asked for the whole batch, seeded as ``collate_fn`` is.
+
+    A generator that the first batch of a process does not draw from is not seeded, only watched; when it is drawn from
+    later, that batch is made a second time. It costs 10 µs a batch for samples that draw nothing, and for those that do
+    1 µs (torch), 2 µs (NumPy) or 6 µs (``random``) a sample, and without workers 100 µs a batch where NumPy's is drawn
+    from: nothing beside samples that take 20 µs, a fifth for rows of a tensor. ``seed_samples=False`` turns it off;
+    the draws then are a function of (seed, epoch, position where the iteration began, number of workers), and new after
+    a resume.
 
     Raises:
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it
-            may yield indices that the dataset does not have, or the dataset is a stream.
+            may yield indices that the dataset does not have, or the dataset is a stream; or an argument would be
+            ignored, or batches delivered out of order.
     """
 
     _is_accelerate_prepared = True
@@ -70,12 +112,13 @@ class ResumableDataLoader(DataLoader[Any]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = 1,
-        shuffle: bool = False,
+        batch_size: int = NOT_GIVEN,
+        shuffle: bool = NOT_GIVEN,
         *,
         batch_sampler: Any = None,
-        drop_last: bool = False,
-        seed: int = 0,
+        drop_last: bool = NOT_GIVEN,
+        seed: int = NOT_GIVEN,
+        seed_samples: bool = True,
         **loader_arguments: Any,
     ) -> None:
         if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
@@ -84,12 +127,31 @@ class ResumableDataLoader(DataLoader[Any]):
             )
         if loader_arguments.get("sampler") is not None:
             raise ValueError("sampler is not taken: give a batch_sampler, or batch_size and shuffle")
-        if batch_sampler is None:
-            tail: SamplerTail = "drop" if drop_last else "spread"
-            batch_sampler = ShuffledBatchSampler(len(dataset), batch_size, shuffle=shuffle, seed=seed, tail=tail)
-        elif batch_size != 1 or shuffle or drop_last:
+        if loader_arguments.get("generator") is not None:
             raise ValueError(
-                "batch_size, shuffle and drop_last are the batch sampler's: leave them out beside batch_sampler"
+                "generator is not taken: order and draws are functions of (seed, epoch), so that they come again after "
+                "a resume. Give seed"
+            )
+        if not loader_arguments.get("in_order", True):
+            raise ValueError(
+                "in_order=False is not taken: batches out of order have no position, and a resume would lose some and "
+                "repeat others. Leave it out"
+            )
+        own = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last, "seed": seed}
+        given = {name: value for name, value in own.items() if value is not NOT_GIVEN}
+        if batch_sampler is None:
+            settings: dict[str, Any] = {"batch_size": 1, "shuffle": False, "seed": 0} | given
+            tail: SamplerTail = "drop" if settings.pop("drop_last", False) else "spread"
+            batch_sampler = ShuffledBatchSampler(len(dataset), tail=tail, **settings)
+        elif "sampler" not in loader_arguments and given:  # Lightning, which makes a loader again, gives all of them
+            raise ValueError(
+                f"{', '.join(given)} would be ignored, as the batch sampler has its own: leave them out beside "
+                "batch_sampler"
+            )
+        if isinstance(batch_sampler, Iterator):
+            raise ValueError(
+                f"batch_sampler must be iterable again and again, got a {type(batch_sampler).__name__}, which is empty "
+                "after one epoch: give an object whose __iter__ begins again"
             )
         missing = [name for name in ("set_epoch", "state_dict", "load_state_dict") if not hasattr(batch_sampler, name)]
         if missing:
@@ -110,14 +172,37 @@ class ResumableDataLoader(DataLoader[Any]):
         # With overfit_batches, Lightning makes the loader again, from these: around the batch sampler, made again too.
         again: dict[str, object] = {
             "__pl_saved_args": (),
-            "__pl_saved_kwargs": {"dataset": dataset, **loader_arguments},
+            "__pl_saved_kwargs": {"dataset": dataset, "seed_samples": seed_samples, **loader_arguments},
             "__pl_saved_arg_names": (),
             "__dataset": dataset,
         }
         vars(self).update(again)
-        self._own_generator = self.generator is None
+        self.seed_samples = bool(seed_samples)
+        self._draws = Draws(self.seed_samples)
         self._delivered = 0
         self._told_length: int | None = None
+        self._restored: dict[str, Any] | None = None
+        """The state that was loaded, until its first batch is asked for."""
+        self._ahead = 0
+        """By how many epochs this loader is ahead of a trainer that has counted from 0 since a resume."""
+        self._lend_methods()
+
+    def _lend_methods(self) -> None:
+        # Fabric's loader is a copy of our attributes, and has no method of ours.
+        for name in LENT:
+            vars(self)[name] = _LentMethod(self, name)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {name: value for name, value in vars(self).items() if name not in LENT}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state)
+        self._lend_methods()
+
+    @property
+    def epoch(self) -> int:
+        """The epoch of the batch that comes next, from 0: that of the loaded state, after a resume."""
+        return int(self.batch_sampler.epoch)  # type: ignore[union-attr]
 
     def __len__(self) -> int:
         self._told_length = self._length()
@@ -130,6 +215,7 @@ class ResumableDataLoader(DataLoader[Any]):
         # A generator: nothing is fetched before the first batch is asked for, and by then a trainer that resumes has
         # called set_epoch. (It makes its iterator before.)
         sampler: Any = self.batch_sampler
+        self._turn_to_restored_epoch()
         self._delivered = 0
         epoch = sampler.epoch
         if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
@@ -139,20 +225,39 @@ class ResumableDataLoader(DataLoader[Any]):
                 "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
                 stacklevel=2,
             )
-        if self._own_generator:
-            self.generator = self._generator_for(sampler.state_dict(batches=0))
+        self.generator = self._generator_for(sampler.state_dict(batches=0))  # of the workers' first seeds
         for batch in super().__iter__():
             self._delivered += 1
             yield batch
         if sampler.epoch == epoch:
-            self.set_epoch(epoch + 1)
+            self._turn_to(epoch + 1)
+
+    def _get_iterator(self) -> Any:
+        return iterator_with_draws(self, self._draws)
 
     def set_epoch(self, epoch: int) -> None:
         """Turn to an epoch; the epoch of a restored state keeps its position, another one cancels it."""
+        self._turn_to(epoch)
+        self._ahead = 0
+        if self._restored is not None and epoch != self._restored["epoch"]:
+            self._restored = None
+
+    def _turn_to(self, epoch: int) -> None:
         sampler: Any = self.batch_sampler
         if epoch != sampler.epoch:
             self._delivered = 0
         sampler.set_epoch(epoch)
+
+    def _turn_to_restored_epoch(self) -> None:
+        # Fabric's loader counts how often it was iterated in this process, and sets that as the epoch each time.
+        sharded: Any = self.sampler
+        told, sharded.told_epoch = sharded.told_epoch, None
+        if told is not None and self._restored is not None and told != self._restored["epoch"]:
+            self._ahead = self._restored["epoch"] - told
+            self.batch_sampler.load_state_dict(self._restored)  # type: ignore[union-attr]
+        elif told is not None and self._ahead:
+            self.batch_sampler.set_epoch(told + self._ahead)  # type: ignore[union-attr]
+        self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the epoch stands after the batches that were delivered: the same on every rank."""
@@ -170,7 +275,7 @@ class ResumableDataLoader(DataLoader[Any]):
         counted_again = state.pop(COUNTED_AGAIN, False)
         sampler: Any = self.batch_sampler
         sampler.load_state_dict(state)
-        self._delivered = 0
+        self._delivered, self._ahead, self._restored = 0, 0, state
         if self._told_length is None or counted_again or sampler.steps_before == 0:
             return
         from_its_start = copy.copy(sampler)
@@ -185,14 +290,29 @@ class ResumableDataLoader(DataLoader[Any]):
                 "callbacks; in a loop of your own, load the state before anybody asks for len(loader)"
             )
 
-    def load_checkpoint(self, path: str | PathLike[str]) -> None:
+    def load_checkpoint(self, path: str | PathLike[str], *, weights_only: bool = True) -> None:
         """Load the state from a checkpoint of a Lightning Trainer.
 
         Ahead of ``trainer.fit(ckpt_path=path)`` this is not needed: the Trainer's own restoring is right or refused. It
         is for a loop of your own that goes on from a Trainer's checkpoint.
+
+        Args:
+            path: The file.
+            weights_only: As in ``torch.load``. With ``False``, loading the file runs whatever code it asks for.
+
+        Raises:
+            ValueError: The file holds objects that only ``weights_only=False`` loads, or not one training loader's
+                state.
         """
-        checkpoint = torch.load(path, map_location="cpu", weights_only=False)
-        states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+        try:
+            checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
+        except pickle.UnpicklingError as error:
+            raise ValueError(
+                f"{path} holds more than tensors, numbers and their like, and loading it would run code that it names "
+                "(see the error above): if it is your own, say load_checkpoint(path, weights_only=False)"
+            ) from error
+        loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
+        states = loops.get("combined_loader", [])
         if len(states) != 1:
             raise ValueError(f"{path} holds the states of {len(states)} training loaders, expected one")
         self.load_state_dict(states[0])
@@ -209,6 +329,7 @@ class _AlreadySharded(DistributedSampler[Any]):
 
     def __init__(self, batch_sampler: Any) -> None:  # deliberately without the parent's: it deals nothing itself
         self.batch_sampler = batch_sampler
+        self.told_epoch: int | None = None
 
     def __iter__(self) -> Iterator[int]:
         return (index for batch in self.batch_sampler for index in batch)
@@ -217,4 +338,21 @@ class _AlreadySharded(DistributedSampler[Any]):
         return sum(map(len, self.batch_sampler))
 
     def set_epoch(self, epoch: int) -> None:
+        self.told_epoch = epoch
         self.batch_sampler.set_epoch(epoch)
+
+
+LENT = ("state_dict", "load_state_dict", "set_epoch", "load_checkpoint")
+
+
+class _LentMethod:
+    """A loader's method as an attribute, for what copies its attributes; it does not keep the loader alive."""
+
+    def __init__(self, loader: ResumableDataLoader, name: str) -> None:
+        self.loader, self.name = weakref.ref(loader), name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> Any:
+        loader = self.loader()
+        if loader is None:
+            raise RuntimeError(f"{self.name}() of a ResumableDataLoader that is gone: keep the loader itself")
+        return getattr(type(loader), self.name)(loader, *args, **kwargs)

@@ -52,6 +52,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 import course_lib.loader.loader as loader_module
 import course_lib.loader.workers as workers_module
+from course_lib.callbacks import ExactResume
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader, trace
 from course_lib.loader.pinning import pin
@@ -1384,6 +1385,71 @@ def test_a_bad_state_is_refused():
     stream.load_state_dict(state)
     with pytest.raises(RuntimeError, match="the stream is over before the position"):
         iter(stream)
+
+
+def within_an_epoch(loader):
+    next(iter(loader))
+    return loader.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("saved", "restored", "message"),
+    [
+        ((20, 3), (20, 2), "an epoch that had batches of 3, here 2: its position means other samples here"),
+        ((20, 3), (23, 3), "an epoch that had samples: 20, here 23"),
+        ((20, 3, {"drop_last": True}), (24, 4), "batches of 3, here 4 and drop_last True, here False and samples: 20"),
+    ],
+)
+def test_a_state_within_an_epoch_is_of_this_batch_size_and_length(saved, restored, message):
+    def make(samples, size, flags=None):
+        return MiniDataLoader(range(samples), size, shuffle=True, **flags or {})
+
+    other, state = make(*restored), within_an_epoch(make(*saved))
+    with pytest.raises(ValueError, match=message):
+        other.load_state_dict(state)
+    assert other.state_dict()["batches_delivered"] == 0
+    between = make(*saved).state_dict()
+    other.load_state_dict(between)  # it has no position: where the order is drawn from
+
+
+@pytest.mark.parametrize(("before", "after"), [(0, 1), (2, 1), (1, 2)])
+def test_a_state_within_a_stream_is_of_as_many_workers(before, after):
+    def make(workers):
+        return MiniDataLoader(Stream(12, "int", False, {}), 2, num_workers=workers)
+
+    state = within_an_epoch(make(before))
+    with pytest.raises(ValueError, match=f"an epoch that had workers: {before}, here {after}: its position"):
+        make(after).load_state_dict(state)
+    resumed = make(before)
+    resumed.load_state_dict(state)
+    whole = [batch.tolist() for batch in make(before)]
+    assert [batch.tolist() for batch in resumed] == whole[1:]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("window", [1, 3])
+def test_an_order_of_the_global_generator_comes_again_in_a_trainer_that_seeds_it(tmp_path, workers, window):
+    # ExactResume seeds behind iter(loader), and before the first index is drawn.
+    def fit(folder, checkpoint=None, seed=5, steps=-1):
+        torch.manual_seed(seed)
+        model, loader = KeepsIds(), MiniDataLoader(range(47), 3, shuffle=True, num_workers=workers)
+        quiet_trainer(
+            max_epochs=3, max_steps=steps, accumulate_grad_batches=window, callbacks=[ExactResume(), Saves(folder)]
+        ).fit(model, loader, ckpt_path=checkpoint)
+        return model.ids
+
+    (tmp_path / "whole").mkdir()
+    whole = fit(tmp_path / "whole")
+    for stop in effort_sample([1, 2, 4, 5, 7, 8, 10, 11, 13, 14] if window == 3 else [1, 4, 7, 12, 15, 17, 30, 33, 40]):
+        (tmp_path / f"{stop}").mkdir()
+        first = fit(tmp_path / f"{stop}", steps=stop)
+        assert first == whole[: len(first)]
+        second = fit(tmp_path / f"{stop}", tmp_path / f"{stop}" / f"{stop}.ckpt", seed=99)
+        assert first + second == whole, stop
+
+
+def effort_sample(stops):
+    return random.Random(0).sample(stops, effort.cases(2, len(stops)))
 
 
 def test_within_an_epoch_the_number_of_ranks_stays():

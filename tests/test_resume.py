@@ -9,14 +9,15 @@ from collections import Counter
 import numpy as np
 import pytest
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSampler, SequentialSampler
 
-from course_lib.callbacks import ExactResume
+from course_lib.callbacks import ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from course_lib.schedules import SizeSchedule
 from tests import effort
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has")
@@ -306,6 +307,11 @@ class Stream(IterableDataset):
         ({"dataset": Stream()}, "dataset must be map-style and have a length"),
         ({"sampler": SequentialSampler(range(5))}, "sampler is not taken"),
         ({"batch_sampler": ShuffledBatchSampler(5, 2), "batch_size": 3}, "leave them out beside batch_sampler"),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "seed": 0}, "^seed would be ignored, .* has its own"),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "shuffle": False, "drop_last": False}, "^shuffle, drop_last "),
+        ({"batch_sampler": ([i] for i in range(5))}, "iterable again and again, got a generator, which is empty after"),
+        ({"generator": torch.Generator()}, r"generator is not taken: order and draws are functions of \(seed, epoch\)"),
+        ({"in_order": False, "num_workers": 2}, "in_order=False is not taken: batches out of order have no position"),
         ({"batch_sampler": BatchSampler(range(5), 2, False)}, "cannot say its position .*wrap it"),
         ({"batch_sampler": ShuffledBatchSampler(6, 2)}, "yields indices up to 5, the dataset has 5 samples"),
         ({"batch_size": 0}, "batch_size must be a positive int"),
@@ -314,6 +320,131 @@ class Stream(IterableDataset):
 def test_bad_arguments_are_named(arguments, message):
     with pytest.raises(ValueError, match=message):
         ResumableDataLoader(**{"dataset": range(5)} | arguments)
+
+
+def test_the_loop_of_the_docstring_is_right_wherever_it_was_killed():
+    def loop(kill_at, state):
+        """What was trained in five epochs of four batches each, and the state behind the last batch of it."""
+        loader, trained = ResumableDataLoader(range(10), batch_size=3, shuffle=True), []
+        if state is not None:
+            loader.load_state_dict(state)
+        for epoch in range(loader.epoch, 5):
+            for batch in loader:
+                trained.append((epoch, batch.tolist()))
+                state = loader.state_dict()
+                if len(trained) == kill_at:
+                    return trained, state
+        return trained, state
+
+    whole, _ = loop(None, None)
+    assert len(whole) == 20
+    for first in range(1, 20):
+        for second in (1, 3, 4):
+            one, state = loop(first, None)
+            two, state = loop(second, state)
+            three, _ = loop(None, state)
+            assert (one + two + three)[:20] == whole and (len(one + two + three) == 20 or first + second > 20)
+
+
+@pytest.mark.parametrize("seed", range(effort.cases(4, 40)))
+def test_a_loader_of_fabric_has_a_state_and_goes_on_in_its_epoch(seed):
+    import lightning
+
+    def new():
+        fabric = lightning.Fabric(accelerator="cpu", devices=1)
+        return fabric.setup_dataloaders(ResumableDataLoader(range(13), batch_size=3, shuffle=True))
+
+    def epochs(loader, count, seen, stop=10**6):
+        for _ in range(count):
+            for batch in loader:
+                seen.append(batch.tolist())
+                if len(seen) >= stop:
+                    return loader.state_dict()
+        return loader.state_dict()
+
+    rng, whole, seen, state = random.Random(f"fabric {seed}"), [], [], None
+    epochs(new(), 6, whole)
+    for stop in (*sorted(rng.sample(range(1, 30), 2)), 10**6):
+        loader = new()
+        if state is not None:
+            loader.load_state_dict(state)
+        state = epochs(loader, 6 - (state or {"epoch": 0})["epoch"], seen, stop)
+    assert seen == whole and len(whole) == 30
+
+
+def checkpoint_of(folder, loader, **flags):
+    path = folder / "run.ckpt"
+    trainer = Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_steps=2,
+        callbacks=[ExactResume(), SkipBadSteps(), StepAudit()], enable_checkpointing=False, **flags,
+    )  # fmt: skip
+    model = Recorder()
+    if isinstance(loader, LightningDataModule):
+        trainer.fit(model, datamodule=loader)
+    else:
+        trainer.fit(model, loader)
+    trainer.save_checkpoint(path)
+    return path
+
+
+def of_module(sample, size):
+    return sample
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "two streams", "sharded", "scheduled"])
+def test_what_the_pieces_save_is_loaded_as_weights_only(tmp_path, kind):
+    def new():
+        if kind == "two streams":
+            return loader_of(TwoStreamBatchSampler(range(13), range(100, 107), 2, 3))
+        if kind == "sharded":
+            return loader_of(ShardedBatchSampler(BatchSampler(RandomSampler(range(13)), 2, False)))
+        if kind == "scheduled":
+            return SizeScheduleDataModule(range(13), SizeSchedule({0: (8, 3), 1: ((16, 8), 2)}), of_module)
+        return ResumableDataLoader(range(13), 2, shuffle=True)
+
+    path = checkpoint_of(tmp_path, new())
+    checkpoint = torch.load(path, weights_only=True)
+    assert len(checkpoint["callbacks"]) >= 3
+    if kind != "scheduled":
+        resumed = new()
+        resumed.load_checkpoint(path)
+        assert resumed.state_dict()["steps"] == 2 and resumed.epoch == 0
+
+
+class Sneaky:
+    def __reduce__(self):
+        return os.mkdir, (self.folder,)
+
+
+def test_a_checkpoint_that_would_run_code_is_refused_unless_the_reader_says_so(tmp_path):
+    path = checkpoint_of(tmp_path, ResumableDataLoader(range(13), 2))
+    sneaky = Sneaky()
+    sneaky.folder = str(tmp_path / "made by the checkpoint")
+    torch.save(torch.load(path) | {"more": sneaky}, path)
+    loader = ResumableDataLoader(range(13), 2)
+    with pytest.raises(ValueError, match=r"run code that it names .*load_checkpoint\(path, weights_only=False\)"):
+        loader.load_checkpoint(path)
+    assert not os.path.exists(sneaky.folder) and loader.state_dict()["steps"] == 0
+    loader.load_checkpoint(path, weights_only=False)
+    assert os.path.exists(sneaky.folder) and loader.state_dict()["steps"] == 2
+    torch.save({"model": torch.ones(2)}, path)
+    with pytest.raises(ValueError, match="holds the states of 0 training loaders, expected one"):
+        loader.load_checkpoint(path)
+
+
+def test_overfit_batches_makes_the_loader_again_with_what_it_was_given(tmp_path):
+    class Spy(Recorder):
+        def on_train_start(self):
+            self.loader = self.trainer.train_dataloader
+
+    model = Spy()
+    loader = ResumableDataLoader(range(13), 2, shuffle=True, seed_samples=False, collate_fn=torch.tensor)
+    Trainer(
+        accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=2,
+        overfit_batches=2, enable_checkpointing=False,
+    ).fit(model, loader)  # fmt: skip
+    assert model.seen == [(0, [0, 1]), (0, [2, 3]), (1, [0, 1]), (1, [2, 3])]
+    assert model.loader.seed_samples is False and model.loader.collate_fn is torch.tensor
 
 
 def test_arrays_and_defaults_are_torchs():

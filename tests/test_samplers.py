@@ -679,6 +679,13 @@ def test_overfit_batches_turns_the_shuffling_off():
         ShardedBatchSampler(BatchSampler(range(40), 4, False), sampler=sequential)
 
 
+def test_an_iterator_would_be_empty_after_one_epoch_and_is_refused():
+    batches = ([index] for index in range(4))
+    for sampler in (batches, iter([[0]]), BatchSampler(iter(range(4)), 2, False)):
+        with pytest.raises(ValueError, match=r"is an iterator, which is empty after one epoch: give an object whose"):
+            ShardedBatchSampler(sampler)
+
+
 # ------------------------------------------------------------------------------------------ samplers of a reader's own
 
 

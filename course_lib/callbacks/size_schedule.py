@@ -48,6 +48,9 @@ class SizeScheduleDataModule(LightningDataModule):
     length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter window: a Trainer
     counts windows from the epoch's start.)
 
+    What the samples, ``render`` and ``collate_fn`` draw at random comes again after a resume, on any number of workers
+    and ranks: see :class:`~course_lib.resume.ResumableDataLoader`, whose ``seed_samples`` this takes as well.
+
     Args:
         dataset: Map-style; or a ``SizedDataset``, without ``render``.
         schedule: Size and batch size, by epochs, optimizer steps or samples.
@@ -55,7 +58,7 @@ class SizeScheduleDataModule(LightningDataModule):
         shuffle, seed, tail: Of the :class:`~course_lib.schedules.ScheduledBatchSampler`.
         reload: See above.
         val_dataloaders: What ``val_dataloader()`` returns; Lightning takes none beside a data module.
-        loader_arguments: Whatever else torch's DataLoader takes: ``num_workers``, ``collate_fn`` …
+        loader_arguments: Whatever else a ResumableDataLoader takes: ``num_workers``, ``collate_fn``, ``seed_samples`` …
 
     Raises:
         MisconfigurationException: The Trainer's flags and the schedule don't go together.

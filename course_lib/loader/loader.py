@@ -151,8 +151,8 @@ class MiniDataLoader(DataLoader[Sample]):
         position, so its batches are read again up to there; it needs the same number of workers as before.
 
         Raises:
-            ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had fewer
-                batches here or was shared by another number of ranks.
+            ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had other
+                batches here, other workers of a stream, or was shared by another number of ranks.
         """
         start = self._start()
         if set(state) != set(start):
@@ -168,6 +168,13 @@ class MiniDataLoader(DataLoader[Sample]):
                 f"the state is {delivered} batches into an epoch, this loader's has {len(self)}: it was saved with "
                 "another dataset, sampler or batch size"
             )
+        others = [name for name in SHAPE if None not in (state[name], start[name]) and state[name] != start[name]]
+        if delivered and others:
+            told = " and ".join(f"{SHAPE[name]} {state[name]}, here {start[name]}" for name in others)
+            raise ValueError(
+                f"the state is within an epoch that had {told}: its position means other samples here. Make the loader "
+                "as it was, or take a state from between two epochs"
+            )
         self._resume = copy.deepcopy(dict(state))
 
     def _start(self) -> dict[str, Any]:
@@ -179,6 +186,11 @@ class MiniDataLoader(DataLoader[Sample]):
             "epoch": dealer.epoch if isinstance(dealer, DistributedSampler) else None,
             "ranks": getattr(dealer, "num_replicas", 1) or world_size_of(),
             "draws_worker_seed": self._iterator is None or self._iterator.closed,
+            "order_drawn": False,  # from the generator as it stood then, behind the seed of new workers
+            "batch_size": self.batch_size,
+            "drop_last": None if self.batch_size is None else self.drop_last,
+            "samples": None if self._is_stream else length_hint(self.dataset, -1),
+            "workers": self.num_workers if self._is_stream else None,
         }
 
     def _begin_epoch(self) -> dict[str, Any]:
@@ -206,6 +218,15 @@ class MiniDataLoader(DataLoader[Sample]):
         samplers = (self._index_sampler, self._dealer)
         generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
         return next((each for each in generators if isinstance(each, torch.Generator)), torch.default_generator)
+
+
+SHAPE = {
+    "batch_size": "batches of",
+    "drop_last": "drop_last",
+    "samples": "samples:",
+    "workers": "workers:",
+}
+"""What the batches behind a position depend on, and how it is said."""
 
 
 def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Callable[[Any], Any]:
@@ -250,10 +271,12 @@ class _Batches:
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
         self._indices = itertools.islice(iter(self._index_sampler), self._read, None)
+        self._first_index = not self._is_stream
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader._order_generator.clone_state())
+        self._order_generator = loader._order_generator
 
     def _prepare(self, loader: MiniDataLoader[Any]) -> None:
         self._fetch = loader._make_fetch()
@@ -292,7 +315,24 @@ class _Batches:
             )
         return batch
 
+    def _draw_order(self) -> None:
+        """Draw the first index from where the state says; without one, say where the generator stands now.
+
+        Since ``iter(loader)`` somebody may have seeded it, as a Trainer's callback does.
+        """
+        position = self._position
+        if position["order_drawn"]:
+            self._order_generator.set_state(position["order_generator"])
+            if position["draws_worker_seed"]:
+                _draw_seed(self._order_generator)
+        else:
+            now = {"order_generator": self._order_generator.get_state(), "draws_worker_seed": False}
+            position |= now | {"order_drawn": True}
+
     def _next_batch(self) -> Any:
+        if self._position and self._first_index:
+            self._draw_order()
+        self._first_index = False
         indices, self._read = next(self._indices), self._read + 1
         batch = self._fetch(indices)
         return pin(batch) if self._pins else batch
@@ -332,6 +372,7 @@ class _WorkerBatches(_Batches):
         self._load = [0] * len(self._workers)  # tasks that each has to answer
         for _ in range(self._prefetch_factor * len(self._workers)):
             self._deal()
+        self._position["order_drawn"] = True
 
     def _deal(self) -> None:
         """Send one task more to the worker whose turn it is; without ``in_order`` to the one that has fewest."""

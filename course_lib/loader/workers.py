@@ -121,6 +121,7 @@ def work(
 
 
 def _seed_generators(base_seed: int, worker_id: int) -> None:
+    """As torch seeds its workers, which also gives NumPy four words: other than the library seeds elsewhere."""
     random.seed(base_seed + worker_id)
     torch.manual_seed(base_seed + worker_id)
     words = np.random.SeedSequence([worker_id, base_seed & 0xFFFFFFFF, base_seed >> 32, 0]).generate_state(4)

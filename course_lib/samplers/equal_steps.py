@@ -49,7 +49,10 @@ class Steps:
         )
 
     def of_rank(self, rank: int) -> Iterator[tuple[Ints, Ints]]:
-        """Blocks of one rank's positions, one after the other, with the sizes of the batches that they make."""
+        """Blocks of one rank's positions, one after the other, with the sizes of the batches that they make.
+
+        Padded positions lie beyond the end, where the order begins again.
+        """
         per_block = max(1, BLOCK * self.world_size // max(1, self.smaller))
         for first in range(0, self.count, per_block):
             # Of each step of the block, where it starts, its size over all ranks, and this rank's part: rank r of G has
@@ -65,7 +68,7 @@ class Steps:
             else:
                 # Counting 0, 1, 2 … through the block, minus what came before its batch, is the place in that batch.
                 positions = np.arange(count) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes)
-            yield positions if self.tail != "pad" else positions % self.size, sizes
+            yield positions, sizes
 
 
 def loss_weight(steps: Steps, batch: int, world_size: int, rank: int) -> float:

@@ -13,7 +13,8 @@ import numpy as np
 import torch
 from torch.utils.data import DistributedSampler, Sampler
 
-from course_lib._generators import generators_put_back
+from course_lib._generators import CPU_GENERATORS, generators_put_back
+from course_lib._occurrences import Repeats, with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.steps.dealt import Dealing, equal_batches
 
@@ -54,6 +55,8 @@ class ShardedBatchSampler(EpochBatchSampler):
             every rank an index (it shows when the sampler is iterated).
     """
 
+    tells_occurrences = True
+
     def __init__(
         self,
         batch_sampler: Any,
@@ -70,6 +73,11 @@ class ShardedBatchSampler(EpochBatchSampler):
         if not hasattr(batch_sampler, "__iter__"):
             raise ValueError(f"batch_sampler must be iterable, got {batch_sampler!r}")
         for part in _parts(batch_sampler):
+            if isinstance(part, Iterator):
+                raise ValueError(
+                    f"{type(part).__name__} is an iterator, which is empty after one epoch: give an object whose "
+                    "__iter__ begins again (a list, a class with __iter__)"
+                )
             if isinstance(part, EpochBatchSampler) and part.num_replicas != 1:
                 raise ValueError(
                     f"{type(part).__name__} deals its batches to the ranks itself, and would be dealt twice: use it "
@@ -173,13 +181,15 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         plan = self._plan(world_size)
-        flat = plan.whole.flat
+        flat, repeats = plan.whole.flat, plan.whole.repeats
         for number in range(plan.number_at(position), len(plan.steps)):
             begin, end = plan.steps[number][rank]
-            if end <= len(flat):
+            if end <= len(flat) and repeats.before is None:
                 yield flat[begin:end]
             else:
-                yield [flat[i % len(flat)] for i in range(begin, end)]
+                rounds, places = np.divmod(np.arange(begin, end), len(flat))
+                indices = [flat[place] for place in places.tolist()]
+                yield with_occurrences(indices, repeats.occurrences(rounds, places).tolist())
 
 
 class _Read(NamedTuple):
@@ -188,6 +198,7 @@ class _Read(NamedTuple):
     epoch: int
     flat: list[int]
     """Its indices, one after the other."""
+    repeats: Repeats
     edges: list[int]
     """Where its batches begin, and the end."""
     looks: list[Any]
@@ -219,7 +230,8 @@ def _read(sampler: Any, seed: int, epoch: int) -> _Read:
     if not all(batches):
         raise ValueError(f"{type(sampler).__name__} yields an empty batch")
     edges = np.cumsum([0, *map(len, batches)]).tolist()
-    return _Read(epoch, list(chain.from_iterable(batches)), edges, _looks(sampler))
+    flat = list(chain.from_iterable(batches))
+    return _Read(epoch, flat, Repeats(np.array(flat, dtype=np.int64)), edges, _looks(sampler))
 
 
 def _parts(sampler: Any) -> Iterator[Any]:
@@ -255,9 +267,10 @@ def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
         if isinstance(value, (torch.Generator, np.random.Generator, random.Random))
     ]
     with generators_put_back():
-        torch.default_generator.manual_seed(next(seeds) % 2**63)
-        np.random.seed(next(seeds) % 2**32)  # noqa: NPY002
-        random.seed(next(seeds))
+        python, numpy, cpu = CPU_GENERATORS
+        cpu.seed(next(seeds) % 2**63)
+        numpy.seed(next(seeds))
+        python.seed(next(seeds))
         for generator in generators:
             drawn = next(seeds)
             if isinstance(generator, torch.Generator):

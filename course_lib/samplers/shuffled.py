@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from course_lib._arguments import int_of_at_least
+from course_lib._occurrences import with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation
@@ -41,6 +42,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
             step (5 samples, 2 ranks, batches of 1). Where the number of ranks is that of the process group, this
             shows when the sampler is iterated.
     """
+
+    tells_occurrences = True
 
     def __init__(
         self,
@@ -108,8 +111,12 @@ class ShuffledBatchSampler(EpochBatchSampler):
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
         steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
         for positions, sizes in steps.of_rank(rank):
+            rounds: list[int] = []
+            if self.tail == "pad":
+                rounds = (positions // self.num_samples).tolist()
+                positions = positions % self.num_samples
             indices = (order(positions) if order else positions).tolist()
             begin = 0
             for end in np.cumsum(sizes).tolist():
-                yield indices[begin:end]
+                yield with_occurrences(indices[begin:end], rounds[begin:end])
                 begin = end

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from torch.utils.data import Sampler
 
 from course_lib._arguments import int_of_at_least
+from course_lib._occurrences import Repeats, with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
 from course_lib.samplers.permutation import IndexPermutation, Ints
@@ -46,6 +48,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
     Raises:
         ValueError: A set is empty or holds what is no index, or an argument is out of its range.
     """
+
+    tells_occurrences = True
 
     def __init__(
         self,
@@ -130,15 +134,39 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         # The batches of all ranks are numbered through the epoch: of those left, rank r of G has r, r + G, r + 2G …
         number = batches_before + rank
         for positions, sizes in self._primary_steps(position, world_size).of_rank(rank):
-            primary = self.primary_indices[order(positions) if order else positions].tolist()
+            rounds, places = np.divmod(positions, num_primary)
+            places = order(places) if order else places
+            primary = self.primary_indices[places].tolist()
+            primary_times = self._primary_repeats.occurrences(rounds, places).tolist()
             begin = 0
             for end in np.cumsum(sizes).tolist():
-                yield primary[begin:end] + self.secondary_indices[secondary.batch(number)].tolist()
+                passes, places = secondary.batch(number)
+                secondary_times = self._secondary_repeats.occurrences(passes, places) + self._in_both[places]
+                yield with_occurrences(
+                    primary[begin:end] + self.secondary_indices[places].tolist(),
+                    primary_times[begin:end] + secondary_times.tolist(),
+                )
                 begin, number = end, number + world_size
+
+    @cached_property
+    def _primary_repeats(self) -> Repeats:
+        return Repeats(self.primary_indices)
+
+    @cached_property
+    def _secondary_repeats(self) -> Repeats:
+        return Repeats(self.secondary_indices)
+
+    @cached_property
+    def _in_both(self) -> Ints:
+        """What the count of a secondary index begins with, so that it never meets that of the primary."""
+        return np.isin(self.secondary_indices, self.primary_indices) * np.int64(2**32)
 
 
 class _Cycle:
-    """A set cycled without end, cut into batches of ``size``: any batch by its number, none with an index twice."""
+    """A set cycled without end, cut into batches of ``size``: any batch by its number, none with an index twice.
+
+    A batch is the pass that each element is of, and its place in the set.
+    """
 
     def __init__(self, n: int, size: int, seed: tuple[int, ...] | None) -> None:
         self.n, self.size, self.seed = n, size, seed
@@ -146,10 +174,11 @@ class _Cycle:
         self.one_order = seed is None or n < 2 * size
         self._orders: dict[int, Ints] = {}
 
-    def batch(self, number: int) -> Ints:
+    def batch(self, number: int) -> tuple[Ints, Ints]:
         positions = np.arange(number * self.size, (number + 1) * self.size)
         passes, offsets = np.divmod(positions, self.n)
-        return np.concatenate([self._order(p)[offsets[passes == p]] for p in range(passes[0], passes[-1] + 1)])
+        parts = [self._order(p)[offsets[passes == p]] for p in range(passes[0], passes[-1] + 1)]
+        return passes, np.concatenate(parts)
 
     def _order(self, number: int) -> Ints:
         number = 0 if self.one_order else number

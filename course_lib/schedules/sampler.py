@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from course_lib._arguments import int_of_at_least
+from course_lib._occurrences import with_occurrences
 from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
 from course_lib.samplers.epoch import accelerator_deals
 from course_lib.samplers.equal_steps import check_position
@@ -56,6 +57,8 @@ class ScheduledBatchSampler(EpochBatchSampler):
             ``tail="spread"`` would leave a rank without an index in some step. Where the number of ranks is that of
             the process group, the latter two show when the sampler is iterated.
     """
+
+    tells_occurrences = True
 
     def __init__(
         self,
@@ -243,9 +246,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
             for first in range(0, equal.steps, per_block):
                 steps = np.arange(first, min(first + per_block, equal.steps), dtype=np.int64)
                 positions = equal.before.position + steps[:, None] * equal.total + np.arange(begin, end)
-                positions %= self.num_samples  # beyond the end only where the tail is padded
-                for batch in (order(positions) if order else positions).tolist():
-                    yield [SizedIndex(index, size) for index in batch]
+                rounds, places = np.divmod(positions, self.num_samples)  # beyond the end only where the tail is padded
+                batches = (order(places) if order else places).tolist()
+                for batch, occurrences in zip(batches, rounds.tolist(), strict=True):
+                    yield with_occurrences([SizedIndex(index, size) for index in batch], occurrences)
 
     def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
         if not self.deals_alone and accelerator_deals():
