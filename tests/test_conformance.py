@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from course_lib.conformance import assert_batch_sampler, check_batch_sampler
-from course_lib.conformance.report import RULES
+from course_lib.conformance.violations import RULES
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from tests import effort
 
