@@ -8,6 +8,7 @@ from itertools import chain, combinations
 
 from course_lib._words import counted
 from course_lib.conformance.breaches import Breach
+from course_lib.conformance.one_order import is_explained
 from course_lib.conformance.simulated_world import MANY_ORDERS, Batches, SimulatedWorld
 from course_lib.conformance.violations import Counterexample, listed
 
@@ -24,7 +25,10 @@ def not_empty(world: SimulatedWorld, ranks: list[Batches], at: Counterexample) -
 
 
 def different_ranks(world: SimulatedWorld) -> Breach | None:
-    """Whether two ranks have the same batches in all epochs, where repeating is by design."""
+    """Whether two ranks have the same batches in all epochs, where repeating is by design.
+
+    Repeated augmentation does that, too: its one order has each index several times in a row.
+    """
     epochs = [ranks for _, ranks in world.recorded()]
     if not any(len(ranks[0]) > 1 for ranks in epochs):
         return None  # one step may be padded with itself
@@ -35,12 +39,22 @@ def different_ranks(world: SimulatedWorld) -> Breach | None:
         all_alike = world.num_replicas == 2 or all(all(each == ranks[0] for each in ranks) for ranks in contents)
         # A short batch that is cut for more ranks than it has indices repeats them: one index a rank.
         cut_too_small = all(len(batch) == 1 for ranks in contents for batch in ranks[rank]) and not all_alike
-        if not by_chance and not cut_too_small and all(ranks[rank] == ranks[other] for ranks in contents):
+        alike = not by_chance and not cut_too_small and all(ranks[rank] == ranks[other] for ranks in contents)
+        if alike and not _repeats_in_a_row(world):
             batch = tuple(epochs[0][other][0])
             text = f"ranks {rank} and {other} are dealt the same batches, in step 0 {listed(batch)}"
             means = f"the gradients of {counted(world.num_replicas, 'rank')} are those of fewer ranks"
             return Breach(text, replace(world.at(), rank=other, step=0, indices=batch), means)
     return None
+
+
+def _repeats_in_a_row(world: SimulatedWorld) -> bool:
+    recorded = world.recorded()
+    return any(
+        is_explained(world, ranks, fewer, fewer.record(epoch).ranks)
+        for fewer in world.with_fewer_ranks
+        for epoch, ranks in recorded
+    )
 
 
 def dealt_once(world: SimulatedWorld, ranks: list[Batches], at: Counterexample) -> Breach | None:

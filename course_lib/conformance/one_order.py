@@ -52,7 +52,7 @@ def _step_by_step(
             f"{other_steps[first]} and {other_steps[second]})"
         )
         return Breach(text, replace(at, step=steps[first], indices=(first[0], second[0])))
-    early = None if first_uses else _repeated_too_early(world, ranks, steps, other_steps)
+    early = _repeated_too_early(world, ranks, steps, other_steps)
     if early:
         index, use = early
         text = (
@@ -116,8 +116,25 @@ def _repeated_too_early(
     for step in _steps(world, ranks):
         had += sum(map(len, step))
         ends.append(had)
-    new = (use for use, step in steps.items() if use not in other_steps and step < len(ends) - 1)
+    new = (use for use, step in steps.items() if use[1] > 1 and use not in other_steps and step < len(ends) - 1)
     return next((use for use in new if ends[steps[use]] <= len(other_steps)), None)
+
+
+def is_explained(world: SimulatedWorld, ranks: list[Batches], fewer: SimulatedWorld, others: list[Batches]) -> bool:
+    """Whether both have had exactly the same indices, each as often, whenever they have had as many."""
+    had, other_had = _had_by_size(world, ranks), _had_by_size(fewer, others)
+    both = had.keys() & other_had.keys()
+    return bool(both) and all(had[size] == other_had[size] for size in both)
+
+
+def _had_by_size(world: SimulatedWorld, ranks: list[Batches]) -> dict[int, Counter[int]]:
+    """After each step but the last, which may be padded: how many indices all ranks have had, and which."""
+    had: Counter[int] = Counter()
+    after = {}
+    for step in _steps(world, ranks)[:-1]:
+        had.update(chain.from_iterable(step))
+        after[had.total()] = had.copy()
+    return after
 
 
 def _rank_by_rank(world: SimulatedWorld, ranks: list[Batches], fewer: SimulatedWorld, others: list[Batches]) -> bool:
