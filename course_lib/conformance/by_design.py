@@ -9,7 +9,7 @@ from itertools import chain, combinations
 from course_lib._words import counted
 from course_lib.conformance.breaches import Breach
 from course_lib.conformance.one_order import is_explained
-from course_lib.conformance.simulated_world import MANY_ORDERS, Batches, SimulatedWorld
+from course_lib.conformance.simulated_world import MANY_ORDERS, Batches, SimulatedWorld, all_equal
 from course_lib.conformance.violations import Counterexample, listed
 
 
@@ -29,31 +29,32 @@ def different_ranks(world: SimulatedWorld) -> Breach | None:
 
     Repeated augmentation does that, too: its one order has each index several times in a row.
     """
-    epochs = [ranks for _, ranks in world.recorded()]
-    if not any(len(ranks[0]) > 1 for ranks in epochs):
-        return None  # one step may be padded with itself
-    contents = [[[sorted(batch) for batch in batches] for batches in ranks] for ranks in epochs]
-    first = list(chain.from_iterable(batch for ranks in contents for batch in ranks[0]))
-    by_chance = len(first) < MANY_ORDERS or len(set(first)) < 4
+    epochs = [ranks for _, ranks in world.recorded() if any(ranks)]
+    if all(len(batches) <= 1 for ranks in epochs for batches in ranks):
+        return None  # a single step may be padded with itself
+    contents = [[sorted(batch) for ranks in epochs for batch in ranks[rank]] for rank in range(world.num_replicas)]
     for rank, other in combinations(range(world.num_replicas), 2):
-        all_alike = world.num_replicas == 2 or all(all(each == ranks[0] for each in ranks) for ranks in contents)
-        # A short batch that is cut for more ranks than it has indices repeats them: one index a rank.
-        cut_too_small = all(len(batch) == 1 for ranks in contents for batch in ranks[rank]) and not all_alike
-        alike = not by_chance and not cut_too_small and all(ranks[rank] == ranks[other] for ranks in contents)
-        if alike and not _repeats_in_a_row(world):
-            batch = tuple(epochs[0][other][0])
-            text = f"ranks {rank} and {other} are dealt the same batches, in step 0 {listed(batch)}"
-            means = f"the gradients of {counted(world.num_replicas, 'rank')} are those of fewer ranks"
-            return Breach(text, replace(world.at(), rank=other, step=0, indices=batch), means)
+        if contents[rank] != contents[other] or _may_be_alike(contents, rank) or _repeats_in_a_row(world):
+            continue
+        batch = tuple(epochs[0][other][0])
+        text = f"ranks {rank} and {other} are dealt the same batches, in step 0 {listed(batch)}"
+        means = f"the gradients of {counted(world.num_replicas, 'rank')} are those of fewer ranks"
+        return Breach(text, replace(world.at(), rank=other, step=0, indices=batch), means)
     return None
 
 
+def _may_be_alike(contents: list[Batches], rank: int) -> bool:
+    """Whether a rank has what another has by chance, or because short batches were cut for more ranks than indices."""
+    indices = list(chain.from_iterable(contents[rank]))
+    by_chance = len(indices) < MANY_ORDERS or len(set(indices)) < 4
+    cut_for_too_many = len(indices) == len(contents[rank]) and not all_equal(contents)  # one index in each batch
+    return by_chance or cut_for_too_many
+
+
 def _repeats_in_a_row(world: SimulatedWorld) -> bool:
-    recorded = world.recorded()
     return any(
-        is_explained(world, ranks, fewer, fewer.record(epoch).ranks)
+        all(is_explained(world, ranks, fewer, fewer.record(epoch).ranks) for epoch, ranks in world.recorded())
         for fewer in world.with_fewer_ranks
-        for epoch, ranks in recorded
     )
 
 
