@@ -50,8 +50,8 @@ def check_batch_sampler(
     >>> def both_classes(batch):  # even and odd indices
     ...     return len({index % 2 for index in batch}) == 2
     >>> def report_on(batches):
-    ...     sharded = partial(ShardedBatchSampler, batches)
-    ...     return check_batch_sampler(sharded, range(8), world_sizes=(1, 2), batch_rule=both_classes)
+    ...     sharded = partial(ShardedBatchSampler, batches, tail="drop")  # "spread" would cut some of them
+    ...     return check_batch_sampler(sharded, range(8), world_sizes=(1, 2), drops=True, batch_rule=both_classes)
     >>> report_on([[0, 1], [2, 3], [4, 5], [6, 7]]).ok
     True
     >>> print(report_on([[0, 1, 2], [3, 4, 5], [6], [7]]).violations[0])

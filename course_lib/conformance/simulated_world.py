@@ -199,8 +199,9 @@ class SimulatedWorld:
 
     def state_of(self, sampler: Any, epoch: int, stop: int, **batches: int) -> Any:
         """The state after some batches, as a checkpoint keeps it."""
-        iterator = self.iterate(sampler, epoch)
-        for _ in islice(iterator, stop):
+        if stop == 0:
+            call("iter()", iter, sampler)  # a loader that has begun the epoch, and has had nothing of it
+        for _ in islice(self.iterate(sampler, epoch), stop):
             pass
         return pickled(call("state_dict", sampler.state_dict, **batches))
 
