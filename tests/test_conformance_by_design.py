@@ -435,6 +435,25 @@ def test_a_batch_size_that_nobody_tells_is_not_judged_and_that_is_said():
     assert any(text.startswith("no batch_size, as an argument or as an attribute") for text in report.not_offered)
 
 
+class ShufflesTheWrongWayRound(Contiguous):
+    def __init__(self, num_replicas, rank, n=40, batch_size=3, seed=0, shuffle=True):
+        self.shuffle = shuffle
+        super().__init__(num_replicas, rank, n, batch_size, seed=seed)
+
+    def order(self):
+        return [*range(self.n)] if self.shuffle else super().order()
+
+
+def test_what_shuffle_says_is_what_the_sampler_does():
+    report = check_batch_sampler(ShufflesTheWrongWayRound, range(40), world_sizes=(1, 2))
+    assert 6 in rules(report), report
+    report = check_batch_sampler(ShufflesTheWrongWayRound, range(40), shapes=[dict(shuffle=False)], world_sizes=(1, 2))
+    assert rules(report) == [4]
+    assert "shuffle=False, and epoch 1 has another order than epoch 0" in str(report)
+    for shuffle in (True, False):
+        assert_batch_sampler(partial(ShuffledBatchSampler, 40, 3), range(40), shapes=[dict(shuffle=shuffle)])
+
+
 # -------------------------------------------------------------------------------------------- the reader's own rule
 
 

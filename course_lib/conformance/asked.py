@@ -89,9 +89,18 @@ def ordered_indices(once: Any, shape: Shape) -> list[int]:
 
 
 def asked_batch_size(factory: Callable[..., Any], shape: Shape) -> int | None:
-    """``batch_size`` as the shape gives it, or as the factory's arguments do, bound ones and defaults."""
-    if "batch_size" in shape:
-        return _as_size(shape["batch_size"])
+    return _as_size(_asked_argument(factory, shape, "batch_size"))
+
+
+def asked_to_shuffle(factory: Callable[..., Any], shape: Shape) -> bool | None:
+    shuffle = _asked_argument(factory, shape, "shuffle")
+    return shuffle if isinstance(shuffle, bool) else None
+
+
+def _asked_argument(factory: Callable[..., Any], shape: Shape, name: str) -> Any:
+    """An argument as the shape gives it, or as the factory's arguments do, bound ones and defaults; or None."""
+    if name in shape:
+        return shape[name]
     function, args, keywords = factory, (), {}
     if isinstance(factory, partial):
         function, args, keywords = factory.func, factory.args, factory.keywords
@@ -100,7 +109,7 @@ def asked_batch_size(factory: Callable[..., Any], shape: Shape) -> int | None:
     except (TypeError, ValueError):
         return None
     bound.apply_defaults()
-    return _as_size(bound.arguments.get("batch_size"))
+    return bound.arguments.get(name)
 
 
 def own_batch_size(sampler: Any) -> int | None:

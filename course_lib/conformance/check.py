@@ -90,9 +90,10 @@ def check_batch_sampler(
 
     A sampler or factory that raises a ``ValueError`` before the first batch, on all ranks, refuses that shape or world
     size: this is a note, not a violation. Any other exception, a batch that is empty or holds no integers, and an
-    epoch without an end are violations. The kit tells a shuffling sampler from a plain one by its epochs: if all are
-    equal and in the order of ``exactly_once``, or if the shape has ``shuffle=False``, rules 5 and 6 do not ask for
-    another order.
+    epoch without an end are violations. Whether the sampler should
+    shuffle is what ``shuffle`` says, where the shape or the factory's arguments have that name. Where they do not, the
+    kit takes it for plain if all epochs are equal and in the order of ``exactly_once``. Of a plain one, rules 5 and 6
+    do not ask for another order.
 
     So that one fault is one violation, checks that depend on a broken rule are left out and noted: rule 9 depends on
     1, 4 and 7, and the resumes of rule 8 depend on 7. The fourth rule is strict: an order that changes when a sampler

@@ -88,6 +88,10 @@ def one_order(world: SimulatedWorld) -> Checks:
                     yield difference(at, got, batches, f"the order depends on the use before: {text}")
         if 1 not in world.examination.broken or not world.examination.repeats:
             yield from same_order_on_fewer_ranks(world, epoch, ranks)
+    if world.asked_to_shuffle is False:
+        for epoch, ranks in world.recorded()[1:]:
+            text = f"shuffle=False, and epoch {epoch} has another order than epoch 0"
+            yield Breach(text, world.at(epoch=epoch)) if ranks != world.record(0).ranks else None
 
 
 def new_orders(world: SimulatedWorld) -> Checks:
@@ -99,8 +103,8 @@ def new_orders(world: SimulatedWorld) -> Checks:
     if world.offers.set_epoch and not all_equal(epochs) and world.has_many_orders(epochs):
         for (e0, ranks), (e1, others) in combinations(recorded.items(), 2):
             yield Breach(f"epochs {e0} and {e1} have one order", world.at(epoch=e1)) if ranks == others else None
-    if not world.examination.seeds:
-        return
+    if not world.examination.seeds or not (world.offers.set_epoch or world.has_many_orders(epochs)):
+        return  # without epochs there are only two orders to compare, and few indices may have the same by chance
     ways = [("seeds 0 and 1 give one order: the seed has no effect", 0)]
     if world.offers.set_epoch:
         ways.append(("(seed 0, epoch 1) has the order of (seed 1, epoch 0), as the sum seed + epoch makes it", 1))

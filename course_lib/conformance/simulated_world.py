@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.conformance.asked import asked_batch_size, own_batch_size
+from course_lib.conformance.asked import asked_batch_size, asked_to_shuffle, own_batch_size
 from course_lib.conformance.calls import (
     Offers,
     SamplerFault,
@@ -295,13 +295,18 @@ class SimulatedWorld:
         return sum(len(self.primary(batches)) for batches in ranks)
 
     @cached_property
+    def asked_to_shuffle(self) -> bool | None:
+        """What ``shuffle`` says, as the shape or the factory's arguments have it."""
+        return asked_to_shuffle(self.examination.factory, self.shape)
+
+    @cached_property
     def unshuffled(self) -> bool:
-        """Whether the shape says so, or all epochs are equal and every rank goes through the given order.
+        """Whether that was asked, or all epochs are equal and every rank goes through the given order.
 
         What comes more than once is left out: padding begins the order again.
         """
-        if self.shape.get("shuffle") is False:
-            return True
+        if self.asked_to_shuffle is not None:
+            return not self.asked_to_shuffle
         recorded = [ranks for _, ranks in self.recorded()]
         if not recorded or not all_equal(recorded):
             return False
