@@ -454,6 +454,19 @@ def test_what_shuffle_says_is_what_the_sampler_does():
         assert_batch_sampler(partial(ShuffledBatchSampler, 40, 3), range(40), shapes=[dict(shuffle=shuffle)])
 
 
+class WithoutEpochs(Contiguous):
+    set_epoch = None
+    sampler = None
+
+    def __init__(self, num_replicas, rank, n=2, seed=0, shuffle=True):
+        super().__init__(num_replicas, rank, n, 1, seed=seed)
+
+
+def test_two_seeds_that_agree_by_chance_are_no_violation_where_there_are_no_epochs():
+    assert [*WithoutEpochs(1, 0, seed=0)] == [*WithoutEpochs(1, 0, seed=1)] == [[0], [1]]
+    assert_batch_sampler(WithoutEpochs, range(2), world_sizes=[1])
+
+
 # -------------------------------------------------------------------------------------------- the reader's own rule
 
 

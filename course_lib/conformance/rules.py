@@ -19,7 +19,7 @@ from course_lib.conformance.by_design import dealt_once, different_ranks, not_em
 from course_lib.conformance.calls import SamplerFault, SamplerRefusal, call, pickled
 from course_lib.conformance.one_order import same_order_on_fewer_ranks
 from course_lib.conformance.resuming import other_workers, other_world_size, resumes
-from course_lib.conformance.simulated_world import MANY_EPOCHS, SimulatedWorld, all_equal
+from course_lib.conformance.simulated_world import MANY_EPOCHS, MANY_ORDERS, SimulatedWorld, all_equal
 from course_lib.conformance.violations import Counterexample, listed, shortened
 
 INNER = "batch_sampler.sampler.set_epoch, the only one that Lightning calls (and accelerate on several ranks),"
@@ -103,7 +103,7 @@ def new_orders(world: SimulatedWorld) -> Checks:
     if world.offers.set_epoch and not all_equal(epochs) and world.has_many_orders(epochs):
         for (e0, ranks), (e1, others) in combinations(recorded.items(), 2):
             yield Breach(f"epochs {e0} and {e1} have one order", world.at(epoch=e1)) if ranks == others else None
-    if not world.examination.seeds or not (world.offers.set_epoch or world.has_many_orders(epochs)):
+    if not world.examination.seeds or not (world.offers.set_epoch or len(world.once) >= MANY_ORDERS):
         return  # without epochs there are only two orders to compare, and few indices may have the same by chance
     ways = [("seeds 0 and 1 give one order: the seed has no effect", 0)]
     if world.offers.set_epoch:
