@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import BatchSampler, DistributedSampler, RandomSampler
 
 from course_lib.conformance import assert_batch_sampler, check_batch_sampler
-from course_lib.conformance.report import RULES
+from course_lib.conformance.violations import RULES
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from tests import effort
 
@@ -323,6 +323,22 @@ class StateEndsInNothing(Contiguous):
         return (state[0], self.n - 1, 0) if state[0] > self.epoch else state
 
 
+class StateSkipsAnEpoch(Contiguous):
+    """After the last batch, it stands in the epoch after the next."""
+
+    def state_dict(self, batches=None):
+        epoch, *place = super().state_dict(batches)
+        return (epoch + 1 if epoch > self.epoch else epoch), *place
+
+
+class CountsBeforeTheFirstBatch(Contiguous):
+    """A state that is taken when the epoch has begun, before its first batch, counts that batch."""
+
+    def __iter__(self):
+        self.yielded = 1
+        return super().__iter__()
+
+
 class SetEpochLosesThePosition(Contiguous):
     def set_epoch(self, epoch):
         self.begin(epoch, 0, 0)
@@ -479,6 +495,8 @@ FAULTS = {
     StateOneAhead: 7,
     StateWithoutEpoch: 7,
     StateEndsInNothing: 7,
+    StateSkipsAnEpoch: 7,
+    CountsBeforeTheFirstBatch: 7,
     SetEpochLosesThePosition: 7,
     PositionStays: 7,
     SecondResumeForgetsTheFirst: 7,

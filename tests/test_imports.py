@@ -18,7 +18,7 @@ PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
     "callbacks": "ExactAccumulation ExactResume FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
     "StepCountError",
-    "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample Violation",
+    "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample RULES Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
     "devices": "usable_device explain_device",
     "launch": "run_ranks rank_device RankResult RankReport RankError RankTimeout",

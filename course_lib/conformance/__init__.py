@@ -14,10 +14,10 @@ eleven rules.
 All rules but the fourth are judged as in a run that has seeded the global generators alike on all ranks, so that a
 sampler that draws from them breaks one rule, not all. The caller's generators are put back afterwards.
 
-Start with ``report.RULES``, which names the eleven rules; ``rules.py`` has one function for each.
+Start with ``RULES``, which names the eleven rules; ``rules.py`` and ``resuming.py`` have one function for each.
 """
 
-from course_lib.conformance.lab import assert_batch_sampler, check_batch_sampler
-from course_lib.conformance.report import ConformanceReport, Counterexample, Violation
+from course_lib.conformance.check import assert_batch_sampler, check_batch_sampler
+from course_lib.conformance.violations import RULES, ConformanceReport, Counterexample, Violation
 
-__all__ = ["ConformanceReport", "Counterexample", "Violation", "assert_batch_sampler", "check_batch_sampler"]
+__all__ = ["RULES", "ConformanceReport", "Counterexample", "Violation", "assert_batch_sampler", "check_batch_sampler"]

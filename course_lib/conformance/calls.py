@@ -1,6 +1,6 @@
 """Calls into somebody else's sampler: what it offers, and what it does.
 
-Whatever it raises or yields becomes batches or a :class:`Fault`, and never ends the kit itself.
+Whatever it raises or yields becomes batches or a :class:`SamplerFault`, and never ends the kit itself.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ MANY_INDICES = 1_000_000
 """A batch with more indices is taken for one without an end."""
 
 
-class Fault(Exception):
+class SamplerFault(Exception):
     """The sampler raised, or yielded something that is no batch."""
 
 
-class Refusal(Fault):
+class SamplerRefusal(SamplerFault):
     """A ValueError before the first batch."""
 
 
-class Unpicklable(Fault):
+class Unpicklable(SamplerFault):
     pass
 
 
@@ -36,8 +36,8 @@ def call(what: str, function: Callable[..., Any], *args: Any, **keywords: Any) -
         raise fault_or_refusal(f"{what} raised", error) from error
 
 
-def fault_or_refusal(what: str, error: Exception) -> Fault:
-    kind = Refusal if isinstance(error, ValueError) else Fault
+def fault_or_refusal(what: str, error: Exception) -> SamplerFault:
+    kind = SamplerRefusal if isinstance(error, ValueError) else SamplerFault
     return kind(describe_error(what, error))
 
 
@@ -57,19 +57,27 @@ def as_indices(batch: Any, number: int) -> list[int]:
     try:
         items = list(islice(batch, MANY_INDICES + 1))
     except TypeError:
-        raise Fault(f"batch {number} is {batch!r}, no list: is this a sampler, and no batch sampler?") from None
+        raise SamplerFault(f"batch {number} is {batch!r}, no list: is this a sampler, and no batch sampler?") from None
     if not items:
-        raise Fault(f"batch {number} is empty")
+        raise SamplerFault(f"batch {number} is empty")
     if len(items) > MANY_INDICES:
-        raise Fault(f"batch {number} has no end: more than {MANY_INDICES:,} indices")
+        raise SamplerFault(f"batch {number} has no end: more than {MANY_INDICES:,} indices")
     if all(type(item) is int for item in items):
         return items
     for item in items:
         try:
             operator.index(item)
         except TypeError:
-            raise Fault(f"batch {number} holds {item!r}, which is no integer") from None
+            raise SamplerFault(f"batch {number} holds {item!r}, which is no integer") from None
     return [operator.index(item) for item in items]
+
+
+def told_length(sampler: Any) -> int:
+    """What ``len()`` says, or 0: whether it is right is for rule 3 to judge."""
+    try:
+        return min(len(sampler), MANY_INDICES)
+    except Exception:
+        return 0
 
 
 @dataclass(frozen=True)

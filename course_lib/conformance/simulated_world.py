@@ -1,11 +1,11 @@
-"""All ranks in one process: one shape on one world size, made, read, stopped and resumed."""
+"""All ranks in one process: the samplers of one shape on one world size, made, read, stopped and resumed."""
 
 from __future__ import annotations
 
 import operator
 import random
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import islice, zip_longest
@@ -14,18 +14,20 @@ from typing import Any
 import numpy as np
 import torch
 
+from course_lib.conformance.asked import asked_batch_size, asked_to_shuffle, own_batch_size
 from course_lib.conformance.calls import (
-    Fault,
     Offers,
-    Refusal,
+    SamplerFault,
+    SamplerRefusal,
     as_indices,
     call,
     describe_error,
     epoch_setter,
     fault_or_refusal,
     pickled,
+    told_length,
 )
-from course_lib.conformance.report import Counterexample, Shape, Violation
+from course_lib.conformance.violations import Counterexample, Shape, Violation
 
 Batches = list[list[int]]
 """What one rank yields."""
@@ -38,8 +40,8 @@ MANY_STOPS = 8
 
 
 @dataclass
-class Game:
-    """What all trials of one call share: how samplers are made, and what has been found so far."""
+class Examination:
+    """What was asked in one call, and what has been found so far."""
 
     factory: Callable[..., Any]
     by_name: bool
@@ -51,7 +53,9 @@ class Game:
     """Whether indices may come more than once, as the caller says."""
     drops: bool = False
     """Whether indices may be left out, as the caller says."""
-    trials: list[Trial] = field(default_factory=list)
+    batch_rule: Callable[[list[int]], object] | None = None
+    """The caller's own rule for a batch."""
+    worlds: list[SimulatedWorld] = field(default_factory=list)
     """The smallest first."""
     broken: dict[int, Violation] = field(default_factory=dict)
     """The rules that are broken, by number."""
@@ -65,7 +69,7 @@ class Game:
 
 
 @dataclass
-class Record:
+class EpochRecord:
     """What the ranks did in one epoch: ``ranks`` is empty if they refused it, or if one went wrong."""
 
     ranks: list[Batches] = field(default_factory=list)
@@ -74,31 +78,43 @@ class Record:
     faulty_rank: int | None = None
 
 
-class Trial:
-    """One shape on one world size: makes samplers, reads them, and remembers what new ones yield."""
+class SimulatedWorld:
+    """The ranks of one shape on one world size: makes their samplers, reads them, and remembers what they yield."""
 
-    def __init__(self, game: Game, shape: Shape, once: Collection[int], num_replicas: int) -> None:
-        self.game, self.shape, self.num_replicas = game, shape, num_replicas
-        ordered = once if isinstance(once, Sequence) else sorted(once)
-        self.once = {operator.index(index): place for place, index in enumerate(ordered)}
-        if not self.once:
-            raise ValueError(f"exactly_once must name at least one index, got {once!r} for the shape {dict(shape)}")
+    def __init__(self, examination: Examination, shape: Shape, once: Iterable[int], num_replicas: int) -> None:
+        self.examination, self.shape, self.num_replicas = examination, shape, num_replicas
+        self.once = {index: place for place, index in enumerate(once)}
+        self.resumed_here: list[tuple[Counterexample, list[Batches]]] = []
+        """What these ranks yielded after a resume from another world size, and where that was."""
         self.here = Counterexample(shape, num_replicas)
-        self._records: dict[int, Record] = {}
+        self._records: dict[int, EpochRecord] = {}
 
     def at(self, **place: Any) -> Counterexample:
         """Where the rule is now; an unexpected fault is reported here."""
         self.here = Counterexample(self.shape, self.num_replicas, **place)
         return self.here
 
-    def on_all_world_sizes(self) -> list[Trial]:
-        """The trials of this shape, this one included."""
-        return [trial for trial in self.game.trials if trial.shape is self.shape]
+    def on_all_world_sizes(self) -> list[SimulatedWorld]:
+        """The worlds of this shape, this one included."""
+        return [world for world in self.examination.worlds if world.shape is self.shape]
 
-    def on_larger_shapes(self) -> list[Trial]:
-        """The trials of this world size with more indices."""
-        same = (trial for trial in self.game.trials if trial.num_replicas == self.num_replicas)
-        return [trial for trial in same if len(trial.once) > len(self.once)]
+    @cached_property
+    def with_fewer_ranks(self) -> list[SimulatedWorld]:
+        """The worlds of this shape with fewer ranks.
+
+        Where repeating or dropping is by design, no single world shows whether its ranks share an order. So one rank
+        alone is among them then, whether or not it was asked for.
+        """
+        fewer = [world for world in self.on_all_world_sizes() if world.num_replicas < self.num_replicas]
+        by_design = self.examination.repeats or self.examination.drops
+        if by_design and self.num_replicas > 1 and all(world.num_replicas > 1 for world in fewer):
+            return [SimulatedWorld(self.examination, self.shape, list(self.once), 1), *fewer]
+        return fewer
+
+    def on_larger_shapes(self) -> list[SimulatedWorld]:
+        """The worlds of this world size with more indices."""
+        same = (world for world in self.examination.worlds if world.num_replicas == self.num_replicas)
+        return [world for world in same if len(world.once) > len(self.once)]
 
     # Samplers
 
@@ -108,11 +124,13 @@ class Trial:
         keywords = dict(self.shape)
         if seed is not None:
             keywords["seed"] = seed
-        if self.game.by_name:
+        if self.examination.by_name:
             keywords.update(num_replicas=self.num_replicas, rank=rank)
-            sampler = call("making the sampler", self.game.factory, **keywords)
+            sampler = call("making the sampler", self.examination.factory, **keywords)
         else:
-            sampler = call("making the sampler", self.game.factory, self.num_replicas, rank, **keywords)
+            sampler = call("making the sampler", self.examination.factory, self.num_replicas, rank, **keywords)
+        if sampler is None:
+            raise SamplerFault("the factory returned None, no sampler: does it end with a return?")
         if epoch is not None:
             self.turn(sampler, epoch)
         return sampler
@@ -125,20 +143,22 @@ class Trial:
     def iterate(self, sampler: Any, epoch: int, salt: int = 0) -> Iterator[list[int]]:
         """The sampler's batches, checked; an exception or an endless epoch becomes a fault."""
         seed_globals(salt, epoch)
-        most = 10 * len(self.once) + 100
+        most = max(10 * len(self.once) + 100, told_length(sampler))
         number = 0
         try:
             for batch in sampler:
                 if number == most:
-                    raise Fault(f"the epoch has no end: more than {most:,} batches for {len(self.once):,} indices")
+                    raise SamplerFault(
+                        f"the epoch has no end: more than {most:,} batches for {len(self.once):,} indices"
+                    )
                 yield as_indices(batch, number)
                 number += 1
-        except Fault:
+        except SamplerFault:
             raise
         except Exception as error:
             if number == 0:
                 raise fault_or_refusal("iterating raised", error) from error
-            raise Fault(describe_error(f"batch {number} raised", error)) from error
+            raise SamplerFault(describe_error(f"batch {number} raised", error)) from error
 
     def read(self, sampler: Any, epoch: int, salt: int = 0) -> Batches:
         return list(self.iterate(sampler, epoch, salt))
@@ -179,8 +199,9 @@ class Trial:
 
     def state_of(self, sampler: Any, epoch: int, stop: int, **batches: int) -> Any:
         """The state after some batches, as a checkpoint keeps it."""
-        iterator = self.iterate(sampler, epoch)
-        for _ in islice(iterator, stop):
+        if stop == 0:
+            call("iter()", iter, sampler)  # a loader that has begun the epoch, and has had nothing of it
+        for _ in islice(self.iterate(sampler, epoch), stop):
             pass
         return pickled(call("state_dict", sampler.state_dict, **batches))
 
@@ -205,32 +226,32 @@ class Trial:
 
     # What all ranks yield
 
-    def record(self, epoch: int) -> Record:
+    def record(self, epoch: int) -> EpochRecord:
         """What all ranks' new samplers yield in an epoch: it is read once, and compared with from then on."""
         if epoch not in self._records:
             self._records[epoch] = self._read_record(epoch)
         return self._records[epoch]
 
-    def _read_record(self, epoch: int) -> Record:
-        record = Record()
+    def _read_record(self, epoch: int) -> EpochRecord:
+        record = EpochRecord()
         ranks = []
         for rank in range(self.num_replicas):
             try:
                 ranks.append(self.read(self.make(rank, epoch), epoch))
-            except Refusal as refusal:
+            except SamplerRefusal as refusal:
                 record.refused[rank] = str(refusal)
-            except Fault as fault:
+            except SamplerFault as fault:
                 record.fault, record.faulty_rank = str(fault), rank
                 break
         if len(ranks) == self.num_replicas:
             record.ranks = ranks
         elif len(record.refused) == self.num_replicas:
-            self.game.note("refused", f"{Counterexample(self.shape, self.num_replicas)}: {record.refused[0]}")
+            self.examination.note("refused", f"{Counterexample(self.shape, self.num_replicas)}: {record.refused[0]}")
         return record
 
     def recorded(self) -> list[tuple[int, list[Batches]]]:
         """The epochs that could be read on all ranks."""
-        records = ((epoch, self.record(epoch).ranks) for epoch in self.game.epochs)
+        records = ((epoch, self.record(epoch).ranks) for epoch in self.examination.epochs)
         return [(epoch, ranks) for epoch, ranks in records if ranks]
 
     @cached_property
@@ -239,18 +260,53 @@ class Trial:
 
     @cached_property
     def secondary(self) -> frozenset[int]:
-        """The indices beyond ``exactly_once`` that this trial yields in any epoch."""
+        """The indices beyond ``exactly_once`` that this world yields in any epoch."""
         batches = [batch for _, ranks in self.recorded() for each in ranks for batch in each]
         return frozenset(index for batch in batches for index in batch if index not in self.once)
 
     @cached_property
+    def batch_limit(self) -> int | None:
+        """How large a batch of one rank may be: as the shape or the factory says, or else the sampler itself."""
+        asked = asked_batch_size(self.examination.factory, self.shape)
+        return own_batch_size(self.make(0)) if asked is None else asked
+
+    def counted_in_size(self, batch: list[int]) -> int:
+        """How many of a batch's indices its size speaks of: beside a second stream, only the primary ones for sure."""
+        return len(self.primary([batch])) if self.secondary else len(batch)
+
+    @cached_property
+    def full_step(self) -> int:
+        """The indices of a step with full batches, from the largest batch that this shape has on any world size."""
+        seen = [
+            self.counted_in_size(batch)
+            for world in self.on_all_world_sizes()
+            for _, ranks in world.recorded()
+            for batches in ranks
+            for batch in batches
+        ]
+        return self.num_replicas * max(self.batch_limit or 0, *seen, 0)
+
+    @property
+    def has_batches(self) -> bool:
+        return any(batches for _, ranks in self.recorded() for batches in ranks)
+
+    def size_of_epoch(self, ranks: list[Batches]) -> int:
+        """Primary indices on all ranks, repeated ones too."""
+        return sum(len(self.primary(batches)) for batches in ranks)
+
+    @cached_property
+    def asked_to_shuffle(self) -> bool | None:
+        """What ``shuffle`` says, as the shape or the factory's arguments have it."""
+        return asked_to_shuffle(self.examination.factory, self.shape)
+
+    @cached_property
     def unshuffled(self) -> bool:
-        """Whether the shape says so, or all epochs are equal and every rank goes through the given order.
+        """Whether that was asked, or all epochs are equal and every rank goes through the given order.
 
         What comes more than once is left out: padding begins the order again.
         """
-        if self.shape.get("shuffle") is False:
-            return True
+        if self.asked_to_shuffle is not None:
+            return not self.asked_to_shuffle
         recorded = [ranks for _, ranks in self.recorded()]
         if not recorded or not all_equal(recorded):
             return False
@@ -267,8 +323,8 @@ class Trial:
     @cached_property
     def is_one_group(self) -> bool:
         """Whether only larger shapes have several orders, as with samplers that sort large groups by length."""
-        larger = (trial for trial in self.on_larger_shapes() if trial.has_orders)
-        return self.repeats_one_order and not all(trial.repeats_one_order for trial in larger)
+        larger = (world for world in self.on_larger_shapes() if world.has_orders)
+        return self.repeats_one_order and not all(world.repeats_one_order for world in larger)
 
     @property
     def has_orders(self) -> bool:
@@ -292,14 +348,6 @@ class Trial:
         uses = Counter(index for batches in ranks for index in self.primary(batches))
         missing = [index for index in self.once if index not in uses]
         return missing, [index for index, count in uses.items() if count > 1]
-
-    def first_steps(self, ranks: list[Batches]) -> dict[int, int]:
-        """For each index, the first step in which it comes."""
-        steps: dict[int, int] = {}
-        for step, batches in enumerate(zip_longest(*ranks, fillvalue=[])):
-            for index in self.primary(list(batches)):
-                steps.setdefault(index, step)
-        return steps
 
 
 def all_equal(items: Iterable[Any]) -> bool:

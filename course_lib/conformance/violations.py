@@ -20,10 +20,14 @@ RULES: dict[int, tuple[str, str]] = {
     7: ("resume", "after a resume the run trains again on what it has seen, or never on what it has missed"),
     8: ("other workers", "workers fetch ahead of the training: what they had fetched is lost by a resume"),
     9: ("other world size", "a run that goes on with more or fewer ranks loses samples or sees them twice"),
-    10: ("even use", "some samples weigh more than others, and a batch holds less than its size says"),
+    10: ("sound batches", "some samples weigh more than others, or a batch takes more memory than its size says"),
     11: ("picklable, re-iterable", "a second epoch, a second loader or a spawned process gets nothing, or an error"),
 }
 """Number: short name, and what a violation means for a training run."""
+
+OWN_RULE = 12
+"""The number of the caller's own ``batch_rule``, where there is one."""
+OWN_MEANING = ("your batch_rule", "the batches are not what you ask of them")
 
 
 @dataclass(frozen=True)
