@@ -114,11 +114,9 @@ class Callers:
     def __init__(self) -> None:
         server.PRELOAD = LEAN
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
-        warm_up()
-        run_ranks(play, 2, args=("return",))
         self._kernel: Any = None
         self._client: Any = None
-        self.known = {child.pid for child in psutil.Process().children(recursive=True)}
+        self.known: set[int] = set()
 
     def close(self) -> None:
         if self._kernel is not None:
@@ -137,7 +135,15 @@ class Callers:
                 with contextlib.suppress(psutil.Error):
                     process.kill()
 
+    def _have_server(self) -> None:
+        """A caller that is killed while it asks for a rank takes its server with it, and here they share one."""
+        warm_up()
+        if not self.known >= (children := {child.pid for child in psutil.Process().children()}):
+            run_ranks(play, 1, args=("return",))
+            self.known |= children
+
     def _in_process(self, moment: Moment) -> Outcome:
+        self._have_server()
         with tempfile.TemporaryFile("w+") as told:
             begun, begins = os.pipe()
             pid = os.fork()
@@ -174,20 +180,15 @@ class Callers:
     def _in_kernel(self, moment: Moment) -> Outcome:
         if self._kernel is None:
             self._start_kernel()
-        self._client.execute(
-            f"print('begun'); run_ranks(play, {moment.ranks}, args=('{moment.end}',))"
-            if moment.end != "mixed"
-            else f"print('begun'); call_again_and_again('mixed', {moment.ranks})"
-        )
+        # Without an end: ipykernel itself may die of an interrupt that comes just after a cell.
+        self._client.execute(f"print('begun'); call_again_and_again('{moment.end}', {moment.ranks})")
         try:
             self._await_output("begun")
         except queue.Empty:
-            alive = self._kernel.is_alive()
-            if alive:
-                os.kill(self._kernel_pid, signal.SIGUSR1)  # its stacks go to stderr
-                time.sleep(1.0)
+            os.kill(self._kernel_pid, signal.SIGUSR1)  # its stacks go to stderr
+            time.sleep(1.0)
             self._end_kernel()
-            return Outcome(float("inf"), float("inf"), [], f"the kernel did not begin; it is alive: {alive}")
+            return Outcome(float("inf"), float("inf"), [], "the kernel did not begin the cell")
         time.sleep(moment.delay)
         sent = time.monotonic()
         self._kernel.interrupt_kernel()
@@ -198,8 +199,8 @@ class Callers:
         ended = time.monotonic() - sent if replied else float("inf")
         gone = _seconds_until(lambda: not self._left(), sent)
         noise = ""
-        if replied and reply["status"] == "error" and reply["ename"] not in ("KeyboardInterrupt", "RankError"):
-            noise = f"{reply['ename']}: {reply['evalue']}"
+        if replied and reply.get("ename") != "KeyboardInterrupt":
+            noise = f"the cell ended otherwise: {reply}"
         outcome = Outcome(ended, gone, [_words(p) for p in self._left()], noise)
         if not replied:
             self._end_kernel()
@@ -278,7 +279,8 @@ def hunt(moments: Iterator[Moment]) -> list[tuple[Moment, Outcome]]:
     """Every moment with what came of it; what is wrong is printed as it is found."""
     callers, tried = Callers(), []
     try:
-        for moment in moments:
+        # Kernels last: a process that is forked while there is one would shut it down when it exits.
+        for moment in sorted(moments, key=lambda moment: moment.caller == "kernel"):
             tried.append((moment, callers.try_at(moment)))
             if not tried[-1][1].right:
                 print(f"{len(tried)}. {moment}\n{tried[-1][1]}", flush=True)
