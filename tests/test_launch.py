@@ -89,6 +89,48 @@ def test_ranks_see_the_callers_environment_folder_and_path(monkeypatch, tmp_path
     assert values == [("set after the server started", str(tmp_path), "found", "2", str(rank)) for rank in range(2)]
 
 
+OUTER_JOB = {
+    "torch": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "4"},
+    "Lightning": {"PL_GLOBAL_SEED": "7", "PL_SEED_WORKERS": "1", "LT_DEVICES": "4"},
+    "SLURM": {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_JOB_NAME": "train"},
+    "MPI": {"OMPI_COMM_WORLD_RANK": "5", "PMI_RANK": "5", "PMIX_RANK": "5"},
+    "LSF": {"LSB_JOBID": "1", "LSB_DJOB_RANKFILE": "/none", "JSM_NAMESPACE_RANK": "5"},
+    "Kubeflow": {"KUBERNETES_PORT": "tcp://10.0.0.1:443"},
+    "accelerate": {"ACCELERATE_USE_FSDP": "true"},
+}
+
+
+@pytest.mark.parametrize("family", OUTER_JOB)
+def test_ranks_see_nothing_of_the_job_that_the_caller_runs_in(family, monkeypatch):
+    def look(rank):
+        return dict(os.environ), dist.get_rank(), dist.get_world_size()
+
+    for name in [name for variables in OUTER_JOB.values() for name in variables]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GROUP", "a name that only looks like one of them")
+    without = [result.value for result in run_ranks(look)]
+    for name, value in OUTER_JOB[family].items():
+        monkeypatch.setenv(name, value)
+    inside = [result.value for result in run_ranks(look)]
+    for (seen, *own), (seen_without, *own_without) in zip(inside, without, strict=True):
+        assert own == own_without
+        assert {**seen, "MASTER_PORT": ""} == {**seen_without, "MASTER_PORT": ""}
+    assert inside[1][0]["RANK"] == "1" and inside[1][0]["TORCHELASTIC_RUN_ID"] == "run_ranks"
+
+
+def test_a_trainer_in_a_rank_is_no_part_of_the_callers_job(monkeypatch):
+    def fit(rank):
+        from tests.trainer_oracle import count_real_fit
+
+        return count_real_fit(33, 8, max_epochs=1, devices=2, strategy="ddp").totals, os.environ.get("PL_GLOBAL_SEED")
+
+    for variables in OUTER_JOB.values():
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    assert [r.value for r in run_ranks(fit)] == [((3, 1, 3), None)] * 2
+
+
 def test_works_after_the_caller_used_openmp():
     x = torch.randn(600, 600)
     (x @ x).sum().item()

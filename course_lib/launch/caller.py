@@ -54,7 +54,8 @@ def run_ranks(
 
     Inside ``fn`` the group is initialised, the environment is that of the caller plus what a launcher sets (``RANK``,
     ``WORLD_SIZE`` …), so that a Lightning ``Trainer(devices=world_size, strategy="ddp")`` or a Fabric joins the
-    group, and torch uses one CPU thread for each rank, as under torchrun.
+    group, and torch uses one CPU thread for each rank, as under torchrun. What the job has set that the caller itself
+    runs in (``SLURM_…``, torchrun's, MPI's, a seed of Lightning's) is left out: the ranks are no part of that job.
 
     Args:
         fn: Any callable; what it and its classes need of a notebook's or script's globals travels along, as a copy.
