@@ -293,8 +293,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--moments", type=int, default=200)
     parser.add_argument("--seed", type=int, default=random.randrange(10_000))
+    parser.add_argument(
+        "--no-kernels", action="store_true", help="leave out notebooks, which take the longest to start"
+    )
     options = parser.parse_args()
-    tried = hunt(draw_moments(options.seed, options.moments))
+    tried = hunt(draw_moments(options.seed, options.moments, kernels=not options.no_kernels))
     wrong = sum(not outcome.right for _, outcome in tried)
     print(f"seed {options.seed}: {len(tried)} signals, {wrong} wrong; seconds until the end:")
     for caller in Counter(moment.caller for moment, _ in tried):
