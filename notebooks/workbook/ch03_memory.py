@@ -179,7 +179,7 @@ CARDS = (8, 16, 24, 80)
 
 
 class Records(Dataset):
-    """A dataset of Python objects, one for each sample; here because a spawned worker imports what it reads."""
+    """A Python object for each sample."""
 
     def __init__(self, records: Sequence[Mapping[str, int]]) -> None:
         self.records = records
