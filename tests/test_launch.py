@@ -1,5 +1,6 @@
 """Ranks for real: every way a call can end, and what is left behind."""
 
+import contextlib
 import multiprocessing
 import os
 import signal
@@ -87,6 +88,48 @@ def test_ranks_see_the_callers_environment_folder_and_path(monkeypatch, tmp_path
     monkeypatch.chdir(tmp_path)
     values = [r.value for r in run_ranks(look)]
     assert values == [("set after the server started", str(tmp_path), "found", "2", str(rank)) for rank in range(2)]
+
+
+OUTER_JOB = {
+    "torch": {"RANK": "5", "WORLD_SIZE": "8", "LOCAL_RANK": "1", "NODE_RANK": "2", "MASTER_ADDR": "10.0.0.1"},
+    "torchrun": {"TORCHELASTIC_RUN_ID": "job", "TORCHELASTIC_USE_AGENT_STORE": "True", "GROUP_WORLD_SIZE": "4"},
+    "Lightning": {"PL_GLOBAL_SEED": "7", "PL_SEED_WORKERS": "1", "LT_DEVICES": "4"},
+    "SLURM": {"SLURM_JOB_ID": "1", "SLURM_NTASKS": "8", "SLURM_PROCID": "5", "SLURM_JOB_NAME": "train"},
+    "MPI": {"OMPI_COMM_WORLD_RANK": "5", "PMI_RANK": "5", "PMIX_RANK": "5"},
+    "LSF": {"LSB_JOBID": "1", "LSB_DJOB_RANKFILE": "/none", "JSM_NAMESPACE_RANK": "5"},
+    "Kubeflow": {"KUBERNETES_PORT": "tcp://10.0.0.1:443"},
+    "accelerate": {"ACCELERATE_USE_FSDP": "true"},
+}
+
+
+@pytest.mark.parametrize("family", OUTER_JOB)
+def test_ranks_see_nothing_of_the_job_that_the_caller_runs_in(family, monkeypatch):
+    def look(rank):
+        return dict(os.environ), dist.get_rank(), dist.get_world_size()
+
+    for name in [name for variables in OUTER_JOB.values() for name in variables]:
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("GROUP", "a name that only looks like one of them")
+    without = [result.value for result in run_ranks(look)]
+    for name, value in OUTER_JOB[family].items():
+        monkeypatch.setenv(name, value)
+    inside = [result.value for result in run_ranks(look)]
+    for (seen, *own), (seen_without, *own_without) in zip(inside, without, strict=True):
+        assert own == own_without
+        assert {**seen, "MASTER_PORT": ""} == {**seen_without, "MASTER_PORT": ""}
+    assert inside[1][0]["RANK"] == "1" and inside[1][0]["TORCHELASTIC_RUN_ID"] == "run_ranks"
+
+
+def test_a_trainer_in_a_rank_is_no_part_of_the_callers_job(monkeypatch):
+    def fit(rank):
+        from tests.trainer_oracle import count_real_fit
+
+        return count_real_fit(33, 8, max_epochs=1, devices=2, strategy="ddp").totals, os.environ.get("PL_GLOBAL_SEED")
+
+    for variables in OUTER_JOB.values():
+        for name, value in variables.items():
+            monkeypatch.setenv(name, value)
+    assert [r.value for r in run_ranks(fit)] == [((3, 1, 3), None)] * 2
 
 
 def test_works_after_the_caller_used_openmp():
@@ -410,6 +453,8 @@ def test_many_calls_leave_nothing(monkeypatch, tmp_path):
 
 LEAN = "from course_lib.launch import server\nserver.PRELOAD = ('torch', 'course_lib.launch')\n"
 """For scripts whose ranks need no Lightning: their server starts in half of the time."""
+INTERRUPTED = "import signal\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n"
+"""For scripts that get SIGINT: it is ignored where the tests were started in the background of a script."""
 SCRIPT = """
     # No `if __name__ == "__main__"`: a script may call run_ranks as a notebook does.
     import os, time, torch
@@ -445,8 +490,8 @@ def short_path():
         yield Path(folder)
 
 
-def start_script(folder, mode, method="None"):
-    script = LEAN + textwrap.dedent(SCRIPT)
+def start_script(folder, mode, method="None", begin=INTERRUPTED):
+    script = begin + LEAN + textwrap.dedent(SCRIPT)
     script = script.replace("MODE", mode).replace("FOLDER", str(folder)).replace("METHOD", method)
     path = folder / "script.py"
     path.write_text(script)
@@ -470,21 +515,138 @@ KILLED = [(signal.SIGINT, "hang"), (signal.SIGKILL, "linger"), (signal.SIGKILL, 
 KILLED += [(signal.SIGINT, "hold"), (signal.SIGINT, "linger"), (signal.SIGKILL, "hang")]
 
 
-@pytest.mark.parametrize(("number", "mode"), KILLED[: effort.cases(2, 6)])
-def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, mode):
-    process = start_script(short_path, mode)
-    while len(pids := [int(p.name.split("-")[1]) for p in short_path.glob("?-*")]) < 2:
+def wait_for_ranks(process, folder):
+    """What the script has started, when both ranks are in its function."""
+    while len(pids := [int(p.name.split("-")[1]) for p in folder.glob("?-*")]) < 2:
         assert process.poll() is None, process.stderr.read()
         time.sleep(0.05)
     descendants = psutil.Process(process.pid).children(recursive=True)
     assert {p.pid for p in descendants} >= set(pids)
-    process.send_signal(number)
-    _, err = process.communicate(timeout=60)
-    _, alive = psutil.wait_procs(descendants, timeout=60)
-    assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    return descendants
+
+
+def end_all(processes):
+    for process in processes:
+        with contextlib.suppress(psutil.Error):
+            process.kill()
+
+
+@pytest.mark.parametrize(("number", "mode"), KILLED[: effort.cases(2, 6)])
+def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, mode):
+    process = start_script(short_path, mode)
+    descendants = wait_for_ranks(process, short_path)
+    try:
+        process.send_signal(number)
+        _, err = process.communicate(timeout=60)
+        _, alive = psutil.wait_procs(descendants, timeout=60)
+        assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        end_all([process, *descendants])
     assert list((short_path / "tmp").glob("run_ranks-*")) == []
     if number == signal.SIGINT and mode != "linger":  # that one may have ended by itself
         assert "KeyboardInterrupt" in err
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
+def test_where_interrupts_are_ignored_from_the_start_sigterm_ends_the_call(short_path):
+    process = start_script(short_path, "hang", begin="import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")
+    descendants = wait_for_ranks(process, short_path)
+    try:
+        process.send_signal(signal.SIGINT)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == -signal.SIGTERM
+        _, alive = psutil.wait_procs(descendants, timeout=60)
+        assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+    finally:
+        end_all([process, *descendants])
+        process.communicate()
+
+
+@pytest.fixture
+def interrupts(monkeypatch):
+    """SIGINT raises KeyboardInterrupt here, also where the tests were started with it ignored."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+def processes_of_ranks():
+    """All that was forked from the server, and what that has forked."""
+    from multiprocessing import forkserver
+
+    server_process = psutil.Process(forkserver._forkserver._forkserver_pid)
+    return [p for p in server_process.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the server")
+def test_an_interrupt_while_a_rank_is_being_started_leaves_no_process(interrupts, monkeypatch):
+    from multiprocessing import forkserver
+
+    run_ranks(lambda rank: rank, 1)
+    known = {child.pid for child in psutil.Process().children(recursive=True)}
+    read = forkserver.read_signed
+
+    def read_after_an_interrupt(fd):
+        if threading.current_thread() is threading.main_thread():
+            signal.raise_signal(signal.SIGINT)  # the process is there, and nobody knows its number yet
+        else:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.2)
+        return read(fd)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(forkserver, "read_signed", read_after_an_interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            run_ranks(lambda rank: time.sleep(600))
+    deadline = time.monotonic() + 30
+    while processes_of_ranks() and time.monotonic() < deadline:
+        time.sleep(0.05)
+    left = processes_of_ranks() + [p for p in psutil.Process().children(recursive=True) if p.pid not in known]
+    end_all(left)
+    assert left == []
+
+
+def test_an_interrupt_that_does_not_wake_the_waiting_thread_is_seen(interrupts, tmp_path):
+    # As one does that comes just before the system's wait begins: Python notes it, and the wait goes on.
+    def hang(rank):
+        (tmp_path / "running").touch()
+        time.sleep(40)
+        (tmp_path / "slept").touch()
+
+    def interrupt():
+        while not (tmp_path / "running").exists():
+            time.sleep(0.01)
+        time.sleep(0.3)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+
+    other = threading.Thread(target=interrupt)
+    other.start()
+    with pytest.raises(KeyboardInterrupt):
+        run_ranks(hang, 1)
+    other.join()
+    assert not (tmp_path / "slept").exists()
+
+
+def test_a_script_that_is_hidden_from_ranks_keeps_its_names():
+    main = sys.modules["__main__"]
+    main.kept = "a name"
+    try:
+        with server.hidden_main():
+            hidden = sys.modules["__main__"]
+            assert hidden is not main and hidden.kept == "a name"
+            assert hidden.__spec__ is None and not hasattr(hidden, "__file__")
+        assert sys.modules["__main__"] is main
+    finally:
+        del main.kept
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="it adopts what callers leave")
+def test_signals_at_random_moments_are_not_lost_and_leave_nothing():
+    # A few of the moments of tests/hunt/interrupts.py, which tries thousands.
+    command = [sys.executable, "-m", "tests.hunt.interrupts", "--seed", "0"]
+    command += ["--moments", str(effort.cases(12, 100)), *(["--no-kernels"] if effort.cases(1, 0) else [])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[1], check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server is started")

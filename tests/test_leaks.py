@@ -4,6 +4,8 @@ import collections
 import functools
 import gc
 import itertools
+import multiprocessing
+import os
 import random
 import re
 import subprocess
@@ -19,7 +21,7 @@ from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 from course_lib.launch import run_ranks
-from course_lib.leaks import watch_growth
+from course_lib.leaks import processes, watch_growth
 from course_lib.leaks.trend import growth, slowest_third
 from course_lib.loader import MiniDataLoader
 from tests import effort
@@ -174,6 +176,109 @@ def dict_of_arrays():
     # gc tracks neither arrays nor a dict of them.
     cache, number = {}, itertools.count()
     return lambda: cache.update({next(number): np.zeros(1000)})
+
+
+@leak("objects", "dict `caches[0]` (closure of `step`)", "dict `caches[1]` (closure of `step`)")
+def dicts_of_arrays_in_a_list():
+    # gc tracks the list, and not what it holds.
+    caches, number = [{}, {}], itertools.count()
+
+    def step():
+        for cache in caches:
+            cache[next(number)] = np.zeros(1000)
+
+    return step
+
+
+@leak("objects", "dict `caches[1]['keys']` (closure of `step`)")
+def a_dict_in_a_dict_in_a_tuple():
+    caches, number = ({}, {"keys": {}}), itertools.count()
+
+    def step():
+        caches[1]["keys"][next(number)] = np.zeros(1000)
+
+    return step
+
+
+@leak("objects", "list `rows` (closure of `step`)")
+def a_dict_a_step_in_a_list():
+    rows, number = [], itertools.count()
+
+    def step():
+        rows.append({"step": next(number), "prediction": np.zeros(1000)})
+
+    return step
+
+
+@leak("objects", "list `keys` (attribute of LayerOfACache)")
+def a_list_in_an_object_in_a_list():
+    layers, number = [LayerOfACache()], itertools.count()
+    layers[0].keys = []
+
+    def step():
+        layers[0].keys.append({"text": f"{next(number)}" * 1000})
+
+    return step
+
+
+GLOBAL_ARRAY = """
+import numpy as np
+grown = np.zeros(0)
+
+def step():
+    global grown
+    grown = np.append(grown, np.zeros(1000))
+"""
+
+
+@leak("arrays", "ndarray `grown` (global of a_job)")
+def array_in_a_global():
+    sys.modules["a_job"] = job = types.ModuleType("a_job")
+    exec(GLOBAL_ARRAY, vars(job))
+    return job.step
+
+
+@leak("arrays", "ndarray `outputs` (closure of `step`)")
+def array_in_a_closure():
+    trainer, outputs, targets = Trainer(), np.zeros((0, 10)), np.zeros((1000, 1000))  # the larger is not to blame
+
+    def step():
+        nonlocal outputs
+        trainer.step()
+        outputs = np.concatenate([outputs, targets[:2, :10]])
+
+    return step
+
+
+@leak("arrays", "ndarray `losses` (attribute of Trainer)")
+def array_in_an_attribute():
+    trainer = Trainer()
+    trainer.losses = np.zeros(0)
+
+    def step():
+        trainer.losses = np.append(trainer.losses, np.zeros(100))
+
+    return step
+
+
+@leak("arrays", "ndarray ['loss'] of dict `history` (closure of `step`)")
+def array_in_a_dict():
+    history = {"loss": np.zeros(0)}
+
+    def step():
+        history["loss"] = np.append(history["loss"], np.zeros(100))
+
+    return step
+
+
+@leak("arrays", "ndarray `layers[1]` (closure of `step`)")
+def array_in_a_list():
+    layers = [np.zeros(10_000), np.zeros(0)]
+
+    def step():
+        layers[1] = np.append(layers[1], np.zeros(100))
+
+    return step
 
 
 @leak("cache", "functools.lru_cache of `embed`")
@@ -448,6 +553,67 @@ def test_workers_that_copy_what_they_read(kind):
     assert 600_000 < culprit.per_step_bytes < 1_000_000
 
 
+def load_for_a_while(loaded, room):
+    """What a process does that starts: it takes more and more memory, and then waits."""
+    kept = []
+    while loaded.value < 30:
+        kept.append(bytearray(os.urandom(200 * 1024)))
+        end = time.process_time() + 0.03
+        while time.process_time() < end:
+            pass
+        loaded.value += 1
+    room.wait()
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the process is forked")
+def test_a_process_that_still_starts_is_waited_for():
+    context = multiprocessing.get_context("fork")
+    loaded, room, number = context.Value("i", 0), context.Event(), itertools.count(1)
+    child = context.Process(target=load_for_a_while, args=(loaded, room))
+
+    def step():
+        if not child.pid:
+            child.start()
+        ahead = min(30, next(number))
+        while loaded.value < ahead:  # each step sees it 200 KiB further
+            time.sleep(0.001)
+
+    try:
+        report = watch_growth(step)
+        assert report.ok, str(report)
+        assert loaded.value == 30
+    finally:
+        room.set()
+        child.join()
+
+
+def spin(end):
+    while not end.is_set():
+        pass
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="the process is forked")
+def test_a_process_that_never_rests_is_waited_for_once(monkeypatch):
+    monkeypatch.setattr(processes, "REST_SECONDS", 0.5)
+    waits = []
+    works = processes._works
+    monkeypatch.setattr(processes, "_works", lambda child: waits.append(child.pid) or works(child))
+    context = multiprocessing.get_context("fork")
+    end = context.Event()
+    child = context.Process(target=spin, args=(end,))
+    child.start()
+    try:
+        watched = processes.Children()
+        watched.private_bytes()
+        assert child.pid in waits
+        waits.clear()
+        assert watched.private_bytes() > 0
+        assert child.pid not in waits
+    finally:
+        end.set()
+        child.join()
+
+
 # ---------------------------------------------------------------------------------------------------- clean loops
 
 CLEAN = []
@@ -556,6 +722,30 @@ def arrays_that_are_replaced():
 
     def step():
         held["last"] = [torch.randn(64, 64).numpy() for _ in range(3)]
+
+    return step
+
+
+@clean
+def arrays_that_are_filled_and_replaced():
+    room, filled, number = np.zeros((100, 1000)), 0, itertools.count()
+    last = {"view": room[:0], "batch": np.zeros(3)}
+
+    def step():
+        nonlocal filled
+        filled = np.zeros(next(number) % 4 * 1000)
+        last.update(view=room[: next(number)], batch=np.zeros(1000))
+
+    return step
+
+
+@clean
+def an_array_of_losses():
+    losses = np.zeros(0)
+
+    def step():
+        nonlocal losses
+        losses = np.append(losses, 0.5)
 
     return step
 

@@ -14,6 +14,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, NoReturn
 
@@ -26,6 +27,7 @@ from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeou
 from course_lib.launch.rank import Failure, Frame, frames_of_dump, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
+from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
 
 START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
@@ -52,7 +54,8 @@ def run_ranks(
 
     Inside ``fn`` the group is initialised, the environment is that of the caller plus what a launcher sets (``RANK``,
     ``WORLD_SIZE`` …), so that a Lightning ``Trainer(devices=world_size, strategy="ddp")`` or a Fabric joins the
-    group, and torch uses one CPU thread for each rank, as under torchrun.
+    group, and torch uses one CPU thread for each rank, as under torchrun. What the job has set that the caller itself
+    runs in (``SLURM_…``, torchrun's, MPI's, a seed of Lightning's) is left out: the ranks are no part of that job.
 
     Args:
         fn: Any callable; what it and its classes need of a notebook's or script's globals travels along, as a copy.
@@ -84,23 +87,8 @@ def run_ranks(
     backend, hide_gpus = _choose_backend(backend, world_size)
     surroundings, payload = pack_surroundings(hide_gpus), pack_call(fn, args)
 
-    folder = tempfile.mkdtemp(prefix="run_ranks-")
-    ranks: list[_Rank] = []
-    try:
-        context = start_context(start_method)
-        port = _free_port()
-        for number in range(world_size):
-            ranks.append(_Rank(number, folder))
-            ranks[-1].start(context, world_size, backend, port)
-        for rank in ranks:
-            rank.send(surroundings, payload)
-        _wait_for_all(ranks, float(timeout))
-        results = [rank.result() for rank in ranks]
-        _let_end(ranks)
-        return results
-    finally:
-        _kill(ranks)
-        shutil.rmtree(folder, ignore_errors=True)
+    call = _Call(world_size, backend, start_method, float(timeout), surroundings, payload)
+    return [_unpacked(result) for result in undisturbed(call.run, call.stop)]
 
 
 def _choose_backend(backend: str, world_size: int) -> tuple[str, bool]:
@@ -125,6 +113,71 @@ def _free_port() -> int:
         return int(probe.getsockname()[1])
 
 
+class _Stopped(BaseException):
+    """The caller was interrupted, and waits no longer."""
+
+
+@dataclass
+class _Call:
+    """One call of `run_ranks`, from its first process to its last."""
+
+    world_size: int
+    backend: str
+    start_method: str | None
+    timeout: float
+    surroundings: bytes
+    payload: bytes
+    stopped: bool = False
+
+    def stop(self) -> None:
+        self.stopped = True
+
+    def run(self) -> list[RankResult]:
+        """The results, with their values as they were sent."""
+        context = start_context(self.start_method)
+        port = _free_port()
+        folder = tempfile.mkdtemp(prefix="run_ranks-")
+        ranks: list[_Rank] = []
+        try:
+            for number in range(self.world_size):
+                ranks.append(_Rank(number, folder))
+                ranks[-1].start(context, self.world_size, self.backend, port)
+                self._go_on()
+            for rank in ranks:
+                rank.send(self.surroundings, self.payload)
+                self._go_on()
+            self._wait_for_all(ranks)
+            results = [rank.result() for rank in ranks]
+            _let_end(ranks)
+            return results
+        finally:
+            _kill(ranks)
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _go_on(self) -> None:
+        if self.stopped:
+            raise _Stopped
+
+    def _wait_for_all(self, ranks: list[_Rank]) -> None:
+        """Return when every rank has returned; raise when one failed or time is up."""
+        deadline = time.monotonic() + START_SECONDS
+        started = False
+        while not all(rank.settled for rank in ranks):
+            if not started and all(rank.ready for rank in ranks):
+                started, deadline = True, time.monotonic() + self.timeout
+            _listen(ranks, min(deadline, time.monotonic() + LOOK_SECONDS))
+            self._go_on()
+            if any(rank.failure for rank in ranks):
+                _raise_rank_error(ranks)
+            if time.monotonic() >= deadline:
+                _collect_stacks(ranks)
+                limit = f"return within {self.timeout:g} s" if started else f"start within {START_SECONDS:g} s"
+                late = [rank.rank for rank in ranks if not rank.settled]
+                raise RankTimeout(f"{_named(late)} of {len(ranks)} did not {limit}", [rank.report() for rank in ranks])
+        if any(rank.failure for rank in ranks):
+            _raise_rank_error(ranks)
+
+
 class _Rank:
     """The caller's end of one rank: its process, its pipe, and what came through it."""
 
@@ -144,7 +197,7 @@ class _Rank:
             args=(self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
             name=f"rank {self.rank}",
         )
-        with hidden_main():
+        with hidden_main(), interrupts_kept_from_children():
             self.process.start()
         self._rank_end.close()
 
@@ -184,11 +237,7 @@ class _Rank:
     def result(self) -> RankResult:
         assert self.returned is not None
         content, seconds = self.returned
-        try:
-            value = unpack_value(content)
-        except Exception as error:
-            raise RankError(f"rank {self.rank} returned what cannot be read here: {error!r}", []) from error
-        return RankResult(self.rank, value, self.output("out"), self.output("err"), seconds)
+        return RankResult(self.rank, content, self.output("out"), self.output("err"), seconds)
 
     def report(self) -> RankReport:
         error, details = "", ""
@@ -229,10 +278,10 @@ class _Rank:
     def kill(self) -> None:
         """End the rank and every process of its group."""
         if self.process is not None and self.process.pid is not None:
+            self.process.kill()  # first, so that it cannot make its group after that has been looked for
             if hasattr(os, "killpg"):
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.killpg(self.process.pid, signal.SIGKILL)
-            self.process.kill()
 
     def forget(self) -> None:
         if self.process is not None and self.process.pid is not None:
@@ -243,6 +292,13 @@ class _Rank:
         self._rank_end.close()
 
 
+def _unpacked(result: RankResult) -> RankResult:
+    try:
+        return replace(result, value=unpack_value(result.value))
+    except Exception as error:
+        raise RankError(f"rank {result.rank} returned what cannot be read here: {error!r}", []) from error
+
+
 def _signal_name(number: int) -> str:
     try:
         return signal.Signals(number).name
@@ -250,29 +306,10 @@ def _signal_name(number: int) -> str:
         return f"signal {number}"
 
 
-def _wait_for_all(ranks: list[_Rank], timeout: float) -> None:
-    """Return when every rank has returned; raise when one failed or time is up."""
-    deadline = time.monotonic() + START_SECONDS
-    started = False
-    while not all(rank.settled for rank in ranks):
-        if not started and all(rank.ready for rank in ranks):
-            started, deadline = True, time.monotonic() + timeout
-        _listen(ranks, deadline)
-        if any(rank.failure for rank in ranks):
-            _raise_rank_error(ranks)
-        if time.monotonic() >= deadline:
-            _collect_stacks(ranks)
-            limit = f"return within {timeout:g} s" if started else f"start within {START_SECONDS:g} s"
-            late = [rank.rank for rank in ranks if not rank.settled]
-            raise RankTimeout(f"{_named(late)} of {len(ranks)} did not {limit}", [rank.report() for rank in ranks])
-    if any(rank.failure for rank in ranks):
-        _raise_rank_error(ranks)
-
-
 def _listen(ranks: list[_Rank], deadline: float) -> None:
     """Wait until an unsettled rank says something, dies, or the deadline comes."""
     sources = [source for rank in ranks if not rank.settled for source in (rank.connection, rank.process.sentinel)]
-    wait(sources, min(3600.0, max(0.0, deadline - time.monotonic())))
+    wait(sources, max(0.0, deadline - time.monotonic()))
     for rank in ranks:
         if not rank.settled:
             rank.receive()
@@ -315,11 +352,7 @@ def _let_end(ranks: list[_Rank]) -> None:
 
 
 def _kill(ranks: list[_Rank]) -> None:
-    try:
-        for rank in ranks:
-            rank.kill()
-    finally:  # once more, in case an impatient second Ctrl-C came in between
-        for rank in ranks:
-            rank.kill()
+    for rank in ranks:
+        rank.kill()
     for rank in ranks:
         rank.forget()

@@ -23,13 +23,14 @@ from dataclasses import dataclass
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 from course_lib.launch.travel import enter_surroundings, pack_exception, pack_value, unpack_call
+from course_lib.launch.undisturbed import take_interrupts_again
 
 Frame = tuple[str, int | None, str]
 """File, line and function of a frame; the standard library's own class for it cannot always be pickled."""
@@ -54,12 +55,16 @@ def rank_main(
     """Run one rank. The caller sends the surroundings and the function, and ``"end"`` when all ranks have returned."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a group of its own: its DataLoader workers end with it
-    guard = _start_guard(caller, folder)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted, and ends the ranks
-    _redirect_output(folder, rank)
-    if hasattr(signal, "SIGUSR1"):
-        faulthandler.register(signal.SIGUSR1, open(output_path(folder, rank, "stack"), "wb"))  # noqa: SIM115
-    surroundings, payload = connection.recv_bytes(), connection.recv_bytes()
+    take_interrupts_again()
+    guard = _start_guard(caller, folder)
+    try:
+        _redirect_output(folder, rank)
+        if hasattr(signal, "SIGUSR1"):
+            faulthandler.register(signal.SIGUSR1, open(output_path(folder, rank, "stack"), "wb"))  # noqa: SIM115
+        surroundings, payload = connection.recv_bytes(), connection.recv_bytes()
+    except (FileNotFoundError, EOFError, ConnectionError):
+        _end_without_caller(folder)
     speaking = threading.Lock()
 
     def say(kind: str, content: Any = None) -> None:
@@ -110,7 +115,6 @@ def _start_guard(caller: int, folder: str) -> int | None:
     if pid := os.fork():
         return pid
     try:
-        signal.signal(signal.SIGINT, signal.SIG_IGN)
         select.select([os.pidfd_open(caller)], [], [])
         shutil.rmtree(folder, ignore_errors=True)
     finally:
@@ -126,15 +130,20 @@ def _obey(
         try:
             command = connection.recv()
         except (EOFError, OSError):
-            shutil.rmtree(folder, ignore_errors=True)
-            if hasattr(os, "killpg"):
-                os.killpg(0, signal.SIGKILL)
-            os._exit(1)
+            _end_without_caller(folder)
         if command == "end":
             let_end.set()
         else:
             stack = traceback.extract_stack(sys._current_frames()[main_thread])
             say("stack", _as_frames(_below_the_launcher(stack)))
+
+
+def _end_without_caller(folder: str) -> NoReturn:
+    """End this process and those of its group, with what the caller would have removed."""
+    shutil.rmtree(folder, ignore_errors=True)
+    if hasattr(os, "killpg"):
+        os.killpg(0, signal.SIGKILL)
+    os._exit(1)
 
 
 def _redirect_output(folder: str, rank: int) -> None:

@@ -17,6 +17,8 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from course_lib.launch.undisturbed import interrupts_kept_from_children, undisturbed
+
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "lightning", "course_lib.launch")
 """What the server loads once, so that no rank has to: torch._dynamo alone is seconds of a rank's first optimizer."""
 
@@ -27,7 +29,7 @@ def warm_up() -> None:
     Loading torch and Lightning takes the server some seconds of another core. Where ranks are spawned (outside Linux)
     there is no server, and nothing happens.
     """
-    start_context(None)
+    undisturbed(lambda: start_context(None), lambda: None)
 
 
 def start_context(start_method: str | None) -> Any:
@@ -38,7 +40,8 @@ def start_context(start_method: str | None) -> Any:
         raise ValueError(f'start_method must be "forkserver" or "spawn", got {start_method!r}')
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
-        context.set_forkserver_preload([name for name in PRELOAD if importlib.util.find_spec(name.split(".")[0])])
+        found = [name for name in PRELOAD if importlib.util.find_spec(name.split(".")[0])]
+        context.set_forkserver_preload([*found, "course_lib.launch.loaded"])
         _start_server()
     return context
 
@@ -48,7 +51,7 @@ def _start_server() -> None:
 
     _forget_server_that_is_gone(forkserver._forkserver)
     # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
-    with _environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"):
+    with _environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"), interrupts_kept_from_children():
         try:
             forkserver.ensure_running()
         except OSError as error:
@@ -98,8 +101,21 @@ def hidden_main() -> Iterator[None]:
     """
     with _main_lock:
         main = sys.modules["__main__"]
-        sys.modules["__main__"] = types.ModuleType("__main__")
+        sys.modules["__main__"] = _HiddenMain(main)
         try:
             yield
         finally:
             sys.modules["__main__"] = main
+
+
+class _HiddenMain(types.ModuleType):
+    """Has the names of a `__main__`, for whoever looks them up meanwhile, but no script that could be run again."""
+
+    def __init__(self, main: types.ModuleType) -> None:
+        super().__init__("__main__")
+        self._main = main
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "__file__":
+            raise AttributeError(name)
+        return getattr(self._main, name)

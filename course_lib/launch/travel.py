@@ -20,10 +20,14 @@ from typing import Any
 
 import cloudpickle
 
+from course_lib._job import variables_of_a_job
+
 
 def pack_surroundings(hide_gpus: bool) -> bytes:
     """What a rank must have before it loads anything else."""
     environment = dict(os.environ)
+    for name in variables_of_a_job(environment):  # the ranks are a job of their own
+        del environment[name]
     if hide_gpus:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     # The source of notebook cells exists in this process alone; with it a rank's traceback shows the cell's lines.
@@ -36,7 +40,6 @@ def enter_surroundings(surroundings: bytes) -> None:
     multiprocessing.set_start_method(start_method, force=True)  # for its DataLoader's workers: as the caller's
     os.environ.clear()
     os.environ.update(environment)
-    os.environ.pop("TORCHELASTIC_USE_AGENT_STORE", None)
     linecache.cache.update(cells)
 
 

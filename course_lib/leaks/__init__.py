@@ -1,10 +1,11 @@
 """What grows from step to step until a run is out of memory, and who holds it.
 
-`growth` has `watch_growth`. It lets `census` count what is alive after each step; `culprits` turns the numbers that
-grow into names, for which `holders` asks Python who holds an object, and `graphs` what a tensor's graph keeps.
+`watch` has `watch_growth`. It lets `census` count what is alive after each step, and `processes` what this process and
+its children hold; `culprits` turns the numbers that grow into names, for which `holders` asks Python who holds an
+object, and `graphs` what a tensor's graph keeps.
 """
 
 from course_lib.leaks.culprits import Culprit
-from course_lib.leaks.growth import GrowthReport, watch_growth
+from course_lib.leaks.watch import GrowthReport, watch_growth
 
 __all__ = ["Culprit", "GrowthReport", "watch_growth"]

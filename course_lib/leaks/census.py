@@ -18,16 +18,16 @@ import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import ModuleType
+from types import FrameType, ModuleType
 from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from course_lib._tensors import bytes_by_storage
 from course_lib.leaks.graphs import graph_roots
+from course_lib.leaks.processes import Children, resident_bytes
 
 LruCache: Any = type(functools.lru_cache(lambda: None))
 # As the builtin types count it: a subclass's own `__len__` is the caller's code.
@@ -39,13 +39,16 @@ _LENGTHS: dict[type, Callable[[Any], int]] = {
     LruCache: lambda cache: int(cache.cache_info().currsize),
 }
 _MOST_ROOTS = 50
+_SHORT = 1000
+"""Elements of a list up to which they are looked at: that copies the pages that a dataset shares with workers."""
 # What `map(sys.getrefcount, objects)` says of an object that only the list `objects` holds.
 _ALONE = next(map(sys.getrefcount, [[]]))
 
 
 @dataclass(frozen=True)
 class Count:
-    """One look after a step. `lengths` has the containers whose length is no longer that of the beginning."""
+    """One look after a step. `lengths` has what is no longer as at the beginning: lengths of containers, then the bytes
+    of the arrays in each holder."""
 
     tensors: int
     tensor_bytes: int
@@ -66,17 +69,22 @@ class Census:
 
     def __init__(self) -> None:
         self.groups: dict[type, list[Any]] = {}
-        """The containers, by the builtin type that they are of."""
+        """The containers, by the builtin type that they are of; under `object`, what else holds an array itself."""
+        self.with_arrays: list[tuple[type, int]] = []
+        """Where in `groups` there are containers that hold an array themselves."""
         self.lengths = np.zeros(0, np.int64)
         self.tensors_before: list[weakref.ref[Tensor]] = []
         self.graph_sizes: Counter[int] = Counter()
         """The nodes that each graph of the first look had, for itself and in all."""
         self.storage_sizes: set[int] = set()
         """The bytes of each storage at the first look."""
+        self.array_sizes: set[int] = set()
+        """The bytes of each array that was there at the beginning."""
+        self._children = Children()
 
     def __enter__(self) -> Census:
         self._frozen_before = frozen_by_caller()
-        self.groups = {kind: [] for kind in _LENGTHS}
+        self.groups = {kind: [] for kind in (*_LENGTHS, object)}
         self._put_aside()
         return self
 
@@ -86,8 +94,10 @@ class Census:
         Workers that the warm-up forks share their pages with this process until one of the two writes to them, if only
         a reference count. So `__enter__` has already looked at what is older than the workers.
         """
+        self._children.private_bytes()  # what starts is not to be seen as growing
         self._put_aside()
         self.lengths = self._lengths()
+        self.array_sizes = {array.nbytes for holder in self.array_holders() for array in arrays_in(holder)}
 
     def _put_aside(self) -> None:
         gc.collect()
@@ -99,7 +109,8 @@ class Census:
         left_out = (list, tuple, set, deque, ModuleType)
         types = set(map(type, objects))
         skipped = {t for t in types if issubclass(t, left_out)}
-        holders = (o for o in objects if type(o) not in skipped)
+        rows = {t for t in skipped if issubclass(t, list | tuple)}
+        holders = [o for o in objects if type(o) not in skipped or (type(o) in rows and len(o) <= _SHORT)]
         objects += {id(o): o for o in gc.get_referents(*holders) if type(o) is dict and not gc.is_tracked(o)}.values()
         # A dict may have been found before, untracked.
         mine.update(map(id, self.groups[dict]))
@@ -111,7 +122,13 @@ class Census:
         inner = {id(o) for cache in self.groups[LruCache] for o in gc.get_referents(cache)}
         self.groups[dict] = [o for o in self.groups[dict] if id(o) not in inner]
         self.tensors_before += [weakref.ref(o) for o in objects if issubclass(type(o), Tensor)]
-        del objects, o
+        known = {id(self.groups[kind][i]) for kind, i in self.with_arrays} | {id(o) for o in self.groups[object]}
+        with_arrays = {id(o): o for o in _holders_of_arrays(holders) if id(o) not in mine | known}
+        for kind in (list, dict, deque):
+            places = [(kind, i) for i, o in enumerate(self.groups[kind]) if with_arrays.pop(id(o), None) is not None]
+            self.with_arrays += places
+        self.groups[object] += with_arrays.values()
+        del objects, o, holders, with_arrays
         gc.freeze()
 
     def __exit__(self, *_: object) -> None:
@@ -122,7 +139,7 @@ class Census:
     def thaw(self) -> None:
         """Let go of what was put aside, for a search that has to see it. Nothing can be counted after that."""
         # An error's traceback keeps this object for as long as somebody keeps the error.
-        self.groups, self.lengths, self.tensors_before = {}, np.zeros(0, np.int64), []
+        self.groups, self.with_arrays, self.lengths, self.tensors_before = {}, [], np.zeros(0, np.int64), []
         gc.unfreeze()
 
     def count(self) -> Count:
@@ -133,12 +150,12 @@ class Census:
             whole = [len(nodes) for tensor, _ in roots[-_MOST_ROOTS:] for _, nodes in graph_roots([tensor], {})]
             self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
             self.storage_sizes = set(bytes_by_storage(tensors).values())
-        host, workers = _process_bytes()
+        workers = self._children.private_bytes()
         return Count(
             len(tensors),
             sum(bytes_by_storage(tensors).values()),
             sum(len(nodes) for _, nodes in roots),
-            host,
+            resident_bytes(),
             workers,
             _device_bytes(),
             self._changed_lengths(),
@@ -152,20 +169,45 @@ class Census:
         return list({id(t): t for t in found + grads}.values())
 
     def containers(self) -> list[Any]:
-        """In the order of `lengths`."""
-        return [o for group in self.groups.values() for o in group]
+        """In the order of `lengths`, which goes on with `array_holders`."""
+        return [o for kind in _LENGTHS for o in self.groups[kind]]
+
+    def array_holders(self) -> list[Any]:
+        return self.groups[object] + [self.groups[kind][i] for kind, i in self.with_arrays]
 
     def _lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        return np.concatenate([_of_each(_LENGTHS[kind], group) for kind, group in self.groups.items()])
+        lengths = [_of_each(length, self.groups[kind]) for kind, length in _LENGTHS.items()]
+        return np.concatenate([*lengths, _of_each(_array_bytes, self.array_holders())])
 
     def _changed_lengths(self) -> dict[int, int]:
-        for kind in (list, dict, set, deque):
+        for kind in (list, dict, set, deque, object):
             group = self.groups[kind]
             for i in np.flatnonzero(_of_each(sys.getrefcount, group) == _ALONE).tolist():
                 group[i] = kind()  # this list alone holds it: the run has let it go
         now = self._lengths()
         changed = np.flatnonzero(now != self.lengths)
         return dict(zip(changed.tolist(), now[changed].tolist(), strict=True))
+
+
+def arrays_in(*holders: Any) -> list[np.ndarray]:
+    """The arrays with memory of their own that these hold themselves, or in a dict that gc does not track."""
+    held = gc.get_referents(*holders)
+    held += [value for o in held if type(o) is dict and not gc.is_tracked(o) for value in o.values()]
+    return [o for o in held if issubclass(type(o), np.ndarray) and o.base is None]
+
+
+def _array_bytes(holder: Any) -> int:
+    return sum(array.nbytes for array in arrays_in(holder))
+
+
+def _holders_of_arrays(objects: list[Any]) -> list[Any]:
+    """Of a thousand objects at once, as hardly any holds an array."""
+    found = []
+    for i in range(0, len(objects), 1000):
+        some = objects[i : i + 1000]
+        if arrays_in(*some):
+            found += [o for o in some if not isinstance(o, type | FrameType) and arrays_in(o)]
+    return found
 
 
 def frozen_by_caller() -> bool:
@@ -175,27 +217,6 @@ def frozen_by_caller() -> bool:
 
 def _of_each(number: Callable[[Any], int], group: list[Any]) -> np.ndarray[Any, np.dtype[np.int64]]:
     return np.fromiter(map(number, group), np.int64, len(group))
-
-
-# ------------------------------------------------------------------------------------------------------- processes
-
-
-def _process_bytes() -> tuple[int, int]:
-    """Resident bytes of this process, and the bytes that its child processes share with nobody.
-
-    Without those of multiprocessing's fork server, which grows for as long as it loads modules.
-    """
-    process = psutil.Process()
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    server_pid = getattr(server, "_forkserver_pid", None)
-    private = 0
-    for child in process.children(recursive=True):
-        try:
-            if child.pid != server_pid:
-                private += child.memory_full_info().uss
-        except psutil.Error:  # ended since, or another user's
-            continue
-    return process.memory_info().rss, private
 
 
 def _device_bytes() -> int:

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from course_lib._tensors import bytes_by_storage
 from course_lib._words import counted, readable_bytes
-from course_lib.leaks.census import Census, Count, LruCache
+from course_lib.leaks.census import Census, Count, LruCache, arrays_in
 from course_lib.leaks.graphs import graph_roots, saved_storages
 from course_lib.leaks.holders import arrays_over, attributes_of, held_by_python, holder_of, is_ours, kind_of
 from course_lib.leaks.trend import growth, slowest_third
@@ -29,7 +29,7 @@ from course_lib.leaks.trend import growth, slowest_third
 SMALL = 1024
 """Bytes a step below which a log of numbers or strings may grow: a float in a list takes 32."""
 SMALL_IN_TENSORS = 128
-"""The same for tensors that get longer: a log of a few numbers may."""
+"""The same for tensors and arrays that get longer: a log of a few numbers may."""
 SMALL_IN_WORKERS = 64 * 1024
 """The same for each worker process: prefetching makes noise, and a page that this process copies becomes theirs."""
 SMALL_IN_PROCESS = 1024 * 1024
@@ -41,7 +41,7 @@ class Culprit:
     """One thing that grows. Its bytes are those of the storages and Python objects that nothing else holds."""
 
     kind: str
-    """graph, tensors, cache, hooks, exceptions, objects, workers or process."""
+    """graph, tensors, cache, hooks, exceptions, objects, arrays, workers or process."""
     holder: str
     """list `losses` (attribute of Trainer)"""
     per_step_count: float
@@ -74,6 +74,7 @@ def find_culprits(census: Census, counts: list[Count], series: dict[str, list[in
         found += _nested(rest, tensors, alive, len(series["tensors"]), alone=not found)
     elif longer >= SMALL_IN_TENSORS and not any(culprit.kind == "graph" for culprit in found):
         found += _longer(rest, longer, alive, len(series["tensor_bytes"]))
+    found += _arrays(alive)
     found += _workers(growth(series["worker_bytes"], slowest=0), slowest_third(series["worker_bytes"]))
     return found or _processes(series)
 
@@ -93,23 +94,33 @@ class _Alive(NamedTuple):
     """What the census leaves behind for the search: what is there after the last step."""
 
     grown: list[_Grown]
+    grown_arrays: list[_Grown]
+    """Holders of arrays, with bytes in place of entries."""
     new: set[int]
     tensors: list[Tensor]
     old_storages: set[int]
+    array_sizes: set[int]
     graph_sizes: Counter[int]
     storage_sizes: set[int]
 
 
 def _look_around(census: Census, counts: list[Count]) -> _Alive:
-    containers, grown = census.containers(), []
+    containers, holders = census.containers(), census.array_holders()
+    grown, grown_arrays = [], []
     for i in counts[-1].lengths:
         before = census.lengths.item(i)
         lengths = [count.lengths.get(i, before) for count in counts]
         if rate := growth(lengths):
-            grown.append(_Grown(containers[i], rate, lengths[-1] - before))
+            if i < len(containers):
+                grown.append(_Grown(containers[i], rate, lengths[-1] - before))
+            else:
+                grown_arrays.append(_Grown(holders[i - len(containers)], rate, lengths[-1] - before))
     new = {id(o) for o in gc.get_objects()} - set(map(id, containers))
     old = bytes_by_storage(tensor for ref in census.tensors_before if (tensor := ref()) is not None)
-    alive = _Alive(grown, new, census.tensors(), set(old), census.graph_sizes, census.storage_sizes)
+    named = {id(one.container) for one in grown}
+    grown_arrays = [one for one in grown_arrays if id(one.container) not in named]
+    sizes = census.array_sizes, census.graph_sizes, census.storage_sizes
+    alive = _Alive(grown, grown_arrays, new, census.tensors(), set(old), *sizes)
     census.thaw()
     return alive
 
@@ -298,6 +309,28 @@ def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[
     return [Culprit("tensors", name or "a tensor without a name", 0, rate, what, _ADVICE["tensors"])]
 
 
+def _arrays(alive: _Alive) -> list[Culprit]:
+    """Arrays that a variable, an attribute or an element replaces by larger ones."""
+    found: dict[int, Culprit] = {}
+    for holder, rate, _ in alive.grown_arrays:
+        longer = [array for array in arrays_in(holder) if array.nbytes not in alive.array_sizes]
+        if longer and rate >= SMALL_IN_TENSORS:
+            array = max(longer, key=lambda array: array.nbytes)
+            name = holder_of(array) or _name_in_untracked(array, holder) or "an array without a name"
+            what = f"gets longer: it is now of shape {array.shape}, {array.dtype}"
+            found[id(array)] = Culprit("arrays", name, 0, rate, what, _ADVICE["arrays"])  # once, though two hold it
+    return list(found.values())
+
+
+def _name_in_untracked(array: np.ndarray, holder: Any) -> str | None:
+    """gc does not know that a dict of arrays holds them, but what holds the dict."""
+    for inner in [holder, *gc.get_referents(holder)]:
+        key = next((key for key, value in inner.items() if value is array), None) if type(inner) is dict else None
+        if key is not None and (name := holder_of(inner)) is not None:
+            return f"ndarray [{key!r}] of {name}"
+    return None
+
+
 _MOST_NAMED = 8  # to ask for a name takes tenths of a second
 
 
@@ -381,6 +414,8 @@ _ADVICE = {
     "objects": "empty it at the end of each window or epoch, or write it to disk",
     "cycle": "a parameter and its gradient hold each other through the graph of `create_graph=True`: use "
     "`torch.autograd.grad`, or set `.grad = None`",
+    "arrays": "`np.append` and `np.concatenate` copy the whole array in each step: make it once, with room for all, or "
+    "write out what is finished",
     "workers": "reading a Python object writes its reference count, and so copies its page to each worker: keep the "
     "records in one array or tensor. What `__getitem__` caches, each worker caches for itself",
     "process": "look for what C++ holds: a cache of a library, an array in a variable that gets longer",

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from torch import Tensor, nn
+from torch.utils.data import Dataset
 
 from course_lib.memory import CATEGORIES, Moment, PeakPrediction, predict_peak
 from course_lib.memory.allocator import MIB
@@ -25,6 +26,7 @@ from workbook.widgets import Explorer, int_slider
 
 __all__ = [
     "EXERCISES",
+    "Records",
     "SavedTensor",
     "figure_of_line",
     "figure_of_lines",
@@ -174,6 +176,19 @@ OPTIMIZERS: dict[str, Callable[[list[nn.Parameter]], torch.optim.Optimizer]] = {
 }
 CARDS = (8, 16, 24, 80)
 """GB of usual cards; as their makers count, in 10**9 bytes."""
+
+
+class Records(Dataset):
+    """A Python object for each sample."""
+
+    def __init__(self, records: Sequence[Mapping[str, int]]) -> None:
+        self.records = records
+
+    def __len__(self) -> int:
+        return len(self.records)
+
+    def __getitem__(self, i: int) -> int:
+        return self.records[i]["label"]
 
 
 @cache

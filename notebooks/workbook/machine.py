@@ -6,6 +6,7 @@ import os
 
 import torch
 
+from course_lib._job import variables_of_a_job
 from course_lib.devices import usable_device
 
 
@@ -14,7 +15,12 @@ def choose_device() -> torch.device:
 
     A GPU that is there and cannot be used is hidden from the Trainers and ranks of the notebook, so that they agree.
     TF32 rounds what goes into a product to 10 bits: gradients that are equal to 1e-7 would differ by 1e-3.
+
+    What a cluster's job has set in the environment of a kernel inside it is removed: the notebook's Trainers would take
+    themselves for the job's ranks.
     """
+    for name in variables_of_a_job(os.environ):
+        del os.environ[name]
     os.environ["NVIDIA_TF32_OVERRIDE"] = "0"  # for ranks, which start with torch's own settings
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False

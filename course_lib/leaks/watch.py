@@ -9,12 +9,13 @@ The rule: *what is alive after a step must be the same after every step; what is
     assert report.ok
 
 The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of containers
-that were there before, live tensors and the bytes of their storages, the nodes of autograd's graphs. The resident bytes
-of processes are noisy. They count only above a threshold, for what Python cannot see.
+that were there before, the bytes of the arrays in their places, live tensors and the bytes of their storages, the nodes
+of autograd's graphs. The resident bytes of processes are noisy. They are counted when every child process waits for
+something, as a worker that still starts would seem to grow, and only above a threshold, for what Python cannot see.
 
-Not seen: arrays and strings that a *variable* replaces by longer ones (`text += line`), until the process itself grows;
-cycles of Python objects, as they are collected after each step. `del` and `gc.collect()` don't cure what this reports:
-they drop a name and a cycle, and it is held by neither.
+Not seen: strings that a *variable* replaces by longer ones (`text += line`), and new lists of what are no tensors
+(`rows = [*rows, row]`), until the process itself grows; cycles of Python objects, as they are collected after each
+step. `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by neither.
 
 Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #13246 (workers copy what they read).
 """
@@ -72,6 +73,8 @@ def watch_growth(
     leaves nothing behind: no hook, no reference, no number drawn from a generator. A look takes tenths of a second, so
     watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
     called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
+
+    A child process that never rests is waited for once, for half a minute.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.
