@@ -4,12 +4,15 @@ import os
 import random
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
+
+from tests.loaded_kernels import LoadedServer, use_loaded_server
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -21,10 +24,12 @@ SHARE_A_WORKER = re.compile(
     r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
 )
 """The beginnings of the names of tests that share a notebook's kernel, a wheel, a refreshed project, or two ranks."""
+LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
+    parser.addoption("--loaded", action="store_true", help="fork notebooks' kernels from a process that has imported")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -33,6 +38,8 @@ def pytest_configure(config: pytest.Config) -> None:
         os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
     if config.pluginmanager.hasplugin("nbval"):
         _start_kernels_again()
+    if config.getoption("--loaded") and sys.platform == "linux":
+        _start_loaded_kernels(config)
 
 
 def _start_kernels_again() -> None:
@@ -48,6 +55,23 @@ def _start_kernels_again() -> None:
         return start(*args, **kwargs)
 
     kernel.start_new_kernel = start_again
+
+
+def _start_loaded_kernels(config: pytest.Config) -> None:
+    """xdist's workers use the server of the process that has started them."""
+    if hasattr(config, "workerinput"):
+        use_loaded_server(config.workerinput["loaded_kernels"])
+        return
+    server = LoadedServer()
+    config.add_cleanup(server.stop)
+    config.stash[LOADED_SERVER] = server
+    use_loaded_server(server.address)
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
+def pytest_configure_node(node: Any) -> None:
+    if LOADED_SERVER in node.config.stash:
+        node.workerinput["loaded_kernels"] = node.config.stash[LOADED_SERVER].address
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
