@@ -25,7 +25,7 @@ lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
 test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
-	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) --loaded $(PYTEST_ARGS)
 
 cost: .venv/installed  ## what `make test` costs, in imports of torch, on an idle machine
 	$(PY) tests/cost.py $(MAKE) test

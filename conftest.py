@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from tests.loaded_kernels import LoadedServer, use_loaded_server
+from tests.time_bound import STACKS, Stacks, fail_with_stacks, hear_sigint
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -20,10 +21,10 @@ os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes t
 
 ROOT = Path(__file__).parent
 SHARE_A_WORKER = re.compile(
-    r"[^:]*\.ipynb|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
+    r"[^:]*\.ipynb|tests/test_loaded_kernels\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
     r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
 )
-"""The beginnings of the names of tests that share a notebook's kernel, a wheel, a refreshed project, or two ranks."""
+"""The beginnings of the names of tests that share a notebook's kernel, a server, a wheel, a refreshed project, or two ranks."""
 LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 
@@ -33,11 +34,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hear_sigint()
     config.option.nbval_sanitize_with = str(ROOT / "tests" / "nbval_sanitize.cfg")
     if config.getoption("--thorough"):
         os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
     if config.pluginmanager.hasplugin("nbval"):
         _start_kernels_again()
+    if sys.platform == "linux":
+        config.stash[STACKS] = Stacks()
     if config.getoption("--loaded") and sys.platform == "linux":
         _start_loaded_kernels(config)
 
@@ -55,6 +59,14 @@ def _start_kernels_again() -> None:
         return start(*args, **kwargs)
 
     kernel.start_new_kernel = start_again
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)  # where pytest-timeout is
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[Any]:
+    result = yield
+    if settings.method == "signal" and sys.platform == "linux":
+        signal.signal(signal.SIGALRM, fail_with_stacks(item.config.stash[STACKS], settings.timeout))
+    return result
 
 
 def _start_loaded_kernels(config: pytest.Config) -> None:

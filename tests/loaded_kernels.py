@@ -197,9 +197,11 @@ def _be_kernel(connection: socket.socket) -> None:
     connection.sendall(os.getpid().to_bytes(8, "big"))
     connection.close()
     import numpy as np
+    import torch
     from ipykernel import kernelapp
 
-    np.random.seed()  # noqa: NPY002 - kernels of one server would draw the same
+    np.random.seed()  # noqa: NPY002 - without this, and the next, kernels of one server would draw the same
+    torch.default_generator.seed()
     start_forked_server_of_ranks()
     sys.argv = [importlib.util.find_spec(LAUNCHER).origin, *arguments]
     kernelapp.launch_new_instance()
