@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from tests.loaded_kernels import LoadedServer, use_loaded_server
+from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use_loaded_server
 from tests.time_bound import STACKS, Stacks, fail_with_stacks, hear_sigint
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
@@ -24,13 +24,13 @@ SHARE_A_WORKER = re.compile(
     r"[^:]*\.ipynb|tests/test_loaded_kernels\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
     r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
 )
-"""The beginnings of the names of tests that share a notebook's kernel, a server, a wheel, a refreshed project, or two ranks."""
+"""The beginnings of the names of tests that share what is dear: a kernel, a server, a wheel, a project, two ranks."""
 LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
-    parser.addoption("--loaded", action="store_true", help="fork notebooks' kernels from a process that has imported")
+    parser.addoption("--loaded", action="store_true", help="fork kernels and ranks from processes that have imported")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -84,6 +84,12 @@ def _start_loaded_kernels(config: pytest.Config) -> None:
 def pytest_configure_node(node: Any) -> None:
     if LOADED_SERVER in node.config.stash:
         node.workerinput["loaded_kernels"] = node.config.stash[LOADED_SERVER].address
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.items and session.config.getoption("--loaded") and sys.platform == "linux":
+        # A rank imports the module of its function, with pytest and all: as a fork of this process it has them.
+        start_forked_server_of_ranks(session.config.stash[STACKS].descriptor)
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -1,11 +1,13 @@
-"""Kernels that are forks of a process which has torch, Lightning, matplotlib and ipykernel loaded already.
+"""Kernels and ranks that are forks of a process which has torch, Lightning, matplotlib and ipykernel loaded already.
 
-A notebook's kernel spends seconds of a core on imports, and so does the server of its ranks. With `pytest --loaded`
-(`make test`, on Linux) one server imports once for the whole run, and each kernel is a fork of it, with a server of
-ranks that is a fork, too. The server only imports: it has one thread, and has used neither OpenMP nor CUDA.
+A notebook's kernel spends seconds of a core on imports, the server of its ranks does so again, and each rank of a test
+imports the test's module, with pytest and all. With `pytest --loaded` (`make test`, on Linux) one server imports once
+for the whole run, and each kernel is a fork of it, with a server of ranks that is a fork, too; the server of the ranks
+of tests is a fork of the process that has collected them. The loaded server only imports: it has one thread, and has
+used neither OpenMP nor CUDA.
 
-A forked kernel does not show that it could start, or that a chapter imports what it uses. `make thorough` and `make
-matrix` start ordinary kernels.
+What is forked does not show that it could start, or that a chapter imports what it uses. `make thorough` and `make
+matrix` start ordinary kernels and servers.
 """
 
 from __future__ import annotations
@@ -21,10 +23,14 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
+import warnings
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 from unittest import mock
 
 LAUNCHER = "ipykernel_launcher"
@@ -41,7 +47,7 @@ class LoadedServer:
         self.address = f"{folder}/server"
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(self.address)
-            listener.listen(64)  # whoever connects before all is loaded waits
+            listener.listen(64)  # whoever connects while the server loads waits
             self.process = subprocess.Popen(
                 [sys.executable, __file__, folder, str(listener.fileno())],
                 stdin=subprocess.PIPE,  # it closes when this process ends, and with it ends the server
@@ -143,10 +149,9 @@ def _descriptor(output: Any, inherited: int, nothing: Any) -> int:
 
 
 def serve(folder: str, listener: socket.socket) -> None:
-    """The server's life: it loads, and forks a kernel for each connection, until its stdin is closed."""
+    """The server's life: it loads once, and forks a kernel for each connection, until its stdin is closed."""
     server = os.getpid()
     try:
-        _load()
         connection = _wait_for_a_kernel_to_be(listener)
         if connection is not None:
             _be_kernel(connection)
@@ -155,6 +160,7 @@ def serve(folder: str, listener: socket.socket) -> None:
             shutil.rmtree(folder, ignore_errors=True)
 
 
+@cache  # before the first kernel: a run without notebooks needs nothing of it
 def _load() -> None:
     # A kernel sets it before a chapter imports matplotlib, which reads it then.
     os.environ.setdefault("MPLBACKEND", "module://matplotlib_inline.backend_inline")
@@ -176,6 +182,7 @@ def _wait_for_a_kernel_to_be(listener: socket.socket) -> socket.socket | None:
         if sys.stdin in ready:
             return None
         connection, _ = listener.accept()
+        _load()
         if os.fork() == 0:
             listener.close()
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
@@ -207,35 +214,36 @@ def _be_kernel(connection: socket.socket) -> None:
     kernelapp.launch_new_instance()
 
 
-def start_forked_server_of_ranks() -> None:
-    """`course_lib.launch.warm_up`, with a server that is a fork of this process, which has loaded all that it needs."""
+def start_forked_server_of_ranks(*kept: int) -> None:
+    """`course_lib.launch.warm_up`, with a server that is a fork of this process: what is loaded here is loaded there.
+
+    It keeps, of this process's descriptors, stdin, stdout, stderr and those that are named.
+    """
     from course_lib.launch import warm_up
 
-    with mock.patch.object(multiprocessing.util, "spawnv_passfds", _fork_in_place_of_a_new_interpreter):
+    def fork(_path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:
+        with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # a thread of xdist is not forked
+            return os.fork() or _run_in_fork(arguments[-1], {0, 1, 2, *passed, *kept})
+
+    if len(os.listdir("/proc/self/task")) > threading.active_count():
+        return  # threads of OpenMP: the first use of it in a fork would wait for them for ever
+    with mock.patch.object(multiprocessing.util, "spawnv_passfds", fork):
         warm_up()
 
 
-def _fork_in_place_of_a_new_interpreter(_path: Any, arguments: Sequence[Any], kept: Sequence[int]) -> int:
-    """Run the code of `python … -c CODE` in a fork that keeps these descriptors and stdin, stdout and stderr."""
-    if pid := os.fork():
-        return pid
+def _run_in_fork(code: str, kept: set[int]) -> NoReturn:
+    """What `python -c CODE` would do."""
     try:
         for name in os.listdir("/proc/self/fd"):
-            if int(name) > 2 and int(name) not in kept:
-                _close(int(name))
-        exec(arguments[-1], {"__name__": "__main__"})
+            if int(name) not in kept:
+                with suppress(OSError):  # that of the listing itself
+                    os.close(int(name))
+        exec(code, {"__name__": "__main__"})
     except SystemExit:
         os._exit(0)
     except BaseException:
         traceback.print_exc()
     os._exit(1)
-
-
-def _close(descriptor: int) -> None:
-    try:
-        os.close(descriptor)
-    except OSError:  # that of the listing itself
-        pass
 
 
 if __name__ == "__main__":

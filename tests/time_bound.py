@@ -24,6 +24,7 @@ class Stacks:
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - for as long as the tests run
         faulthandler.register(signal.SIGUSR2, self._file, all_threads=True)
+        self.descriptor = self._file.fileno()
 
     def of_all_processes(self) -> str:
         """The stacks of this process, and of each that it has started, with its state and its command."""
