@@ -23,7 +23,6 @@ import socket
 import subprocess
 import sys
 import tempfile
-import threading
 import traceback
 import warnings
 from collections.abc import Sequence
@@ -225,7 +224,7 @@ def start_forked_server_of_ranks(*kept: int) -> None:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # a thread of xdist is not forked
             return os.fork() or _run_in_fork(arguments[-1], {0, 1, 2, *passed, *kept})
 
-    if len(os.listdir("/proc/self/task")) > threading.active_count():
+    if len(os.listdir("/proc/self/task")) > len(sys._current_frames()):
         return  # threads of OpenMP: the first use of it in a fork would wait for them for ever
     with mock.patch.object(multiprocessing.util, "spawnv_passfds", fork):
         warm_up()

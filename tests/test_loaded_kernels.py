@@ -3,6 +3,7 @@
 import subprocess
 import sys
 import time
+from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -11,6 +12,7 @@ from jupyter_client import launcher
 from jupyter_client.provisioning import local_provisioner
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, start_new_kernel
 
+from course_lib.launch import run_ranks
 from tests.loaded_kernels import LoadedKernel, use_loaded_server
 
 OWNER = """
@@ -119,3 +121,14 @@ def test_server_and_kernels_end_with_the_process_that_started_the_server(start, 
     while Path(address).parent.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(address).parent.exists()
+
+
+def process_that_forked_it(_rank):
+    return psutil.Process().ppid()
+
+
+def test_the_ranks_of_a_loaded_run_are_forks_of_what_has_collected_the_tests(pytestconfig):
+    (rank,) = run_ranks(process_that_forked_it, 1)
+    assert rank.value == forkserver._forkserver._forkserver_pid
+    is_fork = psutil.Process(rank.value).cmdline() == psutil.Process().cmdline()
+    assert is_fork == pytestconfig.getoption("--loaded")
