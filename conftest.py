@@ -65,7 +65,9 @@ def _start_kernels_again() -> None:
 def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[Any]:
     result = yield
     if settings.method == "signal" and sys.platform == "linux":
-        signal.signal(signal.SIGALRM, fail_with_stacks(item.config.stash[STACKS], settings.timeout))
+        stacks = item.config.stash[STACKS]
+        stacks.answer()
+        signal.signal(signal.SIGALRM, fail_with_stacks(stacks, settings.timeout))
     return result
 
 

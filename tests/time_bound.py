@@ -23,29 +23,39 @@ class Stacks:
 
     def __init__(self) -> None:
         self._file = tempfile.TemporaryFile("a+b", buffering=0)  # noqa: SIM115 - for as long as the tests run
-        faulthandler.register(signal.SIGUSR2, self._file, all_threads=True)
         self.descriptor = self._file.fileno()
+        self.answer()
+
+    def answer(self) -> None:
+        """Let forks answer; to be called again, as a Trainer sets every signal back to the handler that Python knows."""
+        faulthandler.register(signal.SIGUSR2, self._file, all_threads=True)
 
     def of_all_processes(self) -> str:
-        """The stacks of this process, and of each that it has started, with its state and its command."""
+        """The stacks of this process, and those of each that it has started, with its state and its command."""
         this = psutil.Process()
-        return "\n\n".join(self._of(process) for process in [this, *this.children(recursive=True)])
+        start = self._size()
+        faulthandler.dump_traceback(self._file)
+        own = f"Process {this.pid}, this one\n{self._written_from(start)}"
+        return "\n\n".join([own, *map(self._of, this.children(recursive=True))])
 
     def _of(self, process: psutil.Process) -> str:
         start = self._size()
         try:
             title = f"Process {process.pid}, {process.status()}: {' '.join(process.cmdline())}"
             if not _answers(process.pid):
-                return f"{title}\n  It does not write its stacks: it is no fork of this process."
+                return f"{title}\n  It does not write its stacks: it has no handler of SIGUSR2."
             process.send_signal(signal.SIGUSR2)
         except (psutil.Error, OSError):
             return f"Process {process.pid} has ended."
         time.sleep(ANSWER_SECONDS)
-        self._file.seek(start)
-        return f"{title}\n{self._file.read().decode(errors='replace')}".rstrip()
+        return f"{title}\n{self._written_from(start)}"
 
     def _size(self) -> int:
         return self._file.seek(0, 2)
+
+    def _written_from(self, start: int) -> str:
+        self._file.seek(start)
+        return self._file.read().decode(errors="replace").rstrip()
 
 
 def hear_sigint() -> None:
