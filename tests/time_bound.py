@@ -27,7 +27,7 @@ class Stacks:
         self.answer()
 
     def answer(self) -> None:
-        """Let forks answer; to be called again, as a Trainer sets every signal back to the handler that Python knows."""
+        """Let forks answer; again before each test, as a Trainer sets signals back to what Python knows of them."""
         faulthandler.register(signal.SIGUSR2, self._file, all_threads=True)
 
     def of_all_processes(self) -> str:
