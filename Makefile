@@ -24,8 +24,9 @@ help:  ## show this list
 lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
+# --loaded: kernels and ranks are forks of processes that have imported; `thorough` and `matrix` start ordinary ones.
 test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
-	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
+	$(PYTEST) $(PARALLEL) --loaded $(PYTEST_ARGS)
 
 cost: .venv/installed  ## what `make test` costs, in imports of torch, on an idle machine
 	$(PY) tests/cost.py $(MAKE) test

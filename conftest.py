@@ -4,6 +4,7 @@ import os
 import random
 import re
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -11,28 +12,38 @@ from typing import Any
 
 import pytest
 
+from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use_loaded_server
+from tests.time_bound import STACKS, Stacks, fail_with_stacks, hear_sigint
+
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 
 ROOT = Path(__file__).parent
 SHARE_A_WORKER = re.compile(
-    r"[^:]*\.ipynb|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
+    r"[^:]*\.ipynb|tests/test_loaded_kernels\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
     r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
 )
-"""The beginnings of the names of tests that share a notebook's kernel, a wheel, a refreshed project, or two ranks."""
+"""The beginnings of the names of tests that share what is dear: a kernel, a server, a wheel, a project, two ranks."""
+LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
+    parser.addoption("--loaded", action="store_true", help="fork kernels and ranks from processes that have imported")
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    hear_sigint()
     config.option.nbval_sanitize_with = str(ROOT / "tests" / "nbval_sanitize.cfg")
     if config.getoption("--thorough"):
         os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
     if config.pluginmanager.hasplugin("nbval"):
         _start_kernels_again()
+    if sys.platform == "linux":
+        config.stash[STACKS] = Stacks()
+    if config.getoption("--loaded") and sys.platform == "linux":
+        _start_loaded_kernels(config)
 
 
 def _start_kernels_again() -> None:
@@ -48,6 +59,39 @@ def _start_kernels_again() -> None:
         return start(*args, **kwargs)
 
     kernel.start_new_kernel = start_again
+
+
+@pytest.hookimpl(optionalhook=True, wrapper=True)  # where pytest-timeout is
+def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[Any]:
+    result = yield
+    if settings.method == "signal" and sys.platform == "linux":
+        stacks = item.config.stash[STACKS]
+        stacks.answer()
+        signal.signal(signal.SIGALRM, fail_with_stacks(stacks, settings.timeout))
+    return result
+
+
+def _start_loaded_kernels(config: pytest.Config) -> None:
+    """xdist's workers use the server of the process that has started them."""
+    if hasattr(config, "workerinput"):
+        use_loaded_server(config.workerinput["loaded_kernels"])
+        return
+    server = LoadedServer()
+    config.add_cleanup(server.stop)
+    config.stash[LOADED_SERVER] = server
+    use_loaded_server(server.address)
+
+
+@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
+def pytest_configure_node(node: Any) -> None:
+    if LOADED_SERVER in node.config.stash:
+        node.workerinput["loaded_kernels"] = node.config.stash[LOADED_SERVER].address
+
+
+def pytest_collection_finish(session: pytest.Session) -> None:
+    if session.items and session.config.getoption("--loaded") and sys.platform == "linux":
+        # A rank imports the module of its function, with pytest and all: as a fork of this process it has them.
+        start_forked_server_of_ranks(session.config.stash[STACKS].descriptor)
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:
