@@ -141,7 +141,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         sampler="ShuffledBatchSampler" if sized else draw(one_of("", "", *SAMPLERS)),
         noise=noise,
         collate_draws=draw(rarely),
-        asks_epoch=False,
+        asks_epoch=draw(rarely),
         sized=sized,
         workers=workers,
         persistent=draw(often),
@@ -177,9 +177,9 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
     )
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
-    if trainer and several == 1 and draw(rarely) and run.max_steps == -1 and not run.windows_by_epoch:
-        if average != "StochasticWeightAveraging":
-            run = replace(run, more_epochs=1)
+    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and average != "StochasticWeightAveraging"
+    if trainer and several == 1 and may_go_on and draw(rarely):
+        run = replace(run, more_epochs=1)
     return replace(run, same_objects=False) if run.windows_by_epoch else run
 
 
