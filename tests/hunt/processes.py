@@ -56,10 +56,13 @@ def _forked(act: Callable[[], Any]) -> End:
     if child == 0:
         _be_the_child(act, reading, writing)
     os.close(writing)
-    pieces, ends = [], time.monotonic() + SECONDS
-    while (left := ends - time.monotonic()) > 0:
-        if not select.select([reading], [], [], left)[0]:
-            break
+    pieces, ends, lives = [], time.monotonic() + SECONDS, True
+    while time.monotonic() < ends:
+        if not select.select([reading], [], [], 0.05)[0]:
+            if not lives:
+                break  # its workers may hold the pipe's other end
+            lives = os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is None
+            continue
         piece = os.read(reading, 1 << 20)
         if not piece:
             break
