@@ -177,7 +177,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
     )
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
-    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and average != "StochasticWeightAveraging"
+    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and not average
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
     return replace(run, same_objects=False) if run.windows_by_epoch else run
