@@ -178,7 +178,7 @@ CARDS = (8, 16, 24, 80)
 """GB of usual cards; as their makers count, in 10**9 bytes."""
 
 
-class Records(Dataset[Mapping[str, int]]):
+class Records(Dataset[int]):
     """A Python object for each sample."""
 
     def __init__(self, records: Sequence[Mapping[str, int]]) -> None:
