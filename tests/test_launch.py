@@ -582,7 +582,7 @@ def processes_of_ranks():
 def test_an_interrupt_while_a_rank_is_being_started_leaves_no_process(interrupts, monkeypatch):
     from multiprocessing import forkserver
 
-    run_ranks(lambda rank: rank, 1)
+    run_ranks(lambda rank: rank, 1, start_method="forkserver")
     known = {child.pid for child in psutil.Process().children(recursive=True)}
     read = forkserver.read_signed
 
@@ -597,7 +597,7 @@ def test_an_interrupt_while_a_rank_is_being_started_leaves_no_process(interrupts
     with monkeypatch.context() as patched:
         patched.setattr(forkserver, "read_signed", read_after_an_interrupt)
         with pytest.raises(KeyboardInterrupt):
-            run_ranks(lambda rank: time.sleep(600))
+            run_ranks(lambda rank: time.sleep(600), start_method="forkserver")
     deadline = time.monotonic() + 30
     while processes_of_ranks() and time.monotonic() < deadline:
         time.sleep(0.05)
