@@ -26,7 +26,6 @@ import tempfile
 import traceback
 import warnings
 from collections.abc import Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import Any, NoReturn
@@ -233,10 +232,12 @@ def start_forked_server_of_ranks(*kept: int) -> None:
 def _run_in_fork(code: str, kept: set[int]) -> NoReturn:
     """What `python -c CODE` would do."""
     try:
-        for name in os.listdir("/proc/self/fd"):
-            if int(name) not in kept:
-                with suppress(OSError):  # that of the listing itself
-                    os.close(int(name))
+        # Nothing is closed, as objects that are left over (pytest's streams) write to these numbers, and close them.
+        with open(os.devnull, "r+b") as nothing:
+            for number in map(int, os.listdir("/proc/self/fd")):
+                if number not in kept and number != nothing.fileno():
+                    os.dup2(nothing.fileno(), number, inheritable=False)
+        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
         exec(code, {"__name__": "__main__"})
     except SystemExit:
         os._exit(0)
