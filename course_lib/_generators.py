@@ -12,19 +12,9 @@ from typing import Any
 import numpy as np
 import torch
 
-
-class Ends:
-    """The first and the last bytes of some memory.
-
-    These generators count which of their 624 numbers is next, and make them all anew when they are used up. The count
-    stands at one end, next to some of the numbers: that much changes with each draw, and is read in no time.
-    """
-
-    def __init__(self, address: int, size: int) -> None:
-        self.head, self.tail = END.from_address(address), END.from_address(address + size - 64)
-
-
-END = ctypes.c_char * 64
+# These generators count which of their 624 numbers is next, and make them all anew when they are used up. So the count
+# and the numbers beside it in memory change with each draw: 64 bytes there are read at once, and tell of any draw.
+BESIDE_THE_COUNT = ctypes.c_char * 64
 
 
 def memory_of(instance: object, kind: type) -> tuple[int, int]:
@@ -37,7 +27,7 @@ class PythonGenerator:
     """Python's ``random``."""
 
     _global: Any = random._inst  # type: ignore[attr-defined]
-    _ends = Ends(*memory_of(_global, _random.Random))
+    _count: Any = BESIDE_THE_COUNT.from_address(memory_of(_global, _random.Random)[0])  # it comes first
 
     def seed(self, seed: int) -> None:
         random.seed(seed)
@@ -50,7 +40,7 @@ class PythonGenerator:
 
     def mark(self) -> object:
         """Changes whenever something is drawn or seeded. ``state()`` takes 9 µs, and NumPy's 40: too much a batch."""
-        return self._ends.head.raw, self._ends.tail.raw, self._global.gauss_next
+        return self._count.raw, self._global.gauss_next
 
 
 class NumpyGenerator:
@@ -61,7 +51,7 @@ class NumpyGenerator:
     _address, _size = memory_of(_global, type(_global))
     _of_normals: Any = (ctypes.c_char * _size).from_address(_address)
     _bits: Any = None
-    _ends: Ends
+    _count: Any
 
     def seed(self, seed: int) -> None:
         bits = self._global._bit_generator
@@ -81,13 +71,15 @@ class NumpyGenerator:
         if not isinstance(bits, np.random.MT19937):
             return str(bits.state)
         if bits is not NumpyGenerator._bits:
-            words = 624 + 1  # of 32 bits: the last is the count
-            NumpyGenerator._bits, NumpyGenerator._ends = bits, Ends(bits.ctypes.state_address, 4 * words)
-        return self._ends.head.raw, self._ends.tail.raw, self._of_normals.raw
+            end = bits.ctypes.state_address + 4 * (624 + 1)  # words of 32 bits: the last is the count
+            NumpyGenerator._bits, NumpyGenerator._count = bits, BESIDE_THE_COUNT.from_address(end - 64)
+        return self._count.raw, self._of_normals.raw
 
 
 class TorchGenerator:
     """torch's default generator of the CPU."""
+
+    _size = torch.default_generator.get_state().nbytes
 
     def seed(self, seed: int) -> None:
         # torch.manual_seed writes down a stack for every device that has not been used yet: half a millisecond.
@@ -101,8 +93,9 @@ class TorchGenerator:
 
     def mark(self) -> object:
         state = torch.default_generator.get_state()
-        address = state.data_ptr()
-        return END.from_address(address).raw, END.from_address(address + state.nbytes - 64).raw
+        address = state.data_ptr()  # the count comes first; a second normal number that is left over, last
+        end = address + self._size
+        return BESIDE_THE_COUNT.from_address(address).raw, BESIDE_THE_COUNT.from_address(end - 64).raw
 
 
 CpuGenerator = PythonGenerator | NumpyGenerator | TorchGenerator

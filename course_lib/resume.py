@@ -92,11 +92,11 @@ class ResumableDataLoader(DataLoader[Any]):
     many samples, it is asked for the whole batch, seeded as ``collate_fn`` is.
 
     A generator that the first batch of a process does not draw from is not seeded, only watched; when it is drawn from
-    later, that batch is made a second time. It costs 10 µs a batch for samples that draw nothing, and for those that do
-    1 µs (torch), 2 µs (NumPy) or 6 µs (``random``) a sample, and without workers 100 µs a batch where NumPy's is drawn
-    from: nothing beside samples that take 20 µs, a fifth for rows of a tensor. ``seed_samples=False`` turns it off;
-    the draws then are a function of (seed, epoch, position where the iteration began, number of workers), and new after
-    a resume.
+    later, that batch is made a second time. Measured on a 2-core machine (torch 2.13, NumPy 2.4, November 2026) without
+    workers, in batches of 16: samples that draw nothing pay 9 to 20 µs a batch, which is 16 % for a row of a tensor
+    (3 µs a sample), 4 % for two operations on an image (30 µs) and 0 for milliseconds. Samples that draw pay 5 µs each
+    for torch's generator, 9 for NumPy's and 10 for Python's. ``seed_samples=False`` turns it off; the draws then are a
+    function of (seed, epoch, position where the iteration began, number of workers), and new after a resume.
 
     Raises:
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it

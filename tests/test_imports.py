@@ -28,7 +28,7 @@ PUBLIC = {
     "CATEGORIES PeakMemory PeakPrediction FittedBatchSize GrowthReport Moment StorageLedger",
     "pipeline": "trace predict_throughput simulate_pipeline BatchTrace",
     "preflight": "assert_ready preflight preflight_loop CHECKS Finding NotReady PreflightReport",
-    "resume": "ResumableDataLoader",
+    "resume": "ResumableDataLoader epoch_of_this_batch",
     "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "
     "count_batches_everywhere EpochBatchSampler SamplerTail",
     "schedules": "SizeSchedule SizeStage ScheduledBatchSampler SchedulePlan SizedDataset SizedIndex Size "

@@ -49,7 +49,7 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
 def say_that_batches_are_counted_again(checkpoint: dict[str, Any]) -> None:
     """Have a resumable loader take its state from this checkpoint on other ranks, which it would refuse."""
     for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
-        if isinstance(state, dict):
+        if isinstance(state, dict) and "position" in state:  # others refuse a key that they do not know
             state[COUNTED_AGAIN] = True
 
 
