@@ -237,7 +237,9 @@ def _run_in_fork(code: str, kept: set[int]) -> NoReturn:
             for number in map(int, os.listdir("/proc/self/fd")):
                 if number not in kept and number != nothing.fileno():
                     os.dup2(nothing.fileno(), number, inheritable=False)
-        sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115
+        # As Python's own, they leave the numbers open when a rank has others in their place.
+        sys.stdin = open(0, closefd=False)  # noqa: SIM115
+        sys.stdout, sys.stderr = (open(number, "w", closefd=False) for number in (1, 2))  # noqa: SIM115
         exec(code, {"__name__": "__main__"})
     except SystemExit:
         os._exit(0)
