@@ -51,6 +51,18 @@ def test_a_test_that_hangs_fails_with_the_stacks_of_its_processes(pytestconfig):
     assert other.wait() == -signal.SIGKILL  # and not of the question
 
 
+def test_forks_answer_again_where_a_trainer_has_set_the_signal_back(pytestconfig):
+    signal.signal(signal.SIGUSR2, signal.SIG_DFL)
+    pytestconfig.stash[STACKS].answer()
+    receiver, sender = FORK.Pipe()
+    fork = FORK.Process(target=wait_in_a_fork, args=(sender,))
+    fork.start()
+    receiver.recv()
+    stacks = pytestconfig.stash[STACKS].of_all_processes()
+    fork.kill()
+    assert "in wait_in_a_fork" in stacks
+
+
 def test_every_test_has_a_bound_of_time(request):
     assert request.config.pluginmanager.hasplugin("timeout")
     assert signal.getitimer(signal.ITIMER_REAL)[0] > 0

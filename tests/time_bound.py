@@ -28,6 +28,7 @@ class Stacks:
 
     def answer(self) -> None:
         """Let forks answer; again before each test, as a Trainer sets signals back to what Python knows of them."""
+        faulthandler.unregister(signal.SIGUSR2)  # else a handler that was replaced counts as one that is there
         faulthandler.register(signal.SIGUSR2, self._file, all_threads=True)
 
     def of_all_processes(self) -> str:
