@@ -531,7 +531,12 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
     assert (found.total_steps, found.epochs_completed) == (len(counted.windows), counted.epochs_completed)
     assert (found.micro_batches, found.micro_batches_unused) == (counted.micro_batches, counted.unused)
     assert found.explain() and found.table()
-    assert plan(make(num_replicas=world_size, rank=0)) == found
+    try:
+        of_rank = make(num_replicas=world_size, rank=0)
+    except ValueError as error:  # it looks at all epochs, and the plan at those that the run has
+        assert 'se tail="drop"' in str(error)
+        return
+    assert plan(of_rank) == found
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
