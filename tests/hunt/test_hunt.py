@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from tests import effort
-from tests.hunt.__main__ import hunt
 from tests.hunt.judging import judge
 from tests.hunt.pieces import DrawnRun, Kill
 from tests.hunt.script import script_of
+from tests.hunt.searching import hunt
 
 ROOT = Path(__file__).parents[2]
 PLAIN = DrawnRun(samples=11, accumulate_grad_batches=2, kills=(Kill(3),), callbacks=("ExactResume", "StepAudit"))
