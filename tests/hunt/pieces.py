@@ -138,7 +138,8 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         batch_size=batch_size,
         shuffle=draw(one_of(True, True, False)),
         tail=draw(one_of("spread", "spread", "drop", "pad")),
-        sampler="ShuffledBatchSampler" if sized else draw(one_of("", "", *SAMPLERS)),
+        # Two streams need an index each.
+        sampler="ShuffledBatchSampler" if sized else draw(one_of("", "", *SAMPLERS[samples < 3 :])),
         noise=noise,
         collate_draws=draw(rarely),
         asks_epoch=draw(rarely),

@@ -82,6 +82,7 @@ def _some_runs(seed: int, number: int, outcomes: Counter[str], ends: float, runs
 
 def _hunt_in_its_process(seed: int, minutes: float, runs: int | None, answers: Any) -> None:
     os.setsid()
+    multiprocessing.set_start_method("fork", force=True)  # a spawned process would spawn the workers of its runs, too
     outcomes, found, why = hunt(seed, minutes, runs)
     answers.put((seed, outcomes, found, why))
 
