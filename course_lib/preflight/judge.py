@@ -21,12 +21,15 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
+from course_lib._words import in_a_line
 from course_lib.preflight.checks.bad_step import one_bad_batch
 from course_lib.preflight.checks.changes import judge_changes
 from course_lib.preflight.checks.dealing import judge_dealing
 from course_lib.preflight.checks.dealt import Dealt, dealt_to, draws_found
+from course_lib.preflight.checks.first_steps import first_steps
 from course_lib.preflight.checks.growth import growth_over_steps
 from course_lib.preflight.checks.horizon import judge_horizon
+from course_lib.preflight.checks.last_batch import judge_last_batch, may_be_smaller
 from course_lib.preflight.checks.length import judge_length, judge_promised_length
 from course_lib.preflight.checks.memory import peak_of_largest_batch
 from course_lib.preflight.checks.no_sync import averages_counted
@@ -35,13 +38,13 @@ from course_lib.preflight.checks.own_windows import judge_own_windows
 from course_lib.preflight.checks.restart import judge_restarts
 from course_lib.preflight.checks.resume import Stop, go_on, judge_resume, stop
 from course_lib.preflight.checks.setup import (
-    first_steps,
     judge_callback_order,
     judge_counting,
     judge_refusal,
     judge_setup,
     with_callbacks_in_order,
 )
+from course_lib.preflight.checks.validation import judge_validation
 from course_lib.preflight.checks.window import judge_windows
 from course_lib.preflight.checks.workers import judge_workers
 from course_lib.preflight.report import (
@@ -57,7 +60,7 @@ from course_lib.preflight.report import (
 from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.runs.plain_loop import PlainLoop
-from course_lib.preflight.runs.run import Settings
+from course_lib.preflight.runs.run import Settings, Started
 
 CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
@@ -171,6 +174,7 @@ def _judged_one_by_one(
         judgement.not_judged |= dict.fromkeys(rest, Unjudged("the run is refused, see setup", Kind.NOT_APPLICABLE))
         return judgement
     judgement.add(_judged_by_steps(run, started, deep, expect, skip, seconds))
+    judgement.add(_judged_by_epoch(run, started, skip, seconds))
     now_trying("what the ranks are given (dealing, order, changes)")
     judgement.add(_judged_by_dealing(run, expect, seconds))
     if "resume" not in skip:
@@ -182,7 +186,7 @@ def _judged_one_by_one(
         trials = [with_callbacks_in_order(run, opposite=opposite) for opposite in (False, False, True)]
         answers = try_on_copies(trials, seconds=seconds)
         if not any(answer.error for answer in answers):  # setup says it, or the opposite order is impossible
-            judgement.add(judge_callback_order(names, *(answer.value for answer in answers)))
+            judgement.add(guarded("setup", judge_callback_order, names, *(answer.value for answer in answers)))
     return judgement
 
 
@@ -227,17 +231,18 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), Unjudged(began.error))
     else:
-        judgement.add(judge_length(began.value))
-        judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
+        seen = None if stepped.error else stepped.value
+        judgement.add(guarded("length", judge_length, began.value))
+        judgement.add(guarded("horizon", judge_horizon, began.value, seen, final_lr=expect.get("final_lr")))
     if stepped.refused:
         judgement.add(judge_refusal(stepped.refused))
         judgement.refuses = True
     elif stepped.error:
         judgement.add(not_judged("setup", stepped.error))
     else:
-        judgement.add(judge_setup(stepped.value, run.settings, expect.get("frozen", ())))
+        judgement.add(guarded("setup", judge_setup, stepped.value, run.settings, expect.get("frozen", ())))
         if not began.error:
-            judgement.add(judge_counting(stepped.value, began.value))
+            judgement.add(guarded("setup", judge_counting, stepped.value, began.value))
     return judgement, run.settings if began.error else began.value
 
 
@@ -254,7 +259,10 @@ def _judged_by_steps(
     cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in trials}
     judgement = Judgement(not_judged=cannot)
     if "memory" not in skip and (deep or "memory" in expect or run.gpu() is not None):
-        trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
+        try:
+            trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
+        except Exception as error:
+            judgement.add(not_judged("memory", in_a_line(error)))
     else:
         why = "it takes longer: deep=True, or expect={'memory': bytes}"
         judgement.add(not_judged("memory", why, Kind.LEFT_OUT))
@@ -266,6 +274,22 @@ def _judged_by_steps(
     now_trying(f"some windows, each in another way ({', '.join(trials)})")
     for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
         judgement.add(not_judged(name, answer.error) if answer.error else answer.value)
+    return judgement
+
+
+def _judged_by_epoch(run: AnyRun, started: Settings, skip: Collection[str], seconds: float) -> Judgement:
+    """What an epoch's last batch and its validation show."""
+    trials: list[Callable[[Path], Judgement]] = []
+    if isinstance(started, Started) and may_be_smaller(started) and "setup" not in skip:
+        trials.append(judge_last_batch(run))
+    validation = run.validation()
+    if validation is not None and not {"setup", "length", "dealing"} <= set(skip):
+        plan = started.plan if isinstance(started, Started) else None
+        trials.append(judge_validation(run, validation, None if plan is None else plan.epochs_completed))
+    now_trying("an epoch's last batch and its validation (setup, length, dealing)")
+    judgement = Judgement()
+    for answer in try_on_copies(trials, seconds=seconds):
+        judgement.add(not_judged("setup", answer.error) if answer.error else answer.value)
     return judgement
 
 
@@ -281,7 +305,8 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
     repeats = bool(expect.get("repeats"))
     for world_size in world_sizes:
         of_ranks = [dealt[rank, world_size] for rank in range(world_size)]
-        judged = judge_dealing(dealt[0, 1], of_ranks, real=world_size == own_size, repeats=repeats)
+        real = world_size == own_size
+        judged = guarded("dealing", judge_dealing, dealt[0, 1], of_ranks, real=real, repeats=repeats)
         if judged.findings and world_size > 1:
             judged = _by_the_seed(run, dealt[0, 1], judged, world_size, seconds)
         judgement.add(judged)
@@ -290,9 +315,10 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
         why = Unjudged(f"{own_size} ranks are more than are tried ({MOST_RANKS})")
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
-    promised = judge_promised_length(own, epochs_end_the_run=run.settings.ends_with_its_epochs)
-    for judged in (promised, judge_order(own), judge_changes(own)):
-        judgement.add(judged)
+    by_epochs = run.settings.ends_with_its_epochs
+    judgement.add(guarded("length", judge_promised_length, own, epochs_end_the_run=by_epochs))
+    judgement.add(guarded("order", judge_order, own))
+    judgement.add(guarded("changes", judge_changes, own))
     return judgement
 
 
@@ -307,11 +333,13 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     seen: Stop = stopped.value
     if seen.batches:
         [rest] = try_on_copies([go_on(run, seen)], seconds=seconds)
-        judgement.add(not_judged("resume", rest.error) if rest.error else judge_resume(seen, rest.value))
+        judgement.add(
+            not_judged("resume", rest.error) if rest.error else guarded("resume", judge_resume, seen, rest.value)
+        )
     if judgement.findings or judgement.not_judged:
         return judgement
     if seen.saves and deep:
-        judgement.add(judge_restarts(run, inside_window=seen.inside_window, seconds=seconds))
+        judgement.add(guarded("resume", judge_restarts, run, inside_window=seen.inside_window, seconds=seconds))
     elif seen.why_not is not None:
         judgement.not_judged["resume"] = seen.why_not
     elif seen.saves and seen.batches:
@@ -321,6 +349,14 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     elif not seen.batches:
         judgement.add(not_applicable("resume", "the run saves no checkpoint"))
     return judgement
+
+
+def guarded(check: str, judge: Callable[..., Judgement], *arguments: Any, **options: Any) -> Judgement:
+    """What a check says of what was seen; one that fails for a fault of its own has judged nothing."""
+    try:
+        return judge(*arguments, **options)
+    except Exception as error:
+        return not_judged(check, f"the check itself failed: {in_a_line(error)}")
 
 
 def _dealt_of(answer: Answer) -> Dealt:

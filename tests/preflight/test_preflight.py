@@ -24,7 +24,7 @@ from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready
 from course_lib.preflight.__main__ import main
 from course_lib.preflight.checks.dealt import draws_counted, draws_found
 from course_lib.preflight.runs.copies import try_on_copies
-from course_lib.preflight.runs.run import walk
+from course_lib.preflight.runs.walks import walk
 from tests import effort
 from tests.notebook_rules import ROOT
 from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts

@@ -75,6 +75,8 @@ class Applied:
     def __init__(self) -> None:
         self.epoch, self.batch = 0, 0
         self.steps: list[Step] = []
+        self.zeroed: set[Backward] = set()
+        """Passes whose gradients somebody zeroed before a step was made with them; of a parameter that it reached."""
         self._gradients: dict[int, _Gradient] = {}
         self._current: Backward | None = None
         self._passes = 0
@@ -133,6 +135,8 @@ class Applied:
         held = gradient.parameter.grad
         added = added.detach()
         if held is None or not _any(held):
+            if gradient.applied is None:
+                self.zeroed.update(gradient.passes)
             gradient.passes, gradient.total, gradient.changed = [], None, False
         elif gradient.applied is not None and not _is_as_it_was(held, gradient.applied):
             gradient.changed = True

@@ -2,31 +2,44 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
+
 from course_lib._words import counted
+from course_lib.preflight.checks.first_steps import FirstSteps
 from course_lib.preflight.report import Judgement, not_applicable, not_judged
-from course_lib.preflight.runs.run import WALK_CALLS, Started, WalkedSchedule
+from course_lib.preflight.runs.run import Started
+from course_lib.preflight.runs.walks import ROUNDING, Rates, WalkedSchedule
 from course_lib.steps import StepPlan
 
 
-def judge_horizon(started: Started, *, final_lr: float | None = None) -> Judgement:
-    """Hold the rates of each schedule against the plan; ``final_lr``: what the last step should be made with."""
-    judgement = Judgement()
+def judge_horizon(started: Started, steps: FirstSteps | None, *, final_lr: float | None = None) -> Judgement:
+    """Hold the rates of each schedule against the plan.
+
+    ``steps``: the first windows, which show who steps a schedule; None where they could not be run. ``final_lr``: what
+    the last step should be made with.
+    """
     plan = started.plan
-    if plan is None:
-        judgement.add(not_applicable("horizon", started.why_no_plan))
+    judgement = Judgement() if steps is None else _stepped_otherwise(started, steps)
+    if judgement.findings:
         return judgement
-    if not started.schedules:
+    by_module = steps is not None and bool(steps.schedules_of_its_own or steps.rates_changed)
+    if plan is None:
+        if not by_module or "horizon" not in judgement.facts:
+            judgement.add(not_applicable("horizon", started.why_no_plan))
+        return judgement
+    if not started.schedules and not by_module:
         judgement.notes.append("horizon: the run has no schedule, its rate is constant")
     for schedule in started.schedules:
         if schedule.follows_metric:
             judgement.notes.append(f"horizon: {schedule.name} follows a metric, which only the run itself shows")
             continue
         calls = calls_of(schedule, plan)
-        if calls is None:
-            judgement.add(not_judged("horizon", f"a run of {plan.total_steps:,} steps is too long to be walked"))
+        if len(schedule.rates[0]) <= calls.before_last_step and not schedule.refused:
+            why = f"{len(schedule.rates[0]) - 1:,} of the {calls.made:,} calls of {schedule.name} were made in time"
+            judgement.add(not_judged("horizon", why))
             continue
         _judge_schedule(judgement, started, schedule, plan, calls, final_lr)
     return judgement
@@ -41,10 +54,8 @@ class Calls:
     """When the last optimizer step is made: the rate of that step."""
 
 
-def calls_of(schedule: WalkedSchedule, plan: StepPlan) -> Calls | None:
+def calls_of(schedule: WalkedSchedule, plan: StepPlan) -> Calls:
     """Count them as a Trainer makes them: after a window, or an epoch, whose number the frequency divides."""
-    if plan.total_steps > WALK_CALLS:
-        return None
     if schedule.interval == "epoch":
         # Epochs: the last step has the rate that the ends of all epochs before its own have made.
         before_last = plan.windows[-1].epoch if plan.total_steps else 0
@@ -54,6 +65,46 @@ def calls_of(schedule: WalkedSchedule, plan: StepPlan) -> Calls | None:
     # A Trainer holds the frequency against the micro-batches of the epoch that are done (batch_idx + 1).
     made = [window.stop % schedule.frequency == 0 for window in plan.windows]
     return Calls(sum(made), sum(made[:-1]))
+
+
+def _stepped_otherwise(started: Started, steps: FirstSteps) -> Judgement:
+    """Schedules that are stepped by the module's own code, beside the Trainer or alone."""
+    judgement = Judgement()
+    windows = max(1, steps.windows)
+    for name, calls, expected in steps.schedules_stepped:
+        if calls > expected:
+            by = (
+                f"{expected:,} of them by the Trainer"
+                if expected
+                else "none of them by the Trainer, which steps it too"
+            )
+            judgement.find(
+                "horizon",
+                f"{name} is stepped {counted(calls, 'time')} in the first {counted(windows, 'window')}, {by}.",
+                "The schedule runs ahead: its rate ends, or turns up again, long before the run does.",
+                "Leave out scheduler.step() where the Trainer has the schedule, or use manual optimization and step it "
+                "in one place.",
+            )
+            return judgement
+    for schedule, (name, calls) in zip(started.own_schedules, steps.schedules_of_its_own, strict=False):
+        batches = (started.batches or 0) * max(0, started.max_epochs)
+        total = started.plan.micro_batches if started.plan is not None else batches
+        if not calls or schedule.name != name or not total:
+            continue
+        made = calls * total // max(1, steps.batches)
+        counts = Calls(made, max(0, made - 1))
+        for rates in schedule.rates:
+            last = rates[min(counts.before_last_step, len(rates) - 1)]
+            shown = f"{rates[0]:.3g}, {last:.3g} ({name}, stepped by the module's own code)"
+            judgement.facts["rate of the first, the last step"] = shown
+            wrong = next(faults(schedule, rates, counts), None)
+            if wrong is not None:
+                says = f"{wrong.says[0].upper()}{wrong.says[1:]}, by the module's own code."
+                cure = f"Give the schedule the {counted(made, 'call')} that the run makes."
+                return judgement.find("horizon", says, wrong.means, cure)
+    if steps.rates_changed and not any(calls for _, calls in steps.schedules_of_its_own):
+        judgement.notes.append(f"horizon: the module's own code sets the rate ({steps.rates_changed}): not followed")
+    return judgement
 
 
 def _judge_schedule(
@@ -75,8 +126,7 @@ def _judge_schedule(
             continue
         # One cause is one finding: a run that another setting cuts short has its finding there.
         for other in started.other_plans.values():
-            longer = calls_of(schedule, other)
-            if longer is not None and next(faults(schedule, rates, longer), None) is None:
+            if next(faults(schedule, rates, calls_of(schedule, other)), None) is None:
                 return
         judgement.add(_not_at_its_end(schedule, wrong, calls, plan))
         return
@@ -91,7 +141,7 @@ class Fault:
     means: str
 
 
-def faults(schedule: WalkedSchedule, rates: Sequence[float], calls: Calls) -> Iterator[Fault]:
+def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fault]:
     """What is wrong with these rates in a run of so many calls, the gravest first."""
     used = calls.before_last_step + 1
     if schedule.refused and len(rates) <= calls.made:
@@ -102,39 +152,64 @@ def faults(schedule: WalkedSchedule, rates: Sequence[float], calls: Calls) -> It
             "The run ends with an exception on its way.",
         )
         return
-    if schedule.cycles or used < 2:
+    if used < 2:
         return
-    end = end_of(rates, raised=bool(schedule.refused))
-    last = rates[used - 1]
-    if len(set(rates[:used])) == 1 and len(set(rates)) > 1:
-        first = next(call for call, rate in enumerate(rates) if rate != rates[0])
+    run = rates[:used]
+    peak, last = float(run.max()), float(run[-1])
+    if not np.isfinite(run).all():
+        first = int(np.argmin(np.isfinite(run)))
+        yield Fault(
+            first,
+            f"the rate is {run[first]} from call {first:,} of {calls.made:,} on, by {schedule.name}",
+            "The first step with such a rate destroys the weights.",
+        )
+        return
+    if schedule.cycles or peak == 0:
+        return
+    end = end_of(rates, peak=int(np.argmax(run >= (1 - ROUNDING) * peak)), raised=bool(schedule.refused))
+    # The first call from which on, to the run's end, the rate is as good as 0.
+    vanished = used - int(np.argmax(run[::-1] > VANISHED * peak))
+    still_rises = _first_fall(rates, used - 1) if last == peak > rates[0] else 0
+    if (run == run[0]).all() and (rates != rates[0]).any():
+        first = int(np.argmax(rates != rates[0]))
         yield Fault(
             end or first,
             f"the rate never changes: {schedule.name} first moves at call {first:,}, and the run makes {calls.made:,}",
             f"The whole run has the rate {last:.3g}.",
         )
-    elif end is None:
-        return
-    elif max(end, _peak(rates)) > used + 1:
-        if _peak(rates) >= used and rates[0] < last:
-            says = f"the warm-up is longer than the run: the rate still rises when it ends, at {last:.3g}"
-        else:
-            says = (
-                f"the rate ends at {last:.3g}, {100 * last / max(rates):.0f} % of its peak, and not at {rates[end]:.3g}"
-            )
+    elif still_rises > used + 1:
         yield Fault(
-            end,
-            f"{says}: {schedule.name} needs {counted(end, 'call')}, and the run makes {calls.made:,}",
+            max(end or 0, still_rises),
+            f"the warm-up is longer than the run: the rate still rises when it ends, at {last:.3g}: {schedule.name} "
+            f"needs {counted(max(end or 0, still_rises), 'call')}, and the run makes {calls.made:,}",
             "The run ends in the middle of its schedule.",
         )
-    elif end < used - 2 and last > rates[end]:
+    elif vanished < used - max(2, used // 20) and (end is None or end >= vanished):
+        yield Fault(
+            vanished,
+            f"the rate falls to {last:.3g}, and is below {VANISHED:g} of its peak from call {vanished:,} of "
+            f"{calls.made:,} on: {schedule.name} is stepped that often",
+            "Nothing is trained from there on.",
+        )
+    elif end is None:
+        return
+    elif end > used + 1 and last - rates[end] > NEAR * peak:
+        yield Fault(
+            end,
+            f"the rate ends at {last:.3g}, {100 * last / peak:.0f} % of its peak, and not at {rates[end]:.3g}: "
+            f"{schedule.name} needs {counted(end, 'call')}, and the run makes {calls.made:,}",
+            "The run ends in the middle of its schedule.",
+        )
+    elif end < used - 2 and last > rates[end] + NEAR * peak:
+        if _starts_again(run[end:], peak):
+            return
         yield Fault(
             end,
             f"the rate falls to {rates[end]:.3g} by call {end:,} and turns up again, to {last:.3g} at the last step: "
             f"{schedule.name} is stepped {calls.made:,} times",
             "The run ends with a rate that throws it out of what the small rates had reached.",
         )
-    elif end < used - max(2, used // 100) and _falls_smoothly(rates, end):
+    elif end < used - max(2, used // 100) and _falls_smoothly(run, end) and run[end:].max() <= run[end] + NEAR * peak:
         yield Fault(
             end,
             f"the rate reaches its end, {rates[end]:.3g}, at call {end:,} of {calls.made:,}, and stays there",
@@ -142,33 +217,46 @@ def faults(schedule: WalkedSchedule, rates: Sequence[float], calls: Calls) -> It
         )
 
 
-def end_of(rates: Sequence[float], *, raised: bool) -> int | None:
+VANISHED = 1e-8
+"""Of the peak: a step of such a rate changes no weight in single precision."""
+NEAR = 1e-3
+"""Of the peak: rates that lie closer are taken for one."""
+
+
+def end_of(rates: Rates, *, peak: int, raised: bool) -> int | None:
     """The call at which a schedule has arrived: it stays there, turns up after a fall, or raises at the next.
 
-    None where it has no end: it falls on, or it was not seen to end.
+    ``peak``: the first call of the run with its highest rate. None where the schedule has no end: it falls on, or it
+    was not seen to end.
     """
-    rounding = 1e-7 * max(rates)
-    for call in range(_peak(rates) + 1, len(rates) - 1):
-        if rates[call + 1] > rates[call] + rounding:
-            return call
-    settled = len(rates) - 1
-    while settled > 0 and rates[settled - 1] == rates[-1]:
-        settled -= 1
+    after = rates[peak:]
+    rounding = ROUNDING * float(after[0])
+    up = after > np.minimum.accumulate(after) + rounding
+    if up.any():
+        return peak + int(np.argmin(after[: int(np.argmax(up))]))
+    changes = np.flatnonzero(after[1:] != after[:-1])
+    settled = int(changes[-1]) + 1 if changes.size else 0
     # By a factor, until it is rounded to 0.
-    falls_for_ever = settled > 0 and 0 < rates[settled - 1] < 1e-30 * max(rates)
-    if settled < len(rates) - 1 and not falls_for_ever:
-        return settled
+    falls_for_ever = settled > 0 and 0 < after[settled - 1] < 1e-30 * float(after[0])
+    if settled < len(after) - 1 and not falls_for_ever:
+        return peak + settled
     return len(rates) - 1 if raised else None
 
 
-def _peak(rates: Sequence[float]) -> int:
-    """The first call with the highest rate, but for rounding: torch's cosine comes back to a bit more than its peak."""
-    return next(call for call, rate in enumerate(rates) if rate >= (1 - 1e-6) * max(rates))
+def _first_fall(rates: Rates, call: int) -> int:
+    """The call after this one up to which the rates rise."""
+    rises = np.diff(rates[call:]) > 0
+    return call + (len(rises) if rises.all() else int(np.argmin(rises)))
 
 
-def _falls_smoothly(rates: Sequence[float], end: int) -> bool:
-    peak = _peak(rates[: end + 1])
-    falls = sum(rates[call + 1] < rates[call] for call in range(peak, end))
+def _starts_again(rates: Rates, peak: float) -> bool:
+    """Whether a rate that has come to its end jumps back to a high one: restarts, as somebody asked for."""
+    return len(rates) > 1 and float(np.diff(rates).max()) > 0.8 * peak
+
+
+def _falls_smoothly(rates: Rates, end: int) -> bool:
+    peak = int(np.argmax(rates >= (1 - ROUNDING) * rates.max()))
+    falls = int((np.diff(rates[peak : end + 1]) < 0).sum())
     return end - peak >= 3 and falls >= 0.5 * (end - peak)
 
 

@@ -213,7 +213,9 @@ def judge_steps(followed: FollowedBatches) -> Judgement:
     for step in steps:
         if step.again:
             return _applied_again([s for s in steps if s.optimizer == step.optimizer])
-    judgement = Judgement()
+    judgement = _zeroed_too_early(followed)
+    if judgement.findings:
+        return judgement
     for optimizer in sorted({step.optimizer for step in steps}):
         try:
             judgement.add(_of_optimizer([step for step in steps if step.optimizer == optimizer], followed))
@@ -396,6 +398,22 @@ def _applied_again(steps: Sequence[Step]) -> Judgement:
         f"{says}.",
         "An update is then the sum of old gradients, which were applied already, and new ones.",
         "Call zero_grad before the first backward pass of a window, or after each step.",
+    )
+
+
+def _zeroed_too_early(followed: FollowedBatches) -> Judgement:
+    """Backward passes that no step was made with, though steps were made in later micro-batches."""
+    applied = followed.applied
+    used = {one for step in applied.steps for one in step.passes}
+    lost = applied.zeroed - used
+    batches = {(one.epoch, one.batch) for one in lost} - {(one.epoch, one.batch) for one in used}
+    if len(batches) < max(2, len(followed.sizes) // 3):
+        return Judgement()
+    return Judgement().find(
+        "window",
+        f"The gradients of {len(batches):,} of {_told(len(followed.sizes))} are zeroed before a step takes them.",
+        "They are computed and thrown away: an update is that of its last micro-batch alone.",
+        "Call zero_grad after each step, or before the first backward pass of a window, and not in each micro-batch.",
     )
 
 

@@ -3,123 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
-from course_lib._tensors import parameters_of
 from course_lib._words import counted, plural
+from course_lib.preflight.checks.first_steps import FirstSteps, WatchedParameter, enough
 from course_lib.preflight.report import Judgement
 from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, seed_as_another_process
-
-WINDOWS = 2
-"""Windows that are run."""
-MOST_BATCHES = 16
-
-
-@dataclass(frozen=True)
-class WatchedParameter:
-    """One parameter after the first micro-batches."""
-
-    name: str
-    trainable: bool
-    held: bool
-    """Whether some optimizer has it."""
-    has_gradient: bool
-    used: bool
-    """Whether the module that it belongs to was called."""
-
-
-@dataclass(frozen=True)
-class FirstSteps:
-    """What is seen in the first micro-batches."""
-
-    batches: int
-    global_step: int
-    parameters: tuple[WatchedParameter, ...]
-    strangers: int
-    """Parameters that an optimizer holds and the model does not have."""
-
-
-class Watch:
-    """Sees which parameters of a model get a gradient, and which of its modules are called."""
-
-    def __init__(self, model: nn.Module) -> None:
-        self.model = model
-        self.with_gradient: set[int] = set()
-        self.called: set[int] = set()
-        self._known: set[int] = set()
-
-    def look(self) -> None:
-        """Watch what has been added since the last look as well."""
-        for module in self.model.modules():
-            if id(module) not in self._known:
-                self._known.add(id(module))
-                module.register_forward_pre_hook(self._was_called)
-        for parameter in self.model.parameters():
-            if id(parameter) not in self._known and parameter.requires_grad:
-                self._known.add(id(parameter))
-                parameter.register_post_accumulate_grad_hook(self._has_gradient)
-
-    def _was_called(self, module: nn.Module, _: Any) -> None:
-        self.called.add(id(module))
-
-    def _has_gradient(self, parameter: torch.Tensor) -> None:
-        self.with_gradient.add(id(parameter))
-
-    def parameters(self, held: set[int]) -> tuple[WatchedParameter, ...]:
-        owners = {id(p): id(module) for module in self.model.modules() for p in module.parameters(recurse=False)}
-        return tuple(
-            WatchedParameter(
-                name=name,
-                trainable=parameter.requires_grad,
-                held=id(parameter) in held,
-                has_gradient=id(parameter) in self.with_gradient,
-                used=owners.get(id(parameter)) in self.called,
-            )
-            for name, parameter in self.model.named_parameters()
-        )
-
-    def strangers(self, held: set[int]) -> int:
-        return len(held - {id(parameter) for parameter in self.model.parameters()})
-
-
-def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
-    """A trial: train the first windows."""
-
-    def trial(folder: Path) -> FirstSteps:
-        watch = Watch(run.model)
-        seen: FirstSteps | None = None
-
-        def begin(*_: Any) -> None:
-            watch.look()
-
-        def end(*_: Any) -> None:
-            nonlocal seen
-            held = {id(parameter) for optimizer in run.optimizers for parameter in parameters_of(optimizer)}
-            seen = FirstSteps(
-                batches=run.batches_begun,
-                global_step=run.global_step,
-                parameters=watch.parameters(held),
-                strangers=watch.strangers(held),
-            )
-            _end_first_windows(run)
-
-        run.start(folder, on_train_start=begin, on_train_batch_start=begin, on_train_batch_end=end)
-        if seen is None:
-            raise RuntimeError("the run has no batch")
-        return seen
-
-    return trial
-
-
-def _end_first_windows(run: TrainingRun) -> None:
-    """After a micro-batch: enough, where the first windows are trained."""
-    if run.batches_begun >= min(MOST_BATCHES, WINDOWS * run.window):
-        raise Enough
 
 
 def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] = ()) -> Judgement:
@@ -127,8 +19,11 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
     judgement = Judgement()
     meant = tuple(frozen)
     trained = [p for p in steps.parameters if p.trainable and not (meant and p.name.startswith(meant))]
-    loose = [p.name for p in trained if not p.held]
-    silent = [p for p in trained if p.held and not p.has_gradient]
+    loose = [p.name for p in trained if not p.held and p.has_gradient and not p.moved]
+    if steps.strangers:  # they stand for layers that were replaced
+        loose = [p.name for p in trained if not p.held and not p.moved]
+    silent = [p for p in trained if p.held and not p.has_gradient and not p.moved]
+    judgement.notes += _kept_out(trained, loose)
     cut_off = [p.name for p in silent if p.used]
     unused = [p.name for p in silent if not p.used]
     still_trained = [
@@ -165,6 +60,21 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
         )
     elif unused:
         judgement.notes.append(f"setup: {_named(unused)} not used by the forward, and so not trained")
+    asleep = [
+        name
+        for name in steps.in_evaluation
+        if any(p.held and p.has_gradient and p.name.startswith(f"{name}." if name else "") for p in steps.parameters)
+    ]
+    if asleep:
+        names = _named([name or "the whole model" for name in asleep])
+        judgement.find(
+            "setup",
+            f"{names} {plural(len(asleep), 'is', 'are')} in evaluation mode in all of {batches}, and trained: "
+            "a Trainer leaves each module in the mode that it finds.",
+            "Nothing is dropped there, and BatchNorm keeps the statistics that it has.",
+            "Call model.train() before the fit (from_pretrained leaves a model in evaluation mode). If it is meant, "
+            "freeze its parameters, or call eval() in on_train_epoch_start, where a reader sees it.",
+        )
     if still_trained:
         judgement.find(
             "setup",
@@ -173,6 +83,19 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
             "Set requires_grad=False before the optimizer is made.",
         )
     return judgement
+
+
+def _kept_out(trained: Sequence[WatchedParameter], loose: Collection[str]) -> list[str]:
+    """Notes on parameters that no optimizer holds, and that are not waiting for one either."""
+    out = [p for p in trained if not p.held and p.name not in loose]
+    moved = [p.name for p in out if p.moved]
+    still = [p.name for p in out if not p.moved]
+    notes = []
+    if moved:
+        notes.append(f"setup: no optimizer holds {_named(moved)}, and the module's own code writes to them")
+    if still:
+        notes.append(f"setup: no optimizer holds {_named(still)}, and no gradient reaches them: they stay as they are")
+    return notes
 
 
 def judge_refusal(sentence: str) -> Judgement:
@@ -226,13 +149,17 @@ Weights = dict[str, torch.Tensor]
 def with_callbacks_in_order(run: TrainingRun, *, opposite: bool) -> Callable[[Path], Weights]:
     """A trial: train the first windows, with the callbacks as they stand or turned round; gives the weights."""
 
+    def end(*_: Any) -> None:
+        if run.batches_begun >= enough(run):
+            raise Enough
+
     def trial(folder: Path) -> Weights:
         run.start(
             folder,
             turned=opposite,
             on_train_start=lambda *_: seed_as_another_process(0),
             on_train_batch_start=lambda *_: seed_as_another_process(run.batches_begun - 1),
-            on_train_batch_end=lambda *_: _end_first_windows(run),
+            on_train_batch_end=end,
         )
         return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
 

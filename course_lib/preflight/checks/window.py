@@ -15,7 +15,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._tensors import parameters_of
 from course_lib.preflight.report import Judgement, not_applicable, not_judged
-from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun
+from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun, seed_as_another_process
 
 MOST_BATCHES = 64
 TOLERANCE = 1e-3
@@ -105,12 +105,17 @@ class ComparedWindows:
         except ValueError as error:
             self.refused = str(error)
             return
-        with torch.enable_grad():
-            gradients = torch.autograd.grad(self.run.loss_of(self.run.model, big), parameters, allow_unused=True)
         applied = _flat([p.grad for p in parameters], parameters)
-        reference = _flat(gradients, parameters)
+        reference = self._gradient(big, parameters, seed=0)
         norm = reference.norm().item()
         if norm == 0:
+            return
+        noise = (self._gradient(big, parameters, seed=1) - reference).norm().item() / norm
+        if noise > TOLERANCE:
+            self.refused = (
+                f"the forward draws random numbers: the gradient of one big batch differs by {100 * noise:.2g} % from "
+                "itself under another seed, so a window's cannot be held against it"
+            )
             return
         factor = (applied @ reference).item() / norm**2
         along = (applied - factor * reference).norm().item() <= TOLERANCE * norm
@@ -122,6 +127,12 @@ class ComparedWindows:
                 factor=factor if along else None,
             )
         )
+
+    def _gradient(self, batch: Any, parameters: Sequence[Tensor], seed: int) -> Tensor:
+        seed_as_another_process(seed)
+        with torch.enable_grad():
+            loss = self.run.loss_of(self.run.model, batch)
+            return _flat(torch.autograd.grad(loss, parameters, allow_unused=True), parameters)
 
 
 def _flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> Tensor:

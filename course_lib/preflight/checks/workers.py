@@ -5,15 +5,16 @@ from __future__ import annotations
 import copy
 import multiprocessing
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from itertools import islice
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from course_lib._fingerprints import fingerprint
 from course_lib._words import counted, in_a_line, plural
@@ -22,6 +23,8 @@ from course_lib.preflight.runs.run import Batch, TrainingRun, seed_as_another_pr
 
 STREAM_SAMPLES = 500
 MOST_WORKERS = 4
+MOST_PARTS = 16
+"""Of a ``ConcatDataset`` that are looked at."""
 SAMPLES = 8
 """Samples that are fetched to see what grows."""
 
@@ -88,28 +91,37 @@ def _cannot_be_sent(loader: Any) -> Judgement | None:
     return None
 
 
+class SeededAlike(Dataset[Any]):
+    """A dataset before each of whose samples the global generators are set to one state.
+
+    What still changes from one fetch to the next is drawn by a generator of the dataset's own.
+    """
+
+    def __init__(self, dataset: Any) -> None:
+        self.dataset = dataset
+
+    def __getitem__(self, index: Any) -> Any:
+        seed_as_another_process(0)
+        return self.dataset[index]
+
+
 def _draws_alike(loader: Any, workers: int) -> Judgement | None:
     """Fetch one sample again and again, in each worker twice, in two epochs."""
     if len(loader.dataset) == 0:
         return None
-    probe: DataLoader[Any] = DataLoader(
-        loader.dataset,
-        batch_sampler=[[0]] * (2 * workers),
-        num_workers=workers,
-        collate_fn=_fingerprints,
-        worker_init_fn=loader.worker_init_fn,
-        multiprocessing_context=_quick_context(loader),
-        generator=loader.generator,
-    )
-    epochs = [[fetched[0] for fetched in probe] for _ in range(2)]
-    first, second = epochs
+    index = _first_index(loader)
+    first, second = (_fetched(loader, loader.dataset, index, workers) for _ in range(2))
     if all(first[worker] == first[worker + workers] for worker in range(workers)):
         return None  # the sample is the same whenever it is fetched
-    if workers > 1 and first[0] == first[1]:
+    alike = workers > 1 and first[0] == first[1]
+    if workers > 1 and not alike:
+        own = _fetched(loader, SeededAlike(loader.dataset), index, workers)
+        alike = own[0] == own[1] and own[0] != own[workers]
+    if alike:
         return Judgement().find(
             "workers",
-            f"Workers 0 and 1 draw the same random numbers: sample 0 is the same in both, and another when it is "
-            f"fetched again in one of {workers}.",
+            f"Workers 0 and 1 draw the same random numbers: what the dataset's own generator makes of sample {index} is "
+            f"the same in both, and another when it is fetched again in one of {workers}.",
             f"Augmentations come {workers} times each, and the batches of one round are alike.",
             "Do not keep a generator in the dataset or seed by a constant in worker_init_fn: draw from torch, or from "
             "default_rng([seed, epoch, index]).",
@@ -117,12 +129,33 @@ def _draws_alike(loader: Any, workers: int) -> Judgement | None:
     if first[0] == second[0]:
         return Judgement().find(
             "workers",
-            "The workers draw the same random numbers in every epoch: sample 0 comes first with the same values.",
+            f"The workers draw the same random numbers in every epoch: sample {index} has the same values in both.",
             "Each epoch repeats the augmentations of the first.",
             "Draw from torch's generator, which workers get a new seed for in each epoch, or from "
             "default_rng([seed, epoch, index]).",
         )
     return None
+
+
+def _first_index(loader: Any) -> Any:
+    """An index as the loader's own sampler gives it: 0 may be none of them."""
+    if loader.batch_sampler is None:
+        return 0
+    return next((batch[0] for batch in map(list, copy.deepcopy(loader.batch_sampler)) if batch), 0)
+
+
+def _fetched(loader: Any, dataset: Any, index: Any, workers: int) -> list[int]:
+    """Two fetches of a sample in each worker, one worker after the other."""
+    probe: DataLoader[Any] = DataLoader(
+        dataset,
+        batch_sampler=[[index]] * (2 * workers),
+        num_workers=workers,
+        collate_fn=_fingerprints,
+        worker_init_fn=loader.worker_init_fn,
+        multiprocessing_context=_quick_context(loader),
+        generator=loader.generator,
+    )
+    return [fetched[0] for fetched in probe]
 
 
 def _quick_context(loader: Any) -> Any:
@@ -162,13 +195,14 @@ def _another_order(run: TrainingRun, loader: Any, workers: int) -> Judgement | N
 
 
 def _changes_unseen(run: TrainingRun, loader: Any) -> Judgement | None:
-    before = _values(loader.dataset)
+    parts = dict(_parts_of(loader.dataset))
+    before = {f"{part}.{name}": value for part, of in parts.items() for name, value in _values(of).items()}
     run.begin_epoch(1)
-    after = _values(loader.dataset)
+    after = {f"{part}.{name}": value for part, of in parts.items() for name, value in _values(of).items()}
     changed = [name for name in after if after[name] != before.get(name)]
     if not changed:
         return None
-    names = ", ".join(f"dataset.{name}" for name in changed)
+    names = ", ".join(changed)
     return Judgement().find(
         "workers",
         f"{names} {plural(len(changed), 'is', 'are')} changed between epochs 0 and 1 here, and with "
@@ -177,6 +211,21 @@ def _changes_unseen(run: TrainingRun, loader: Any) -> Judgement | None:
         "The workers go on with the old value; nothing says so.",
         "Make it a tensor in shared memory (share_memory_()), send it with the index, or leave persistent_workers out.",
     )
+
+
+def _parts_of(dataset: Any, name: str = "dataset", depth: int = 4) -> Iterator[tuple[str, Any]]:
+    """A dataset and what it wraps (``Subset``, ``ConcatDataset``, one's own), each by its way there."""
+    if not hasattr(dataset, "__dict__") or isinstance(dataset, type | ModuleType):
+        return
+    yield name, dataset
+    if depth == 0:
+        return
+    for attribute, value in vars(dataset).items():
+        several = isinstance(value, list | tuple) and 0 < len(value) <= MOST_PARTS
+        for number, part in enumerate(value if several else [value]):
+            if isinstance(part, Dataset) or hasattr(part, "__getitem__"):
+                at = f"[{number}]" if several else ""
+                yield from _parts_of(part, f"{name}.{attribute}{at}", depth - 1)
 
 
 def _values(dataset: Any) -> dict[str, Any]:
@@ -232,7 +281,7 @@ def _caches(loader: Any) -> Judgement | None:
     name = grows[0]
     return Judgement().find(
         "workers",
-        f"dataset.{name} grows with what is fetched, to {counted(sizes[-1][name], 'entry', 'entries')} after "
+        f"{name} grows with what is fetched, to {counted(sizes[-1][name], 'entry', 'entries')} after "
         f"{counted(most, 'sample')}, and each of {loader.num_workers} workers fills one of its own.",
         "The workers' memory grows for as long as they live, to a copy of the data in each.",
         "Cache in shared memory or on disk, bound the cache, or leave it out.",
@@ -240,4 +289,5 @@ def _caches(loader: Any) -> Judgement | None:
 
 
 def _sizes(dataset: Any) -> dict[str, int]:
-    return {name: len(value) for name, value in vars(dataset).items() if isinstance(value, list | dict | set)}
+    held = [(f"{part}.{name}", value) for part, of in _parts_of(dataset) for name, value in vars(of).items()]
+    return {name: len(value) for name, value in held if isinstance(value, list | dict | set)}

@@ -238,7 +238,12 @@ def _refusal(error: BaseException) -> str:
     misconfigured = any(kind.__name__ == "MisconfigurationException" for kind in type(error).__mro__)
     files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
     by_course_lib = bool(files) and "course_lib" in files[-1] and not {"preflight", "launch"} & set(files[-1])
-    if misconfigured or (by_course_lib and isinstance(error, ValueError)):
+    none_on_ranks = bool(files) and files[-1][-3:] == ("loops", "optimization", "automatic.py")
+    if (
+        misconfigured
+        or (by_course_lib and isinstance(error, ValueError))
+        or (none_on_ranks and isinstance(error, RuntimeError))
+    ):
         return " ".join(str(error).split())
     return ""
 

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib import _lightning
 from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
@@ -26,17 +27,21 @@ from course_lib.preflight.runs.pretended_ranks import join_pretended_group, pret
 from course_lib.preflight.runs.run import (
     Batch,
     Enough,
+    Monitor,
     Saving,
     Settings,
     Started,
     TrainingRun,
+    Validation,
     planned,
     seed_as_another_process,
-    walked,
 )
+from course_lib.preflight.runs.walks import schedules_alive, walked
 
 WRITING = {"Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "Preflight"}
 """Callbacks that a trial leaves out, by the names of their classes: they write, print, or wait for a validation."""
+SHORT_EPOCH = 2
+"""Batches of training, and of its validation, where a whole epoch is tried."""
 MOST_EPOCHS = 50
 """Epochs for which a loader that is made again in each is asked for its length."""
 
@@ -69,13 +74,14 @@ class LightningRun(TrainingRun):
         ckpt_path: Path | None = None,
         averages: bool = False,
         turned: bool = False,
+        validates: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
         self._saves = saves_of(self.trainer, self.model)
         if turned:
             self.trainer.callbacks.reverse()
-        self._calm_down(folder)
+        self._calm_down(folder, validates)
         self._become_rank(rank, self.trainer.world_size if world_size is None else world_size, averages)
         self._prepare_loaders_by(prepare_loader, workers)
         self.trainer.callbacks.append(Probe(hooks))
@@ -102,7 +108,7 @@ class LightningRun(TrainingRun):
     def _has_data_module(self) -> bool:
         return hasattr(self.data, "prepare_data")
 
-    def _calm_down(self, folder: Path) -> None:
+    def _calm_down(self, folder: Path, validates: bool) -> None:
         trainer = self.trainer
         module = _module_of(trainer)
         trainer.callbacks[:] = [callback for callback in trainer.callbacks if not is_any_of(callback, WRITING)]
@@ -110,8 +116,21 @@ class LightningRun(TrainingRun):
             trainer.loggers = [importlib.import_module(f"{module}.loggers.logger").DummyLogger()]
         _lightning.ROOT_FOLDER.put(trainer, str(folder))
         trainer.num_sanity_val_steps = 0
-        trainer.limit_val_batches = 0
+        if validates:
+            self._shorten_the_epoch()
+        else:
+            trainer.limit_val_batches = 0
         _lightning.DATA_CONNECTOR.of(trainer).prepare_data = lambda: None  # it may download, and write
+
+    def _shorten_the_epoch(self) -> None:
+        trainer = self.trainer
+        trainer.limit_train_batches = SHORT_EPOCH
+        trainer.limit_val_batches = min(SHORT_EPOCH, trainer.limit_val_batches) if trainer.limit_val_batches else 0
+        if isinstance(trainer.limit_val_batches, float):
+            trainer.limit_val_batches = SHORT_EPOCH
+        trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
+        _lightning.VALIDATION_SECONDS.put(trainer, None)
+        trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 1, -1
 
     def _become_rank(self, rank: int, world_size: int, averages: bool) -> None:
         trainer = self.trainer
@@ -219,7 +238,10 @@ class LightningRun(TrainingRun):
 
     def begin_epoch(self, epoch: int) -> None:
         if epoch > 0:
-            self.trainer.fit_loop.epoch_progress.current.processed = epoch
+            loop = self.trainer.fit_loop
+            loop.epoch_progress.current.processed = epoch
+            # Some hooks seed by the number of micro-batches so far.
+            loop.epoch_loop.batch_progress.total.ready += self.counted_batches() or 1
             self.call_hooks("on_train_epoch_end")
         self.turn_to_epoch(epoch)
         self.call_hooks("on_train_epoch_start")
@@ -258,6 +280,22 @@ class LightningRun(TrainingRun):
             return None
         self.call_hooks("on_validation_end")
         return self.counted_batches()
+
+    # -------------------------------------------------------------------------------------------------- its validation
+
+    def validation(self) -> Validation | None:
+        trainer = self.trainer
+        if trainer.overfit_batches or trainer.fast_dev_run:
+            return None
+        monitors = []
+        for callback in trainer.callbacks:
+            name = getattr(callback, "monitor", None)
+            if isinstance(name, str) and is_any_of(callback, {"ModelCheckpoint", "EarlyStopping"}):
+                monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
+        exists = not _is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
+        has_own = self._has_data_module or not _is_lightnings(self.model, "val_dataloader")
+        every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
+        return Validation(exists, exists and not has_own, every, tuple(monitors))
 
     # ------------------------------------------------------------------------------------------------ stop and resume
 
@@ -331,12 +369,28 @@ class LightningRun(TrainingRun):
     def _with_schedules(self) -> Started:
         started = self._with_plans()
         plans = [plan for plan in (started.plan, *started.other_plans.values()) if plan]
-        calls = max([1, *(plan.micro_batches for plan in plans)])
+        batches = max([1, *(plan.micro_batches for plan in plans)])
+        epochs = max([1, *(plan.epochs_completed + 1 for plan in plans)])
         configs = self.trainer.lr_scheduler_configs if started.automatic else ()
-        schedules = [
-            walked(c.scheduler, str(c.interval), int(c.frequency), bool(c.reduce_on_plateau), calls) for c in configs
-        ]
-        return replace(started, schedules=tuple(schedules))
+        schedules = []
+        for config in configs:
+            interval, calls = str(config.interval), epochs if config.interval == "epoch" else batches
+            follows = bool(config.reduce_on_plateau)
+            schedules.append(walked(config.scheduler, interval, int(config.frequency), follows, calls))
+        if not plans and started.batches and started.max_epochs > 0:
+            batches = started.batches * started.max_epochs
+        own = [walked(schedule, "step", 1, False, batches) for schedule in self.schedules_of_its_own()]
+        return replace(started, schedules=tuple(schedules), own_schedules=tuple(own))
+
+    def schedules_of_its_own(self) -> list[Any]:
+        stepped = {id(c.scheduler) for c in self.trainer.lr_scheduler_configs} if self.settings.automatic else set()
+        alive = schedules_alive(self.optimizers)
+        return [one for one in alive if id(one) not in stepped and not isinstance(one, ReduceLROnPlateau)]
+
+    def schedules_stepped(self) -> list[Any]:
+        if not self.settings.automatic or not _is_lightnings(self.model, "lr_scheduler_step"):
+            return []
+        return [config.scheduler for config in self.trainer.lr_scheduler_configs]
 
     def _with_plans(self) -> Started:
         started = self._as_started()
@@ -375,6 +429,11 @@ class Probe:
         if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
             return self._hooks.get(name, nothing)
         raise AttributeError(name)
+
+
+def _is_lightnings(module: Any, hook: str) -> bool:
+    """Whether a module has not written this hook itself."""
+    return str(getattr(type(module), hook).__module__).endswith("core.module")
 
 
 def nothing(*_: Any, **__: Any) -> None:

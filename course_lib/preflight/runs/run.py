@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import random
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -23,6 +22,7 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.runs.walks import WalkedSchedule
 from course_lib.steps import StepPlan, plan_steps
 
 Batch = tuple[int, ...]
@@ -71,6 +71,14 @@ class TrainingRun(ABC):
         """What ``max_steps`` is held against."""
         return 0
 
+    def schedules_of_its_own(self) -> list[Any]:
+        """Schedules of its optimizers that the run itself does not step; asked when it has started."""
+        return []
+
+    def schedules_stepped(self) -> list[Any]:
+        """Those that nobody but the run is to step."""
+        return []
+
     @abstractmethod
     def gpu(self) -> torch.device | None:
         """The GPU that the run is on; asked in the caller's process."""
@@ -106,6 +114,7 @@ class TrainingRun(ABC):
         ckpt_path: Path | None = None,
         averages: bool = False,
         turned: bool = False,
+        validates: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Train, as one of ``world_size`` ranks (those of the run), until a hook raises :class:`Enough`.
@@ -116,7 +125,8 @@ class TrainingRun(ABC):
         ``on_train_batch_start``, ``on_before_optimizer_step`` and ``on_train_batch_end``. Other ranks are pretended:
         the process group says who this rank is, and its collectives return at once with what this rank gave. With
         ``averages`` the run's own DDP strategy wraps the model for that group; otherwise the model is trained as on
-        one device. ``turned``: with the run's callbacks in the opposite order.
+        one device. ``turned``: with the run's callbacks in the opposite order. ``validates``: one epoch of two batches,
+        and its validation, which is left out otherwise.
         """
 
     def at_start(self, folder: Path, look: Callable[[], Found], **options: Any) -> Found | None:
@@ -199,6 +209,10 @@ class TrainingRun(ABC):
         """The callbacks that take part in trials, in their order."""
         return []
 
+    def validation(self) -> Validation | None:
+        """What there is of one, and who monitors what; to be asked before a start. None where that is not known."""
+        return None
+
     def saving(self, batches: int, window: int) -> Saving:
         """When the run saves, with so many micro-batches in an epoch and in a window."""
         return Saving()
@@ -256,6 +270,29 @@ class Settings:
         return self.max_steps == -1 and not self.is_limited
 
 
+class Monitor(NamedTuple):
+    """Who waits for a value that is to be logged."""
+
+    who: str
+    name: str
+    strict: bool
+    """Whether it raises where the value is not there."""
+    every_epochs: int = 0
+    """How often it asks; 0 where that is not at the ends of epochs."""
+
+
+class Validation(NamedTuple):
+    """What a run says of its validation before it starts."""
+
+    exists: bool = False
+    """Whether there is a validation step."""
+    may_be_given: bool = False
+    """Whether its data may be given to the fit, so that it is not known here."""
+    every_epochs: int | None = 1
+    """Epochs between two validations; None where they are counted in batches."""
+    monitors: tuple[Monitor, ...] = ()
+
+
 class Saving(NamedTuple):
     """When a run saves."""
 
@@ -306,6 +343,9 @@ class Started(Settings):
     other_plans: dict[str, StepPlan] = field(default_factory=dict)
     """What the run would be without a setting that cuts it short, by the setting's name."""
     schedules: tuple[WalkedSchedule, ...] = ()
+    """Those that a Trainer steps; of a plain loop, the one that it was given."""
+    own_schedules: tuple[WalkedSchedule, ...] = ()
+    """Others of the run's optimizers, which nobody but the module's own code can step."""
 
 
 def planned(started: Started, planner: Any = None) -> Started:
@@ -348,70 +388,3 @@ def _plan(started: Started, planner: Any) -> StepPlan:
         return plan_steps(samples, sizes, accumulate_grad_batches=started.accumulate_grad_batches, **stops)
     # Each batch counts as one sample: how many samples are in it is not asked here.
     return plan_steps(started.batches, 1, accumulate_grad_batches=started.accumulate_grad_batches, **stops)
-
-
-WALK_SECONDS = 1.5
-WALK_CALLS = 200_000
-"""What a walk beyond the run's end may take."""
-CYCLES = ("Cyclic", "WarmRestarts")
-"""In the names of schedules that turn up by design."""
-HORIZONS = ("T_max", "total_steps", "total_iters", "step_size")
-"""The names under which torch's schedules keep a number of calls."""
-
-
-@dataclass(frozen=True)
-class WalkedSchedule:
-    """One schedule of a run and the rates that it makes of each parameter group."""
-
-    name: str
-    interval: str
-    frequency: int
-    follows_metric: bool
-    rates: tuple[tuple[float, ...], ...]
-    """A row for each parameter group: its rate after 0, 1, 2 … calls."""
-    refused: str = ""
-    """What the schedule raised at the call after the last one."""
-
-    @property
-    def cycles(self) -> bool:
-        return any(part in self.name for part in CYCLES)
-
-
-def walked(scheduler: Any, interval: str, frequency: int, follows_metric: bool, calls: int) -> WalkedSchedule:
-    """Step a schedule well beyond ``calls``, or until it raises or the time is up."""
-    name = type(scheduler).__name__
-    if follows_metric:
-        return WalkedSchedule(name, interval, frequency, True, ())
-    rates, refused = walk(scheduler, max(4 * calls, 2_000, 2 * max(horizons_of(scheduler), default=0)))
-    return WalkedSchedule(name, interval, frequency, False, rates, refused)
-
-
-def walk(scheduler: Any, calls: int) -> tuple[tuple[tuple[float, ...], ...], str]:
-    """The rates of each group, and what the schedule raised if it did."""
-    groups = scheduler.optimizer.param_groups
-    scheduler.optimizer._opt_called = True  # torch would warn that no step was made before
-    rates = [[float(group["lr"])] for group in groups]
-    ends, refused = time.monotonic() + WALK_SECONDS, ""
-    for _ in range(min(calls, WALK_CALLS)):
-        try:
-            scheduler.step()
-        except Exception as error:
-            refused = " ".join(str(error).split())
-            break
-        for row, group in zip(rates, groups, strict=True):
-            row.append(float(group["lr"]))
-        if time.monotonic() > ends:
-            break
-    return tuple(map(tuple, rates)), refused
-
-
-def horizons_of(scheduler: Any) -> Iterator[int]:
-    """The numbers of calls that a schedule was made with, and those of the schedules in it."""
-    attributes = vars(scheduler)
-    for name in HORIZONS:
-        if isinstance(attributes.get(name), int):
-            yield attributes[name]
-    milestones = attributes.get("milestones") or attributes.get("_milestones") or ()
-    yield from (int(milestone) for milestone in milestones)
-    parts = [total for part in attributes.get("_schedulers", ()) for total in horizons_of(part)]
-    yield sum(parts)
