@@ -44,34 +44,6 @@ def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
         assert pictures == [(ROOT / name).read_bytes()], f"{name}: run `make refresh`"
 
 
-def test_the_symptoms_of_the_readme_lead_to_sections_that_exist():
-    headings = {path.stem[:2]: [without_number(line) for line in headings_of(read(path))] for path in PATHS}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = [row.split(" | ") for row in readme.partition("## What do you see?")[2].partition("\n## ")[0].splitlines()]
-    places = [place for row in rows if len(row) == 3 for place in re.findall(r"\b(\d\d), ([^;(]+)", row[1])]
-    assert len(places) > 50
-    for chapter, place in places:
-        section = place.partition(", rung")[0].strip()
-        if exercise := re.fullmatch(r"Exercise (\d)", section):
-            assert any(line.startswith(f"### {exercise[1]} · ") for line in headings_of(read_chapter(chapter))), place
-        else:
-            assert any(heading.startswith(section) for heading in headings[chapter]), f"{chapter}, {place}"
-
-
-def headings_of(notebook: Notebook) -> list[str]:
-    prose = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    return re.findall(r"^##+ .*", prose, re.MULTILINE)
-
-
-def without_number(heading: str) -> str:
-    return re.sub(r"^#+ (\d+ · )?", "", heading)
-
-
-def read_chapter(number: str) -> Notebook:
-    (path,) = (path for path in PATHS if path.stem.startswith(number))
-    return read(path)
-
-
 def read(path: Path) -> Notebook:
     return json.loads(path.read_text(encoding="utf-8"))
 

@@ -1,4 +1,4 @@
-"""What somebody has who installs the wheel: the README's snippets run, types are known, what lacks is named."""
+"""What somebody has who installs the wheel: readers' snippets run, types are known, what lacks is named."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import pytest
 import course_lib
 from tests.notebook_rules import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TEXTS = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/pages/*.md")))]
+SNIPPETS = [snippet for text in TEXTS for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def printed(user_python: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_of_the_readme_prints_what_its_comments_say(number: int, printed: list[str]):
+def test_a_snippet_for_readers_prints_what_its_comments_say(number: int, printed: list[str]):
     promised = re.findall(r"print\(.*#\s*([^:\n]+)", SNIPPETS[number])
     assert promised and printed[number].splitlines() == [line.strip() for line in promised]
 
