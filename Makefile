@@ -116,23 +116,15 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 clean:  ## remove .venv and the caches
 	rm -rf .venv .matrix .outsiders .site site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
+# Each step is a line, and what goes wrong a sentence: install.py.
 .venv/pyvenv.cfg:
-	$(PYTHON) -m venv $(VENV_ARGS) .venv
-ifneq ($(findstring --system-site-packages,$(VENV_ARGS)),)
-	$(PYTHON) -c 'import site, sys; print(*[f"import site; site.addsitedir({p!r})" for p in site.getsitepackages() \
-	  if sys.prefix != sys.base_prefix], sep="\n")' \
-	  > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maker.pth"
-endif
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here. Python 3.11 or newer is needed:" \
+	  "install one, and name it: make PYTHON=python3.12 lab" >&2; exit 1; }
+	@$(PYTHON) install.py --only-venv $(VENV_ARGS)
 
-# A venv that sees the system's packages keeps what requirements.txt admits, so the exact lock is not for it.
-OFFLINE = $(if $(wildcard $(WHEELHOUSE)/*.whl),--no-index --find-links $(WHEELHOUSE))
 .venv/installed: .venv/pyvenv.cfg requirements.txt requirements.lock pyproject.toml
-	if grep -q 'system-site-packages = true' .venv/pyvenv.cfg; then \
-	  $(PY) -m pip install -r requirements.txt $(OFFLINE); \
-	else $(PY) -m pip install -r requirements.txt -c requirements.lock; fi
-	$(PY) -m ipykernel install --sys-prefix
-	touch $@
+	@WHEELHOUSE=$(WHEELHOUSE) $(PY) install.py
+	@touch $@
 
 .site/installed: docs/requirements.txt
 	$(PYTHON) -m venv .site
