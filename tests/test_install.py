@@ -44,7 +44,7 @@ def test_an_old_python_can_read_the_file_that_says_so():
 def test_a_python_without_pip_is_told_where_to_get_it(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "ensurepip", None)
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == "ensurepip" else object())
-    with pytest.raises(install.CannotInstall, match=r"no pip to put into an environment .*apt-get install python3-venv"):
+    with pytest.raises(install.CannotInstall, match=r"no pip to put into an environment .*apt-get"):
         install.require_python((3, 11))
 
 

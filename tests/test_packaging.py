@@ -104,6 +104,13 @@ def test_the_snippets_pass_strict_mypy(user_python: Path, tmp_path: Path):
     assert f"no issues found in {len(SNIPPETS)} source files" in told
 
 
+def test_the_changes_and_the_citation_are_of_this_version():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", changes, re.MULTILINE)[0] == course_lib.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [course_lib.__version__]
+
+
 def test_without_lightning_the_callbacks_say_what_to_install_and_the_topics_work(tmp_path: Path):
     code = """
 import sys
