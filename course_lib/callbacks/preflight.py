@@ -18,11 +18,12 @@ from course_lib.preflight import NotReady, PreflightReport, preflight
 class Preflight(Callback):
     """Judge the run when a fit begins, before its first batch; see :func:`course_lib.preflight.preflight`.
 
-    Rank 0 judges, on copies, and the others wait for its report.
+    Rank 0 judges, on copies, and the others wait for its report. Where a check failed to be judged, by an error or for
+    time, it warns: a right fit goes on.
 
     Args:
         strict: Raise :class:`course_lib.preflight.NotReady` where something is found, on all ranks, instead of warning.
-        deep, expect, skip, seconds: See :func:`course_lib.preflight.preflight`.
+        deep, expect, skip, allow_unjudged, seconds: See :func:`course_lib.preflight.preflight`.
 
     Attributes:
         report: That of the last fit.
@@ -35,11 +36,18 @@ class Preflight(Callback):
         deep: bool = False,
         expect: Mapping[str, Any] | None = None,
         skip: Collection[str] = (),
+        allow_unjudged: Collection[str] = (),
         seconds: float = 20.0,
     ) -> None:
         self.strict = strict
         self.report: PreflightReport | None = None
-        self._options: dict[str, Any] = {"deep": deep, "expect": expect, "skip": skip, "seconds": seconds}
+        self._options: dict[str, Any] = {
+            "deep": deep,
+            "expect": expect,
+            "skip": skip,
+            "allow_unjudged": allow_unjudged,
+            "seconds": seconds,
+        }
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -51,7 +59,7 @@ class Preflight(Callback):
         assert self.report is not None, "rank 0 has judged"
         if self.report.ok:
             rank_zero_info(f"Preflight: {self.report}")
-        elif self.strict:
+        elif self.strict and self.report.findings:
             raise NotReady(self.report)
         else:
             rank_zero_warn(f"Preflight: {self.report}")

@@ -2,7 +2,8 @@
 
 ``make_run()`` returns ``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of
 ``preflight_loop``.
-The exit code is 0 where nothing was found, 1 where something was, and 2 where nothing could be judged.
+The exit code is 0 where the run is ready, 1 where something was found, and 2 where that is not known: the run could
+not be tried, or a check failed to be judged, by an error or for time, and ``--allow-unjudged`` does not name it.
 """
 
 from __future__ import annotations
@@ -25,9 +26,13 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("make_run", metavar="package.module:make_run", help="returns (trainer, model, data)")
     parser.add_argument("--deep", action="store_true", help="make the checks that take longer as well")
     parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave a check out")
+    parser.add_argument(
+        "--allow-unjudged", action="append", default=[], metavar="CHECK", help="accept that it fails to be judged"
+    )
     parser.add_argument("--seconds", type=float, default=20.0, help="what each trial may take (20)")
     arguments = parser.parse_args(argv)
-    options = {"deep": arguments.deep, "skip": arguments.skip, "seconds": arguments.seconds}
+    options = vars(arguments).copy()
+    options.pop("make_run")
     try:
         report = judged(made(arguments.make_run), options)
     except Exception as error:
@@ -36,7 +41,7 @@ def main(argv: list[str] | None = None) -> int:
     print(report)
     if report.findings:
         return FINDINGS
-    return READY if report.passed else NOT_JUDGED
+    return READY if report.ok else NOT_JUDGED
 
 
 def made(place: str) -> Any:

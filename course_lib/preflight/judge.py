@@ -44,10 +44,20 @@ from course_lib.preflight.checks.setup import (
 )
 from course_lib.preflight.checks.window import judge_windows
 from course_lib.preflight.checks.workers import judge_workers
-from course_lib.preflight.report import CHAPTERS, Judgement, NotReady, PreflightReport, not_judged
+from course_lib.preflight.report import (
+    CHAPTERS,
+    Judgement,
+    Kind,
+    NotReady,
+    PreflightReport,
+    Unjudged,
+    not_applicable,
+    not_judged,
+)
 from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
 from course_lib.preflight.runs.plain_loop import PlainLoop
+from course_lib.preflight.runs.run import Settings
 
 CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
@@ -66,6 +76,7 @@ def preflight(
     deep: bool = False,
     expect: Mapping[str, Any] | None = None,
     skip: Collection[str] = (),
+    allow_unjudged: Collection[str] = (),
     seconds: float = 20.0,
 ) -> PreflightReport:
     """Judge a run that is about to start, by trying it on copies; afterwards it is as it was before.
@@ -80,6 +91,8 @@ def preflight(
             are not to be trained), ``memory`` (bytes that a step may hold; by default those of the device),
             ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
+        allow_unjudged: Names of checks that may fail to be judged, by an error or for time; without it, ``report.ok``
+            is None then, and the report names them.
         seconds: What each trial may take; a check whose trial takes longer is not judged.
 
     Raises:
@@ -87,7 +100,7 @@ def preflight(
     """
     if not is_trainer(trainer):
         raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see preflight_loop")
-    return _judged(LightningRun(trainer, model, data), deep, expect, skip, seconds)
+    return _judged(LightningRun(trainer, model, data), deep, expect, skip, allow_unjudged, seconds)
 
 
 def preflight_loop(
@@ -102,6 +115,7 @@ def preflight_loop(
     deep: bool = False,
     expect: Mapping[str, Any] | None = None,
     skip: Collection[str] = (),
+    allow_unjudged: Collection[str] = (),
     seconds: float = 20.0,
 ) -> PreflightReport:
     """The same for a loop without a Trainer, in which every window steps, and the short last one of an epoch as well::
@@ -122,34 +136,41 @@ def preflight_loop(
         scheduler: Is stepped after each update; ``None``: none.
         accumulate_grad_batches: Micro-batches in a window.
         max_epochs: Epochs to run.
-        deep, expect, skip, seconds: See :func:`preflight`.
+        deep, expect, skip, allow_unjudged, seconds: See :func:`preflight`.
     """
     windows = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
     epochs = int_of_at_least(1, "max_epochs", max_epochs)
     run = PlainLoop(model, loader, loss_fn, optimizer, scheduler, windows, epochs)
-    return _judged(run, deep, expect, skip, seconds)
+    return _judged(run, deep, expect, skip, allow_unjudged, seconds)
 
 
 def _judged(
-    run: AnyRun, deep: bool, expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float
+    run: AnyRun,
+    deep: bool,
+    expect: Mapping[str, Any] | None,
+    skip: Collection[str],
+    allowed: Collection[str],
+    seconds: float,
 ) -> PreflightReport:
-    expect = _checked(expect, skip, seconds)
+    expect = _checked(expect, skip, allowed, seconds)
     began = time.monotonic()
     with progress_shown():
         judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
-    return _report(judgement, skip, time.monotonic() - began)
+    return _report(judgement, skip, allowed, time.monotonic() - began)
 
 
 def _judged_one_by_one(
     run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     now_trying("the start and the first windows (length, horizon, setup)")
-    judgement = _judged_by_start(run, expect, seconds)
+    judgement, started = _judged_by_start(run, expect, seconds)
+    if started is None:
+        return judgement
     if judgement.refuses:
         rest = [name for name in CHECKS if name != "setup"]
-        judgement.not_judged |= dict.fromkeys(rest, "the run is refused, see setup")
+        judgement.not_judged |= dict.fromkeys(rest, Unjudged("the run is refused, see setup", Kind.NOT_APPLICABLE))
         return judgement
-    judgement.add(_judged_by_steps(run, deep, expect, skip, seconds))
+    judgement.add(_judged_by_steps(run, started, deep, expect, skip, seconds))
     now_trying("what the ranks are given (dealing, order, changes)")
     judgement.add(_judged_by_dealing(run, expect, seconds))
     if "resume" not in skip:
@@ -166,17 +187,23 @@ def _judged_one_by_one(
 
 
 def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
-    """Raise the report, as an ``AssertionError``, if :func:`preflight` finds something; for a test."""
+    """Raise the report, as an ``AssertionError``, unless :func:`preflight` says that the run is ready; for a test.
+
+    A check that failed to be judged is named as well; ``allow_unjudged={"memory"}`` accepts that.
+    """
     __tracebackhide__ = True  # pytest shows the caller's line
     report = preflight(trainer, model, data, **options)
     if not report.ok:
         raise NotReady(report)
 
 
-def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: float) -> dict[str, Any]:
-    for name in skip:
-        if name not in CHECKS:
-            raise ValueError(f"skip must name checks ({', '.join(CHECKS)}), got {name!r}")
+def _checked(
+    expect: Mapping[str, Any] | None, skip: Collection[str], allowed: Collection[str], seconds: float
+) -> dict[str, Any]:
+    for argument, names in (("skip", skip), ("allow_unjudged", allowed)):
+        for name in [names] if isinstance(names, str) else names:
+            if name not in CHECKS or isinstance(names, str):
+                raise ValueError(f"{argument} must be names of checks ({', '.join(CHECKS)}), got {name!r}")
     for name in expect or ():
         if name not in EXPECTATIONS:
             raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
@@ -187,48 +214,54 @@ def _checked(expect: Mapping[str, Any] | None, skip: Collection[str], seconds: f
     return dict(expect or {})
 
 
-def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
-    """What the run says when it has started, and what its first windows show."""
+def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> tuple[Judgement, Settings | None]:
+    """What the run says when it has started, and what its first windows show.
+
+    And its settings then; None where it does not start at all, and nothing says that it is meant to be refused.
+    """
     judgement = Judgement()
     began, stepped = try_on_copies([run.started, first_steps(run)], seconds=seconds)
+    if began.error and stepped.error and not stepped.refused:
+        judgement.not_judged = dict.fromkeys(CHECKS, Unjudged(stepped.error))
+        return judgement, None
     if began.error:
-        judgement.not_judged |= dict.fromkeys(("length", "horizon"), began.error)
+        judgement.not_judged |= dict.fromkeys(("length", "horizon"), Unjudged(began.error))
     else:
-        if began.value.accumulate_grad_batches != run.settings.accumulate_grad_batches:
-            judgement.not_judged["window"] = "accumulate_grad_batches is set by the data module, when the run starts"
         judgement.add(judge_length(began.value))
         judgement.add(judge_horizon(began.value, final_lr=expect.get("final_lr")))
     if stepped.refused:
         judgement.add(judge_refusal(stepped.refused))
         judgement.refuses = True
     elif stepped.error:
-        judgement.not_judged["setup"] = stepped.error
+        judgement.add(not_judged("setup", stepped.error))
     else:
         judgement.add(judge_setup(stepped.value, run.settings, expect.get("frozen", ())))
         if not began.error:
             judgement.add(judge_counting(stepped.value, began.value))
-    return judgement
+    return judgement, run.settings if began.error else began.value
 
 
 def _judged_by_steps(
-    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+    run: AnyRun, started: Settings, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
     trials: dict[str, Callable[[Path], Judgement]] = {
         "workers": judge_workers(run),
-        "window": judge_windows(run) if run.settings.automatic else judge_own_windows(run),
+        "window": judge_windows(run, started.accumulate_grad_batches) if started.automatic else judge_own_windows(run),
         "no_sync": averages_counted(run),
         "bad_step": one_bad_batch(run),
     }
-    judgement = Judgement(not_judged={name: why for name, why in run.cannot.items() if name in trials})
+    cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in trials}
+    judgement = Judgement(not_judged=cannot)
     if "memory" not in skip and (deep or "memory" in expect or run.gpu() is not None):
         trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
     else:
-        judgement.not_judged["memory"] = "it takes longer: deep=True, or expect={'memory': bytes}"
+        why = "it takes longer: deep=True, or expect={'memory': bytes}"
+        judgement.add(not_judged("memory", why, Kind.LEFT_OUT))
     if deep:
         trials["growth"] = growth_over_steps(run)
     else:
-        judgement.not_judged["growth"] = "it takes longer: deep=True"
+        judgement.add(not_judged("growth", "it takes longer: deep=True", Kind.LEFT_OUT))
     trials = {name: trial for name, trial in trials.items() if name not in {*skip, *run.cannot}}
     now_trying(f"some windows, each in another way ({', '.join(trials)})")
     for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
@@ -254,7 +287,7 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
         judgement.add(judged)
     own = dealt.get((0, own_size))
     if own is None:
-        why = f"{own_size} ranks are more than are tried ({MOST_RANKS})"
+        why = Unjudged(f"{own_size} ranks are more than are tried ({MOST_RANKS})")
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
     promised = judge_promised_length(own, epochs_end_the_run=run.settings.ends_with_its_epochs)
@@ -266,7 +299,7 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
 def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     """The loader, stopped and resumed; with ``deep``, the whole run."""
     if "resume" in run.cannot:
-        return not_judged("resume", run.cannot["resume"])
+        return not_applicable("resume", run.cannot["resume"])
     [stopped] = try_on_copies([stop(run)], seconds=seconds)
     if stopped.error:
         return not_judged("resume", stopped.error)
@@ -279,19 +312,19 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
         return judgement
     if seen.saves and deep:
         judgement.add(judge_restarts(run, inside_window=seen.inside_window, seconds=seconds))
-    elif seen.why_not:
+    elif seen.why_not is not None:
         judgement.not_judged["resume"] = seen.why_not
     elif seen.saves and seen.batches:
         judgement.notes.append("resume: the loader was resumed; what else a checkpoint holds is tried with deep=True")
     elif seen.saves:
-        judgement.not_judged["resume"] = "what a checkpoint holds takes longer to try: deep=True"
+        judgement.add(not_judged("resume", "what a checkpoint holds takes longer to try: deep=True", Kind.LEFT_OUT))
     elif not seen.batches:
-        judgement.not_judged["resume"] = "the run saves no checkpoint"
+        judgement.add(not_applicable("resume", "the run saves no checkpoint"))
     return judgement
 
 
 def _dealt_of(answer: Answer) -> Dealt:
-    return Dealt(None, why_not=answer.error) if answer.error else answer.value
+    return Dealt(None, why_not=Unjudged(answer.error)) if answer.error else answer.value
 
 
 def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, seconds: float) -> Judgement:
@@ -308,16 +341,19 @@ def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, 
     return Judgement().find("order", says, finding.means, cure)
 
 
-def _report(judgement: Judgement, skip: Collection[str], seconds: float) -> PreflightReport:
+def _report(judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float) -> PreflightReport:
     findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
     found = {finding.check for finding in findings}
     open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
     return PreflightReport(
         findings=findings,
         passed=tuple(name for name in CHECKS if name not in {*found, *open_checks, *skip}),
-        not_judged=open_checks,
+        not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
         notes=tuple(judgement.notes),
         facts=judgement.facts,
         skipped=tuple(skip),
         seconds=seconds,
+        failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
+        left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
+        allowed=tuple(allowed),
     )

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
+from enum import Enum
 from typing import Any
+
+from course_lib._words import counted
 
 CHAPTERS = {
     "length": "05_counting_steps",
@@ -45,6 +48,24 @@ class Finding:
         return "\n".join(lines)
 
 
+class Kind(Enum):
+    """Why a check was not judged; the text is the report's heading."""
+
+    FAILED = "Failed to be judged"
+    """An error, or a limit of time or size: nobody knows what it would have found."""
+    NOT_APPLICABLE = "Not applicable to this run"
+    LEFT_OUT = "Left out"
+    """It takes longer, and was not asked for."""
+
+
+@dataclass(frozen=True)
+class Unjudged:
+    """Why a check was not judged."""
+
+    why: str
+    kind: Kind = Kind.FAILED
+
+
 @dataclass
 class Judgement:
     """What one check has to say."""
@@ -52,8 +73,7 @@ class Judgement:
     findings: list[Finding] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
-    not_judged: dict[str, str] = field(default_factory=dict)
-    """Check, and why it could not be judged."""
+    not_judged: dict[str, Unjudged] = field(default_factory=dict)
     refuses: bool = False
     """Whether the run does not start at all, so that nothing else can be tried."""
 
@@ -69,9 +89,14 @@ class Judgement:
         self.not_judged.update(other.not_judged)
 
 
-def not_judged(check: str, why: str) -> Judgement:
-    """What a check says that could not be made."""
-    return Judgement(not_judged={check: why})
+def not_judged(check: str, why: str, kind: Kind = Kind.FAILED) -> Judgement:
+    """What a check says that was not made."""
+    return Judgement(not_judged={check: Unjudged(why, kind)})
+
+
+def not_applicable(check: str, why: str) -> Judgement:
+    """What a check says that asks for something which this kind of run does not have."""
+    return not_judged(check, why, Kind.NOT_APPLICABLE)
 
 
 @dataclass(frozen=True)
@@ -82,7 +107,7 @@ class PreflightReport:
     passed: tuple[str, ...]
     """The names of the checks that were made and found nothing."""
     not_judged: Mapping[str, str]
-    """Check, and why it could not be judged."""
+    """Check, and why it was not judged, whatever the kind: see ``failed`` and ``left_out``."""
     notes: tuple[str, ...]
     """Choices, and what is worth knowing; they leave ``ok`` alone."""
     facts: Mapping[str, Any]
@@ -90,25 +115,32 @@ class PreflightReport:
     skipped: tuple[str, ...]
     """The checks that the caller left out."""
     seconds: float
+    failed: tuple[str, ...] = ()
+    """Those of ``not_judged`` that an error or a limit kept from being judged. Those that are in neither ``failed`` nor
+    ``left_out`` ask for something that this kind of run does not have."""
+    left_out: tuple[str, ...] = ()
+    """Those of ``not_judged`` that take longer, and were not asked for."""
+    allowed: tuple[str, ...] = ()
+    """The checks that the caller accepts without a judgement (``allow_unjudged``)."""
 
     @property
-    def ok(self) -> bool:
-        """Whether nothing was found; a check that was not judged counts as nothing found."""
-        return not self.findings
+    def ok(self) -> bool | None:
+        """False where something was found; None where that is not known, as a check failed to be judged; else True."""
+        if self.findings:
+            return False
+        return True if self.passed and not self.unknown else None
+
+    @property
+    def unknown(self) -> tuple[str, ...]:
+        """The checks that failed to be judged and are not allowed to."""
+        return tuple(name for name in self.failed if name not in self.allowed)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
         return {"ok": self.ok, **asdict(self)}
 
     def __str__(self) -> str:
-        count = len(self.findings)
-        if count:
-            verdict = f"Not ready: {count} finding{'s' if count > 1 else ''}."
-        elif self.passed:
-            verdict = "Ready: nothing was found."
-        else:
-            verdict = "Nothing was judged."
-        lines = [f"{verdict} ({self.seconds:.1f} s)"]
+        lines = [f"{self.verdict} ({self.seconds:.1f} s)"]
         lines += [f"\n{finding}" for finding in self.findings]
         if self.facts:
             width = max(map(len, self.facts)) + 2
@@ -117,8 +149,11 @@ class PreflightReport:
             lines += ["", _filled(f"Passed: {', '.join(self.passed)}.", "  ")]
         if self.skipped:
             lines += [_filled(f"Left out, as asked: {', '.join(self.skipped)}.", "  ")]
+        others = [name for name in self.not_judged if name not in {*self.failed, *self.left_out}]
         sections = {
-            "Not judged": [f"{check}: {why}" for check, why in self.not_judged.items()],
+            Kind.FAILED.value: self._reasons(self.failed),
+            Kind.NOT_APPLICABLE.value: self._reasons(others),
+            Kind.LEFT_OUT.value: self._reasons(self.left_out),
             "Notes": self.notes,
         }
         for title, items in sections.items():
@@ -126,9 +161,34 @@ class PreflightReport:
                 lines += [f"\n{title}:", *(_filled(f"- {item}", "  ") for item in items)]
         return "\n".join(lines)
 
+    @property
+    def verdict(self) -> str:
+        """One sentence that names how many of the checks were judged."""
+        judged = len({*self.passed, *(finding.check for finding in self.findings)})
+        of = f"{judged} of {len(self.passed) + len(self._not_passed)} checks judged"
+        if self.findings:
+            return f"Not ready: {counted(len(self.findings), 'finding')}, {of}."
+        if self.unknown and not self.passed and not self.skipped:
+            return f"Not known: the run could not be tried, {of}."
+        if self.unknown:
+            return f"Not known: {', '.join(self.unknown)} failed to be judged; nothing was found, {of}."
+        return f"Ready: {of}." if self.passed else f"Nothing was judged: {of}."
+
+    @property
+    def _not_passed(self) -> set[str]:
+        return {*(finding.check for finding in self.findings), *self.not_judged, *self.skipped}
+
+    def _reasons(self, names: Iterable[str]) -> list[str]:
+        """A line for each reason, with the checks that share it."""
+        checks: dict[str, list[str]] = {}
+        for name in names:
+            accepted = " (accepted)" if name in self.allowed and name in self.failed else ""
+            checks.setdefault(self.not_judged[name], []).append(f"{name}{accepted}")
+        return [f"{', '.join(of)}: {why}" for why, of in checks.items()]
+
 
 class NotReady(AssertionError):
-    """A run in which preflight found something; ``report`` holds it."""
+    """A run in which preflight found something, or of which it does not know; ``report`` holds it."""
 
     def __init__(self, report: PreflightReport) -> None:
         super().__init__(f"\n{report}")

@@ -70,7 +70,7 @@ def test_a_gpu_that_does_not_answer_leaves_memory_unjudged(monkeypatch):
     trainer, model, data = run(False)
     trainer.strategy._root_device = torch.device("cuda", 0)  # there is none on this machine
     report = preflight(trainer, model, data, skip=BESIDE)
-    assert report.ok and "could not be asked for its memory" in report.not_judged["memory"]
+    assert report.ok is None and "could not be asked for its memory" in report.not_judged["memory"]
 
 
 NOT_PREDICTED = {

@@ -1,6 +1,7 @@
 """preflight finds each planted fault under its check and nothing in a right run, and leaves the run as it was."""
 
 import hashlib
+import inspect
 import json
 import os
 import random
@@ -277,12 +278,13 @@ class Huge(Points):
         (Net(), DataLoader(Huge(), 8), {"dealing", "order", "changes"}),
         (Net(), [torch.zeros(2)], {"dealing", "order", "changes", "setup"}),
     ],
+    ids=["a step for a GPU", "a billion samples", "a list"],
 )
 def test_what_cannot_be_tried_is_listed_with_its_reason(model, data, unjudged):
     report = preflight(quiet_trainer(), model, data, seconds=10)
-    assert report.ok, str(report)
+    assert report.ok is (None if report.failed else True), str(report)
     assert unjudged <= set(report.not_judged) and all(report.not_judged.values())
-    assert json.loads(json.dumps(report.to_dict()))["ok"] is True
+    assert json.loads(json.dumps(report.to_dict()))["ok"] is report.ok
 
 
 class OneOrder(Sampler):
@@ -364,11 +366,77 @@ def test_the_callback_raises_before_the_first_batch_or_warns():
     assert trainer.global_step == 6
 
 
-@pytest.mark.parametrize(("function", "code"), [("right_run", 0), ("wrong_run", 1), ("no_run", 2)])
-def test_the_shell_command_says_it_by_its_exit_code(function, code, capsys):
+def unknown_run():
+    return quiet_trainer(), OfAGpu(), loader()
+
+
+SAID = {
+    "right_run": (0, "Ready: 10 of 13 checks judged."),
+    "wrong_run": (1, "Not ready: 1 finding, 10 of 13 checks judged."),
+    "unknown_run": (2, "Not known: setup, bad_step failed to be judged; nothing was found, 8 of 13 checks judged."),
+    "no_run": (2, "Could not judge"),
+}
+
+
+@pytest.mark.parametrize("function", SAID)
+def test_the_shell_command_says_it_by_its_exit_code(function, capsys):
+    code, says = SAID[function]
     assert main([f"tests.preflight.test_preflight:{function}"]) == code
     captured = capsys.readouterr()
-    assert ["Ready", "Not ready", "Could not judge"][code] in captured.out + captured.err
+    assert says in captured.out + captured.err
+
+
+ACCEPTED = ["setup", "bad_step"]
+
+
+def test_what_failed_to_be_judged_is_not_ready_unless_it_is_accepted_by_name(capsys):
+    report = preflight(*unknown_run())
+    assert report.ok is None and report.failed == report.unknown == tuple(ACCEPTED)
+    assert set(report.left_out) == {"memory", "growth"} and "resume" in report.not_judged
+    with pytest.raises(NotReady, match="setup, bad_step failed to be judged"):
+        assert_ready(*unknown_run())
+    with pytest.raises(NotReady, match="bad_step failed to be judged"):
+        assert_ready(*unknown_run(), allow_unjudged={"setup"})
+    assert_ready(*unknown_run(), allow_unjudged={*ACCEPTED})
+    accepted = preflight(*unknown_run(), allow_unjudged=ACCEPTED)
+    assert accepted.ok is True and "setup (accepted), bad_step (accepted): AssertionError" in str(accepted)
+    command = ["tests.preflight.test_preflight:unknown_run", "--allow-unjudged", "setup"]
+    assert main(command) == 2 and main([*command, "--allow-unjudged", "bad_step"]) == 0
+
+
+def test_a_run_that_cannot_be_tried_says_so_in_one_sentence():
+    class Refuses(Net):
+        def configure_optimizers(self):
+            raise KeyError("no such setting")
+
+    report = preflight(quiet_trainer(), Refuses(), loader())
+    assert report.ok is None and set(report.failed) == set(CHECKS)
+    assert str(report).startswith("Not known: the run could not be tried, 0 of 13 checks judged.")
+    assert str(report).count("no such setting") == 1
+
+
+def test_the_callback_only_warns_of_what_failed_to_be_judged():
+    class FailsInATrial(Net):
+        def training_step(self, batch, batch_idx):
+            if os.getpid() != own:
+                raise ValueError("a fault of the trial's own")
+            return super().training_step(batch, batch_idx)
+
+    own = os.getpid()
+    trainer = quiet_trainer(callbacks=[Preflight()])
+    with pytest.warns(UserWarning, match="Not known: setup, bad_step"):
+        trainer.fit(FailsInATrial(), loader())
+    assert trainer.global_step == 24
+
+
+def test_an_error_without_a_text_is_told_by_its_place():
+    class Asserts(Net):
+        def training_step(self, batch, batch_idx):
+            raise AssertionError
+
+    report = preflight(quiet_trainer(), Asserts(), loader())
+    line = inspect.getsourcelines(Asserts)[1] + 2
+    assert report.not_judged["setup"] == f"AssertionError (test_preflight.py, line {line}, in training_step)"
 
 
 def test_the_shell_command_starts_in_a_shell():
@@ -393,7 +461,15 @@ def test_expectations_become_checks():
 
 
 @pytest.mark.parametrize(
-    "arguments", [{"skip": ["lenght"]}, {"expect": {"final_rate": 0}}, {"seconds": 0}, {"trainer": None}]
+    "arguments",
+    [
+        {"skip": ["lenght"]},
+        {"allow_unjudged": ["lenght"]},
+        {"skip": "setup"},
+        {"expect": {"final_rate": 0}},
+        {"seconds": 0},
+        {"trainer": None},
+    ],
 )
 def test_bad_arguments_are_named(arguments):
     trainer, model, data = right_run()

@@ -69,7 +69,7 @@ def test_an_error_of_the_models_own_is_no_finding():
             raise ValueError("no such column")
 
     report = preflight(quiet_trainer(), Fails(), loader())
-    assert report.ok and report.not_judged["setup"].startswith("ValueError: no such column (test_setup.py")
+    assert report.ok is None and report.not_judged["setup"].startswith("ValueError: no such column (test_setup.py")
 
 
 class Given(Exception):

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from course_lib._words import counted
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 BAD = 2
@@ -132,7 +132,7 @@ def _root(output: Any) -> str:
 def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
     """A run that is not meant to skip bad batches gets a note only."""
     if not bad.poisoned:
-        return not_judged("bad_step", "no batch of floats was seen that could be made NaN")
+        return not_applicable("bad_step", "no batch of floats was seen that could be made NaN")
     if bad.raised or (bad.returned_none and world_size > 1):
         wrong = (
             f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {bad.raised}.",

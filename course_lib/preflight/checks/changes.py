@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from course_lib._words import counted
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable
 
 
 def judge_changes(dealt: Dealt) -> Judgement:
     """The lengths of the epochs against the lengths that the Trainer counts, and those that the module would give."""
-    if dealt.why_not or dealt.stream:
-        return not_judged("changes", dealt.why_not or "a stream has no length")
+    if dealt.why_not:
+        return Judgement(not_judged={"changes": dealt.why_not})
+    if dealt.stream:
+        return not_applicable("changes", "a stream has no length")
     counts = [len(epoch) for epoch in dealt.epochs]
     if dealt.overfits or dealt.promised[0] not in (None, counts[0]):
         return Judgement()

@@ -8,7 +8,7 @@ from itertools import chain
 
 from course_lib._words import counted, first_of
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement
 
 
 def judge_dealing(alone: Dealt, of_ranks: Sequence[Dealt], *, real: bool, repeats: bool = False) -> Judgement:
@@ -20,9 +20,9 @@ def judge_dealing(alone: Dealt, of_ranks: Sequence[Dealt], *, real: bool, repeat
         real: Whether the run has so many ranks: what is wrong is a finding then, and otherwise a note.
         repeats: Samples may come more than once.
     """
-    why = next((dealt.why_not for dealt in (alone, *of_ranks) if dealt.why_not), "")
-    if why:
-        return not_judged("dealing", why) if real else Judgement()
+    why = next((dealt.why_not for dealt in (alone, *of_ranks) if dealt.why_not), None)
+    if why is not None:
+        return Judgement(not_judged={"dealing": why}) if real else Judgement()
     wrong = _streams_wrong(alone, of_ranks) if alone.stream else _deal_wrong(alone, of_ranks, repeats)
     if wrong is None:
         return Judgement()

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from course_lib._fingerprints import fingerprint
+from course_lib.preflight.report import Kind, Unjudged
 from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, length_of, seed_as_another_process
 
 STREAM_SAMPLES = 20_000
@@ -52,7 +53,7 @@ class Dealt:
     stream_samples: int = 0
     """How many were read."""
     overfits: bool = False
-    why_not: str = ""
+    why_not: Unjudged | None = None
     """Why nothing was dealt."""
 
     def epoch(self, number: int) -> list[int]:
@@ -74,7 +75,7 @@ def dealt_to(
             return _dealt(run, epochs)
 
         dealt = run.at_start(folder, look, rank=rank, world_size=world_size, prepare_loader=run.deal)
-        return dealt or Dealt(None, why_not="the run has no batch")
+        return dealt or _not_of_this_run("the run has no batch")
 
     return trial
 
@@ -82,20 +83,24 @@ def dealt_to(
 def _dealt(run: TrainingRun, epochs: int) -> Dealt:
     loaders = run.loaders()
     if len(loaders) != 1:
-        return Dealt(None, why_not=f"the run has {len(loaders)} training loaders")
+        return _not_of_this_run(f"the run has {len(loaders)} training loaders")
     loader = loaders[0]
     dataset = getattr(loader, "dataset", None)
     if dataset is None or not hasattr(loader, "batch_sampler"):
-        return Dealt(None, why_not=f"{type(loader).__name__} is no torch DataLoader")
+        return _not_of_this_run(f"{type(loader).__name__} is no torch DataLoader")
     if isinstance(dataset, IterableDataset):
         return _stream(loader, dataset)
     size = length_of(dataset)
     if size is None or size > MOST_INDICES:
         how_many = "a number of samples that is not known" if size is None else f"{size:,} samples"
-        return Dealt(size, why_not=f"{how_many}: too many to be dealt in seconds")
+        return Dealt(size, why_not=Unjudged(f"{how_many}: too many to be dealt in seconds"))
     if loader.batch_sampler is None and loader.sampler is None:
-        return Dealt(size, why_not="the loader has no sampler")
+        return _not_of_this_run("the loader has no sampler")
     return _read(run, loader, size, epochs)
+
+
+def _not_of_this_run(why: str) -> Dealt:
+    return Dealt(None, why_not=Unjudged(why, Kind.NOT_APPLICABLE))
 
 
 def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
@@ -113,7 +118,7 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
             promised.append(None if limited else run.counted_batches())
             batches = run.read(iter(loader), limit)
             if len(batches) == limit:
-                return Dealt(size, why_not=f"an epoch has not ended after {limit:,} batches")
+                return Dealt(size, why_not=Unjudged(f"an epoch has not ended after {limit:,} batches"))
             read.append(batches)
             if epochs > 1:
                 again = run.asked_again()
@@ -125,7 +130,11 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
         RandomSampler,
         SequentialSampler,
     )
-    listeners = [part for part in parts_of(loader.batch_sampler or sampler) if hasattr(part, "set_epoch")]
+    listeners = [
+        part
+        for part in parts_of(sampler if loader.batch_sampler is None else loader.batch_sampler)
+        if hasattr(part, "set_epoch")
+    ]
     for part in listeners:
         part.set_epoch(epochs + 5)
     return Dealt(

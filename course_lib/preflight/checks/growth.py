@@ -9,7 +9,7 @@ from pathlib import Path
 from course_lib._words import counted
 from course_lib.leaks.census import Census, Count
 from course_lib.leaks.culprits import find_culprits
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 WARMUP = 3
@@ -22,7 +22,7 @@ def growth_over_steps(run: TrainingRun) -> Callable[[Path], Judgement]:
     def trial(folder: Path) -> Judgement:
         culprits = _culprits(run, folder)
         if culprits is None:
-            return not_judged("growth", f"the run has fewer than {WARMUP + STEPS} steps")
+            return not_applicable("growth", f"the run has fewer than {WARMUP + STEPS} steps")
         return _growing(culprits) if culprits else Judgement()
 
     return trial

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from course_lib._words import counted
-from course_lib.preflight.report import Judgement
+from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import WALK_CALLS, Started, WalkedSchedule
 from course_lib.steps import StepPlan
 
@@ -16,7 +16,7 @@ def judge_horizon(started: Started, *, final_lr: float | None = None) -> Judgeme
     judgement = Judgement()
     plan = started.plan
     if plan is None:
-        judgement.not_judged["horizon"] = started.why_no_plan
+        judgement.add(not_applicable("horizon", started.why_no_plan))
         return judgement
     if not started.schedules:
         judgement.notes.append("horizon: the run has no schedule, its rate is constant")
@@ -26,7 +26,7 @@ def judge_horizon(started: Started, *, final_lr: float | None = None) -> Judgeme
             continue
         calls = calls_of(schedule, plan)
         if calls is None:
-            judgement.not_judged["horizon"] = f"a run of {plan.total_steps:,} steps is too long to be walked"
+            judgement.add(not_judged("horizon", f"a run of {plan.total_steps:,} steps is too long to be walked"))
             continue
         _judge_schedule(judgement, started, schedule, plan, calls, final_lr)
     return judgement

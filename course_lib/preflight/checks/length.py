@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib._words import counted
 from course_lib.preflight.checks.dealt import STREAM_SAMPLES, Dealt
-from course_lib.preflight.report import Judgement
+from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Started
 
 
@@ -33,7 +33,7 @@ def judge_length(started: Started) -> Judgement:
     if started.overfits:
         judgement.notes.append("length: overfit_batches trains on the same few batches")
     if plan is None:
-        judgement.not_judged["length"] = started.why_no_plan
+        judgement.add(not_applicable("length", started.why_no_plan))
         return judgement
     whole = started.other_plans.get("max_steps")
     if whole is not None and whole.total_steps > plan.total_steps:

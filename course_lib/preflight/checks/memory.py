@@ -19,7 +19,7 @@ from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import Settings, TrainingRun
 
 MOST_DOUBTS = 2
@@ -56,13 +56,13 @@ def peak_of_largest_batch(run: TrainingRun, given: int | None, seconds: float) -
     def look() -> Judgement:
         loaders = run.loaders()
         if len(loaders) != 1:
-            return not_judged("memory", f"the run has {len(loaders)} training loaders")
+            return not_applicable("memory", f"the run has {len(loaders)} training loaders")
         return _predicted(run, settings, _largest(loaders[0], seconds / 2), there_is, device)
 
     def trial(folder: Path) -> Judgement:
         if not settings.automatic:
-            return not_judged("memory", "with manual optimization, a step is the module's own code")
-        return run.at_start(folder, look) or not_judged("memory", "the run has no batch")
+            return not_applicable("memory", "with manual optimization, a step is the module's own code")
+        return run.at_start(folder, look) or not_applicable("memory", "the run has no batch")
 
     return trial
 
@@ -132,7 +132,7 @@ def _predicted(
         if not isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
             raise
         why = "the step reads values of tensors, and a prediction has none (see memory.measure_peak)"
-        return not_judged("memory", why)
+        return not_applicable("memory", why)
     needs = max(predicted.peak_bytes, predicted.reserved_bytes)
     judgement = Judgement(facts={"predicted peak of the largest batch": readable_bytes(needs)})
     judgement.notes += [f"memory: {doubt}" for doubt in predicted.doubts[:MOST_DOUBTS]]

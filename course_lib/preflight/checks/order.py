@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from course_lib.preflight.checks.dealt import Dealt
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable
 
 FEWEST = 8
 """Samples of a rank from which on two shuffled epochs are not alike by chance."""
@@ -13,8 +13,10 @@ FEWEST = 8
 
 def judge_order(dealt: Dealt) -> Judgement:
     """The epochs of one rank."""
-    if dealt.why_not or dealt.stream:
-        return not_judged("order", dealt.why_not or "a stream has no indices")
+    if dealt.why_not:
+        return Judgement(not_judged={"order": dealt.why_not})
+    if dealt.stream:
+        return not_applicable("order", "a stream has no indices")
     orders = [dealt.epoch(number) for number in range(len(dealt.epochs))]
     if dealt.overfits or len(orders) < 2 or len(orders[0]) < FEWEST:
         return Judgement()

@@ -23,7 +23,7 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib._words import counted, first_of
 from course_lib.preflight.checks.applied import TOLERANCE, Applied, Factors, Step, factors_of
 from course_lib.preflight.checks.window import MOST_BATCHES, put_together, size_of, stop_drawing
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
 HEAD = MOST_BATCHES // 2
@@ -218,7 +218,7 @@ def judge_steps(followed: FollowedBatches) -> Judgement:
         try:
             judgement.add(_of_optimizer([step for step in steps if step.optimizer == optimizer], followed))
         except Unknown as why:
-            judgement.not_judged["window"] = str(why)
+            judgement.add(not_applicable("window", str(why)))
     if judgement.findings:
         judgement.not_judged.clear()
     return judgement

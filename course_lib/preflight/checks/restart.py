@@ -95,7 +95,7 @@ def judge_restarts(run: TrainingRun, *, inside_window: bool, seconds: float) -> 
         judgement = Judgement()
         for answer in try_on_copies(trials, seconds=seconds, folder=folder):
             if answer.error:
-                judgement.not_judged["resume"] = answer.error
+                judgement.add(not_judged("resume", answer.error))
             elif not judgement.findings:  # the same cause is seen at both places
                 judgement.add(_judge(answer.value))
         return judgement

@@ -12,7 +12,7 @@ from typing import Any
 from torch.utils.data import IterableDataset
 
 from course_lib._words import counted, first_of, in_a_line
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, Kind, Unjudged, not_applicable
 from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
 
 MOST_EPOCHS = 4
@@ -49,7 +49,7 @@ class Stop:
     """Whether the run seeds all its generators, so that a resumed one begins with the same."""
     ends_at: int = 0
     """Micro-batches that the Trainer counts in the epoch."""
-    why_not: str = ""
+    why_not: Unjudged | None = None
 
 
 def stop(run: TrainingRun) -> Callable[[Path], Stop]:
@@ -57,7 +57,7 @@ def stop(run: TrainingRun) -> Callable[[Path], Stop]:
 
     def trial(folder: Path) -> Stop:
         stopped = run.at_start(folder, lambda: _stopped(run), workers=True, prepare_loader=_dealing_ahead(run))
-        return stopped or Stop(saves=run.saving(1, 1).at_all, why_not="the run has no batch")
+        return stopped or Stop(saves=run.saving(1, 1).at_all, why_not=_not_of_this_run("the run has no batch"))
 
     return trial
 
@@ -95,18 +95,18 @@ def _dealing_ahead(run: TrainingRun) -> Callable[[Any], None]:
 def _stopped(run: TrainingRun) -> Stop:
     plain = Stop(saves=run.saving(1, 1).at_all, seeded="PL_GLOBAL_SEED" in os.environ)
     if len(run.loaders()) != 1:
-        return replace(plain, why_not=f"the run has {len(run.loaders())} training loaders")
+        return replace(plain, why_not=_not_of_this_run(f"the run has {len(run.loaders())} training loaders"))
     loader = run.loaders()[0]
     dataset = getattr(loader, "dataset", None)
     if dataset is None:
-        return replace(plain, why_not=f"{type(loader).__name__} is no torch DataLoader")
+        return replace(plain, why_not=_not_of_this_run(f"{type(loader).__name__} is no torch DataLoader"))
     stateful = hasattr(loader, "state_dict") and hasattr(loader, "load_state_dict")
     stream = isinstance(dataset, IterableDataset)
     batches = run.counted_batches()
     if batches is None:
         batches = MOST_STREAMED
     elif not stream and len(dataset) > MOST_INDICES:
-        return replace(plain, why_not=f"{len(dataset):,} samples are too many to be dealt in seconds")
+        return replace(plain, why_not=Unjudged(f"{len(dataset):,} samples are too many to be dealt in seconds"))
     window = run.settings.accumulate_grad_batches if run.settings.automatic else 1
     saving = run.saving(batches, max(window.values()) if isinstance(window, dict) else window)
     if not saving.setting and not stateful:
@@ -137,6 +137,10 @@ def _stopped(run: TrainingRun) -> Stop:
         stream=stream,
         ends_at=min(batches, len(dealt + rest)),
     )
+
+
+def _not_of_this_run(why: str) -> Unjudged:
+    return Unjudged(why, Kind.NOT_APPLICABLE)
 
 
 def judge_resume(stop: Stop, rest: tuple[Batch, ...] | str) -> Judgement:
@@ -193,7 +197,7 @@ def _of_stream(stop: Stop, rest: tuple[Batch, ...], where: str, by: str) -> Judg
             "Give the stream a length (__len__), or count the batches in on_train_batch_end.",
         )
     if not common or repeated < common:
-        return not_judged("resume", "the samples of a stream cannot be told apart by their contents")
+        return not_applicable("resume", "the samples of a stream cannot be told apart by their contents")
     return Judgement().find(
         "resume",
         f"A checkpoint {where}{by} does not know how far the stream was read: resumed from there, it "

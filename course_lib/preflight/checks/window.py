@@ -14,7 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._tensors import parameters_of
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun
 
 MOST_BATCHES = 64
@@ -35,18 +35,23 @@ class Compared:
     """Where the two point in one direction: how many times the big batch's gradient was applied."""
 
 
-def judge_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
-    """A trial: make two windows, and hold each gradient against the big batch's at the same weights."""
+def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int]) -> Callable[[Path], Judgement]:
+    """A trial: make two windows, and hold each gradient against the big batch's at the same weights.
+
+    ``by_epoch``: the micro-batches of a window, as the run has it when it has started; a dict says it by epoch.
+    """
 
     def trial(folder: Path) -> Judgement:
-        by_epoch = run.settings.accumulate_grad_batches
         sizes = set(by_epoch.values()) if isinstance(by_epoch, dict) else {by_epoch}
         k = max(sizes)
         if k == 1:
             return Judgement()
         if len(sizes) > 1:
-            return not_judged("window", "accumulate_grad_batches changes between epochs")
-        judgement = _judge(_compared(run, folder, k), k)
+            return not_applicable("window", "accumulate_grad_batches changes between epochs")
+        try:
+            judgement = _judge(_compared(run, folder, k), k)
+        except Streamed:
+            return not_applicable("window", "the micro-batches of a stream cannot be chosen")
         if any(isinstance(module, _BatchNorm) for module in run.model.modules()):
             judgement.notes.append(
                 "window: BatchNorm takes the statistics of each micro-batch, so no accumulation equals one "
@@ -55,6 +60,10 @@ def judge_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
         return judgement
 
     return trial
+
+
+class Streamed(Exception):
+    """The samples come as a stream."""
 
 
 def stop_drawing(model: nn.Module) -> None:
@@ -145,7 +154,7 @@ def _compared(run: TrainingRun, folder: Path, k: int) -> ComparedWindows:
 def _first_and_last_window(loader: Any, k: int) -> list[list[int]]:
     """The indices of the first window and of the last, which may be short, of one epoch."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        raise ValueError("the micro-batches of a stream cannot be chosen")
+        raise Streamed
     if len(loader.dataset) > MOST_INDICES or 2 * k > MOST_BATCHES:
         raise ValueError(f"{len(loader.dataset):,} samples in windows of {k:,} are too many for a trial of seconds")
     batches = [list(batch) for batch in loader.batch_sampler]
@@ -179,7 +188,7 @@ def put_together(batches: Sequence[Any]) -> Any:
 
 def _judge(windows: ComparedWindows, k: int) -> Judgement:
     if windows.refused:
-        return not_judged("window", windows.refused)
+        return not_applicable("window", windows.refused)
     if not windows.compared:
         return not_judged("window", "no window had a gradient to compare")
     first = windows.compared[0]

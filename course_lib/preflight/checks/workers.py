@@ -17,7 +17,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._fingerprints import fingerprint
 from course_lib._words import counted, in_a_line, plural
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Batch, TrainingRun, seed_as_another_process
 
 STREAM_SAMPLES = 500
@@ -42,7 +42,7 @@ def judge_workers(run: TrainingRun) -> Callable[[Path], Judgement]:
             return _judge(run, with_workers[0]) if with_workers else Judgement()
 
         judgement = run.at_start(folder, look, workers=True, prepare_loader=keep)
-        return judgement or not_judged("workers", "the run has no batch")
+        return judgement or not_applicable("workers", "the run has no batch")
 
     return trial
 
