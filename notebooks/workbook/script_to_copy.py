@@ -58,7 +58,7 @@ class Task:
     learning_rate, clip_norm = 0.01, 1.0
 
     @staticmethod
-    def datasets() -> tuple[Dataset[Any], Dataset[Any]]:
+    def datasets() -> tuple[Any, Any]:
         """What is trained on, and what is validated on."""
         return Digits(0, 800, augmented=True), Digits(800, 1000, augmented=False)
 
@@ -93,10 +93,9 @@ class Training(LightningModule):
 
     def configure_optimizers(self) -> Any:
         data: Loaders = self.trainer.datamodule  # type: ignore[attr-defined]
-        plan = plan_steps(
-            len(data.train_set), self.task.batch_size, accumulate_grad_batches=self.task.window,
-            world_size=self.trainer.world_size, **{"max_epochs": self.task.epochs, **run_so_far(self.trainer)},
-        )  # fmt: skip
+        run: dict[str, Any] = {"max_epochs": self.task.epochs, **run_so_far(self.trainer)}
+        run |= {"accumulate_grad_batches": self.task.window, "world_size": self.trainer.world_size}
+        plan = plan_steps(len(data.train_set), self.task.batch_size, **run)
         optimizer = torch.optim.AdamW(self.parameters(), lr=self.task.learning_rate)
         schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
@@ -105,8 +104,8 @@ class Training(LightningModule):
 class Loaders(LightningDataModule):
     def __init__(self, task: type[Task]) -> None:
         super().__init__()
+        self.options: dict[str, Any] = dict(batch_size=task.batch_size, seed=task.seed, num_workers=task.num_workers)
         self.train_set, self.val_set = task.datasets()
-        self.options = {"batch_size": task.batch_size, "seed": task.seed, "num_workers": task.num_workers}
 
     def train_dataloader(self) -> ResumableDataLoader:
         return ResumableDataLoader(self.train_set, shuffle=True, **self.options)

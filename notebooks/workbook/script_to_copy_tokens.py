@@ -60,7 +60,7 @@ class Tokens(Task):
     epochs, batch_size, learning_rate = 2, 32, 0.003
 
     @staticmethod
-    def datasets() -> tuple[Dataset[Any], Dataset[Any]]:
+    def datasets() -> tuple[Any, Any]:
         words = load_words()
         return Words(words[200:1000], augmented=True), Words(words[:200], augmented=False)
 
