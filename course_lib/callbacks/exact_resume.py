@@ -28,7 +28,9 @@ from torch.optim import LBFGS, Optimizer
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
+    BATCHES_THAT_STEPPED,
     COMBINED_LOADER,
+    DATA_FETCHER,
     LAST_BATCH_REACHED,
     LOADER_MODE,
     RESTARTING,
@@ -46,6 +48,7 @@ from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of,
     make_no_step_in_averaging_epoch,
+    restore_counting_loaders,
     skippers_of,
 )
 from course_lib.resume import ResumableDataLoader
@@ -105,7 +108,7 @@ class ExactResume(Callback):
         self._window_end: _WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
-        self._loaded_own = self._resumed = self._stepping = False
+        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- hooks
@@ -142,6 +145,8 @@ class ExactResume(Callback):
                 self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
             self._judge_checkpoint(trainer)
             self._judge_loaders(trainer)
+            epoch_ended = self._window_end.loops[BATCH_PROGRESS]["is_last_batch"]
+            self._turns_to_next_epoch = restore_counting_loaders(trainer, epoch_ended)
             begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
@@ -152,6 +157,9 @@ class ExactResume(Callback):
         _refuse_windows_of_evaluations(trainer)
         if self._resumed:
             count_batches_again(trainer)
+        if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
+            iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
+        self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         make_no_step_in_averaging_epoch(trainer)
@@ -224,7 +232,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._loaded_own = self._resumed = self._stepping = False
+        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
         self._remove_hooks()
 
     def _remove_hooks(self) -> None:
@@ -384,12 +392,15 @@ def _go_on_with_next_epoch(trainer: Trainer) -> bool:
     without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
     if without_its_end:
         # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
-        # taken in it would begin it again.
+        # taken in it would begin it again. It asks whether the epoch that ended had as many batches as the next one,
+        # which may have more of them, on fewer ranks or in the epoch that StochasticWeightAveraging adds; and it looks
+        # for a validation that was passed, which draws.
         fit_loop.reset_restart_stage()
-        if isinstance(fit_loop.max_batches, int):
-            # It asks whether the epoch that ended had as many batches as the next one; that may have more of them, on
-            # fewer ranks, or in the epoch that StochasticWeightAveraging adds.
-            epoch_loop.batch_progress.current.completed = fit_loop.max_batches + 1
+        RESTARTING.put(fit_loop, False)
+        epoch_loop.batch_progress.increment_completed()
+        BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) + 1)
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_start:
         # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
         epoch_loop.restarting = False
