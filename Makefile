@@ -16,7 +16,7 @@ PARALLEL := -n 3 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test cost hunt thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost hunt thorough elsewhere lint matrix outsiders site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ hunt: .venv/installed  ## search for a run that breaks a promise (MINUTES=10 SEE
 
 thorough: lint  ## the same with every random case, and five seeds of rounding noise
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
+
+METHOD ?= spawn
+elsewhere: .venv/installed  ## rehearse macOS and Windows: workers and ranks are spawned (METHOD=forkserver: Python 3.14)
+	PYTHONPATH=$(CURDIR)/tests/rehearsal/elsewhere REHEARSED_START_METHOD=$(METHOD) $(PYTEST) $(PARALLEL) --durations=10 $(PYTEST_ARGS)
 
 lint: .venv/installed  ## ruff, and mypy over course_lib
 	$(PY) -m ruff check .
