@@ -19,12 +19,11 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
@@ -32,10 +31,8 @@ from course_lib._lightning import (
     COMBINED_LOADER,
     DATA_FETCHER,
     LAST_BATCH_REACHED,
-    LOADER_MODE,
     RESTARTING,
     SHOULD_ACCUMULATE,
-    SKIP_BACKWARD,
 )
 from course_lib.callbacks._averages import (
     an_average_lags,
@@ -44,6 +41,11 @@ from course_lib.callbacks._averages import (
     trained_state,
 )
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
+from course_lib.callbacks._refused_runs import (
+    refuse_loaders_that_part,
+    refuse_orders_that_overfitting_leaves,
+    refuse_windows_of_evaluations,
+)
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of,
@@ -51,7 +53,6 @@ from course_lib.callbacks._trainer import (
     restore_counting_loaders,
     skippers_of,
 )
-from course_lib.resume import ResumableDataLoader
 
 BATCH_PROGRESS = "epoch_loop.batch_progress"
 
@@ -94,7 +95,8 @@ class ExactResume(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
-            LBFGS with windows of several micro-batches.
+            LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
+            shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update; or within an epoch, of a loader that does not
             know its position (torch's DataLoader begins again).
@@ -133,8 +135,9 @@ class ExactResume(Callback):
         self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _refuse_loaders_that_part(trainer)
-        _refuse_windows_of_evaluations(trainer)
+        refuse_loaders_that_part(trainer)
+        refuse_orders_that_overfitting_leaves(trainer)
+        refuse_windows_of_evaluations(trainer)
         if self._window_end is None:
             self._remember(trainer, pl_module)
         else:
@@ -154,7 +157,7 @@ class ExactResume(Callback):
         self._seed_generators(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _refuse_windows_of_evaluations(trainer)
+        refuse_windows_of_evaluations(trainer)
         if self._resumed:
             count_batches_again(trainer)
         if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
@@ -344,35 +347,6 @@ def _stopped_within_epoch(trainer: Trainer) -> bool:
     fit_loop = trainer.fit_loop
     progress: Any = fit_loop.epoch_progress.current
     return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
-
-
-def _refuse_loaders_that_part(trainer: Any) -> None:
-    # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
-    combined = COMBINED_LOADER.of(trainer.fit_loop)
-    lengths = {sized_len(loader) for loader in combined.flattened}
-    resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
-    mode = LOADER_MODE.of(combined)
-    if len(lengths) > 1 and resumable and mode != "min_size":
-        raise MisconfigurationException(
-            f'a CombinedLoader of the mode "{mode}" reads a ResumableDataLoader beside a loader of another '
-            f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
-            'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
-        )
-
-
-def _refuse_windows_of_evaluations(trainer: Trainer) -> None:
-    # A Trainer calls its closure for the window's last micro-batch alone: each further evaluation adds that one's
-    # gradient to the others', which are of the parameters before the step.
-    if SKIP_BACKWARD.of(trainer.fit_loop):
-        return
-    windows = accumulation_by_epoch(trainer) or {0: 1}
-    longest = max(trainer.accumulate_grad_batches, *windows.values())
-    if longest > 1 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
-        raise MisconfigurationException(
-            f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
-            "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
-            "batches, or another optimizer"
-        )
 
 
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
+from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
@@ -51,7 +51,7 @@ class SkipBadSteps(CountsSkips):
     which counts updates, it ends where it should.
 
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, which has no gradients, it leaves a
-    micro-batch out of them whose loss, or whose statistics, are not finite, and warns.
+    micro-batch out of them whose loss, or whose statistics, are not finite.
 
     It judges the gradient that would be applied: after ``ExactAccumulation``, wherever that is in the list, and
     before the Trainer clips. A skipped step is not clipped.
@@ -76,6 +76,7 @@ class SkipBadSteps(CountsSkips):
         attempts: Optimizer steps that the Trainer tried.
         updates: Those that were made; a schedule's ``last_epoch``.
         skipped: ``attempts - updates``.
+        left_out_of_statistics: Micro-batches of the epoch that ``StochasticWeightAveraging`` adds.
 
     The counters and the accepted norms go into checkpoints and continue after a resume.
 
@@ -107,7 +108,7 @@ class SkipBadSteps(CountsSkips):
         self.max_steps_means = max_steps_means
         self.sample_indices = sample_indices
         self.attempts = self.updates = 0
-        self.uncounted_attempts = 0
+        self.uncounted_attempts = self.left_out_of_statistics = 0
         self._guard: StepGuard | None = None
         self._averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
         self._guard_arguments: dict[str, Any] = dict(
@@ -166,7 +167,7 @@ class SkipBadSteps(CountsSkips):
                 f"max_norm={self._guard_arguments['max_norm']:g} and the Trainer's gradient_clip_val="
                 f"{trainer.gradient_clip_val:g} would both clip: give one of them"
             )
-        self.attempts = self.updates = 0
+        self.attempts = self.updates = self.left_out_of_statistics = 0
         if trainer.fit_loop.total_batch_idx < 0:  # in a second fit the Trainer goes on with the counter without them
             self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
@@ -255,9 +256,14 @@ class SkipBadSteps(CountsSkips):
             self._scaler_before = None
         self._guard.flush()  # only now, so that a run that ends by it ends with all in place
         if self._statistics is not None:
-            self._leave_out_of_statistics(self._statistics, pl_module, outputs, batch_idx)
+            self._leave_out_of_statistics(self._statistics, pl_module, outputs)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self.left_out_of_statistics:
+            rank_zero_info(
+                f"SkipBadSteps: {counted(self.left_out_of_statistics, 'micro-batch', 'micro-batches')} left out of the "
+                "statistics of BatchNorm that StochasticWeightAveraging computed again."
+            )
         if self.skipped:
             rank_zero_info(
                 f"SkipBadSteps: {self.updates:,} updates in {self.attempts:,} attempts, {self.skipped:,} skipped."
@@ -311,20 +317,14 @@ class SkipBadSteps(CountsSkips):
             self.uncounted_attempts += 1
             _take_back_one_step(trainer)
 
-    def _leave_out_of_statistics(
-        self, before: BufferSnapshot, pl_module: LightningModule, outputs: Any, batch_idx: int
-    ) -> None:
+    def _leave_out_of_statistics(self, before: BufferSnapshot, pl_module: LightningModule, outputs: Any) -> None:
         # No backward runs in that epoch: what is bad shows in the loss and in the statistics themselves.
         loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
         seen = [] if loss is None else [loss, *(buffer for buffer in pl_module.buffers() if buffer.is_floating_point())]
         good = loss is not None and not self._rejected and all(bool(tensor.isfinite().all()) for tensor in seen)
         if vote(not good):
             before.put_back()
-            rank_zero_warn(
-                f"SkipBadSteps: micro-batch {batch_idx} is left out of the epoch in which StochasticWeightAveraging "
-                "recomputes BatchNorm's statistics: its loss or the statistics with it are not finite, or it was "
-                "rejected"
-            )
+            self.left_out_of_statistics += 1
 
     def _stepping(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
         optimizer_step, guard = pl_module.optimizer_step, self._guard
