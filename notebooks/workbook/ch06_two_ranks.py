@@ -127,8 +127,9 @@ def three_epochs(
     quiet_lightning()
     ends = {"max_epochs": 3, "max_steps": max_steps}
     trainer = Trainer(**QUIET | FLAG_OFF | {"devices": 2, "strategy": "ddp"} | ends)
+    samples: Any = range(10)
     batch_sampler = make_batch_sampler()
-    model = EpochAsGradient(lambda: DataLoader(range(10), batch_sampler=batch_sampler))
+    model = EpochAsGradient(lambda: DataLoader(samples, batch_sampler=batch_sampler))
     trainer.fit(model)
     return [epoch for epoch, batch in model.seen], model.gradients
 
@@ -194,7 +195,7 @@ def stop_and_resume(
     """
     with tempfile.TemporaryDirectory() as folder:
         keep = ModelCheckpoint(folder, filename="stopped", every_n_train_steps=3)
-        options = dict(loader=loader, enable_checkpointing=True)
+        options: dict[str, Any] = dict(loader=loader, enable_checkpointing=True)
         stop = dict(max_steps=3, callbacks=[keep, *callbacks])
         before = fit_on_ranks(make_batch_sampler, 28, **stop, **options)
         options |= dict(ckpt_path=str(Path(folder, "stopped.ckpt")), callbacks=[*callbacks])
