@@ -131,7 +131,7 @@ def three_epochs(
     batch_sampler = make_batch_sampler()
     model = EpochAsGradient(lambda: DataLoader(samples, batch_sampler=batch_sampler))
     trainer.fit(model)
-    return [epoch for epoch, batch in model.seen], model.gradients
+    return [epoch for epoch, _ in model.seen], model.gradients
 
 
 def fit_both_ways(rank: int, make_batch_sampler: Callable[[], Any], num_samples: int) -> dict[str, Any]:
@@ -196,7 +196,7 @@ def stop_and_resume(
     with tempfile.TemporaryDirectory() as folder:
         keep = ModelCheckpoint(folder, filename="stopped", every_n_train_steps=3)
         options: dict[str, Any] = dict(loader=loader, enable_checkpointing=True)
-        stop = dict(max_steps=3, callbacks=[keep, *callbacks])
+        stop: dict[str, Any] = dict(max_steps=3, callbacks=[keep, *callbacks])
         before = fit_on_ranks(make_batch_sampler, 28, **stop, **options)
         options |= dict(ckpt_path=str(Path(folder, "stopped.ckpt")), callbacks=[*callbacks])
         resumed = []
