@@ -16,7 +16,7 @@ PARALLEL := -n 3 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test cost hunt thorough lint matrix outsiders site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost hunt thorough elsewhere lint matrix outsiders site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -39,6 +39,10 @@ hunt: .venv/installed  ## search for a run that breaks a promise (MINUTES=10 SEE
 
 thorough: lint  ## the same with every random case, and five seeds of rounding noise
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
+
+METHOD ?= spawn
+elsewhere: .venv/installed  ## rehearse macOS and Windows: workers and ranks are spawned (METHOD=forkserver: Python 3.14)
+	PYTHONPATH=$(CURDIR)/tests/rehearsal/elsewhere REHEARSED_START_METHOD=$(METHOD) $(PYTEST) $(PARALLEL) --durations=10 $(PYTEST_ARGS)
 
 lint: .venv/installed  ## ruff, and mypy over course_lib
 	$(PY) -m ruff check .
@@ -116,23 +120,15 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 clean:  ## remove .venv and the caches
 	rm -rf .venv .matrix .outsiders .site site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
-# A venv sees its base interpreter's packages, also where PYTHON is in a venv itself: maker.pth adds that venv's.
+# Each step is a line, and what goes wrong a sentence: install.py.
 .venv/pyvenv.cfg:
-	$(PYTHON) -m venv $(VENV_ARGS) .venv
-ifneq ($(findstring --system-site-packages,$(VENV_ARGS)),)
-	$(PYTHON) -c 'import site, sys; print(*[f"import site; site.addsitedir({p!r})" for p in site.getsitepackages() \
-	  if sys.prefix != sys.base_prefix], sep="\n")' \
-	  > "$$($(PY) -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/maker.pth"
-endif
+	@command -v $(PYTHON) >/dev/null || { echo "There is no $(PYTHON) here. Python 3.11 or newer is needed:" \
+	  "install one, and name it: make PYTHON=python3.12 lab" >&2; exit 1; }
+	@$(PYTHON) install.py --only-venv $(VENV_ARGS)
 
-# A venv that sees the system's packages keeps what requirements.txt admits, so the exact lock is not for it.
-OFFLINE = $(if $(wildcard $(WHEELHOUSE)/*.whl),--no-index --find-links $(WHEELHOUSE))
 .venv/installed: .venv/pyvenv.cfg requirements.txt requirements.lock pyproject.toml
-	if grep -q 'system-site-packages = true' .venv/pyvenv.cfg; then \
-	  $(PY) -m pip install -r requirements.txt $(OFFLINE); \
-	else $(PY) -m pip install -r requirements.txt -c requirements.lock; fi
-	$(PY) -m ipykernel install --sys-prefix
-	touch $@
+	@WHEELHOUSE=$(WHEELHOUSE) $(PY) install.py
+	@touch $@
 
 .site/installed: docs/requirements.txt
 	$(PYTHON) -m venv .site

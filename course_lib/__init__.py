@@ -25,4 +25,4 @@
 ``import course_lib`` itself loads nothing.
 """
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"

@@ -63,6 +63,9 @@ SHOULD_ACCUMULATE = Private(
 LAST_BATCH_REACHED = Private(
     "_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all of its micro-batches"
 )
+BATCHES_THAT_STEPPED = Private(
+    "_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step, where a run goes on behind an epoch's last batch"
+)
 SKIP_BACKWARD = Private(
     "_FitLoop", "_skip_backward", "the epoch that StochasticWeightAveraging adds, in which no step is made"
 )

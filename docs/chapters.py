@@ -62,11 +62,13 @@ class Chapter:
         """The question that the chapter opens with, and its number."""
         return self.headings[0].text
 
-    def explain(self, symptom: Symptom) -> Heading:
-        """Note at its section that the chapter explains a symptom; returns the section's heading."""
-        heading = self.headings[find_section(symptom.place, [heading.text for heading in self.headings])]
-        heading.symptoms.append(symptom)
-        return heading
+    def explain(self, symptom: Symptom) -> None:
+        """Note at its section that the chapter explains a symptom."""
+        self.section_of(symptom).symptoms.append(symptom)
+
+    def section_of(self, symptom: Symptom) -> Heading:
+        """The heading of the section that explains a symptom."""
+        return self.headings[find_section(symptom.place, [heading.text for heading in self.headings])]
 
     def html(self) -> str:
         """The body of the page."""

@@ -1,4 +1,4 @@
-"""What MkDocs calls: every page of the site is made from the notebooks, README.md, the ledger and the docstrings."""
+"""What MkDocs calls: the site is made of the notebooks, README.md, docs/pages/, the ledger and the docstrings."""
 
 from __future__ import annotations
 
@@ -8,30 +8,43 @@ from typing import Any
 
 from chapters import Chapter
 from ledger import ledger_page
+from markdown_pages import SYMPTOMS, front_page, other_page
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.plugins import event_priority
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 from mkdocs.structure.toc import get_toc
-from readme import readme_pages
 from reference import public_modules, reference_page
+from symptoms import Symptom, read_symptoms
 
 ROOT = Path(__file__).parents[1]
 CHAPTERS: dict[str, Chapter] = {}
 """By the page's file; filled at the start of a build."""
+SEEN: list[Symptom] = []
+"""All symptoms; filled with the chapters."""
 
 
 def on_config(config: MkDocsConfig) -> MkDocsConfig:
     """Read the notebooks, and list the pages."""
     for notebook in sorted((ROOT / "notebooks").glob("[0-9]*.ipynb")):
         CHAPTERS[f"chapters/{notebook.stem}.md"] = Chapter(notebook)
+    SEEN[:] = read_symptoms((ROOT / "docs" / "pages" / SYMPTOMS).read_text(encoding="utf-8"))
+    for symptom in SEEN:
+        for chapter in CHAPTERS.values():
+            if symptom.chapter and chapter.stem.startswith(symptom.chapter):
+                chapter.explain(symptom)
     config.nav = [
-        {"What do you see?": "index.md"},
+        {"Every Batch Counts": "index.md"},
+        {"What do you see?": SYMPTOMS},
         {"Chapters": [{chapter.title.replace("`", ""): page} for page, chapter in CHAPTERS.items()]},
+        {"Check your run": "preflight.md"},
         {"In your own project": "reuse.md"},
+        {"What goes with what": "together.md"},
         {"API": [{name: f"api/{name}.md"} for name in public_modules(ROOT / "course_lib")]},
         {"Claims": "claims.md"},
-        {"Tests and measurements": "measured.md"},
+        {"Notebooks as tests": "tests.md"},
+        {"What was measured": "measured.md"},
+        {"Installing": "install.md"},
         {"Data": "data.md"},
     ]
     return config
@@ -40,7 +53,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, config: MkDocsConfig) -> Files:
     """Add the pages, and their pictures."""
     chapters = list(CHAPTERS.values())
-    pages = readme_pages((ROOT / "README.md").read_text(encoding="utf-8"), chapters)
+    pages = {"index.md": front_page((ROOT / "README.md").read_text(encoding="utf-8"))}
     pages["claims.md"] = ledger_page((ROOT / "data" / "claims.json").read_text(encoding="utf-8"), chapters)
     pages["data.md"] = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     for name in public_modules(ROOT / "course_lib"):
@@ -50,13 +63,21 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
         for name, content in chapter.images.items():
             files.append(File.generated(config, f"chapters/{name}", content=content))
     for page, text in pages.items():
-        if not page.startswith(("chapters/", "index")):
-            text = f"---\nsearch:\n  boost: 0.5\n---\n{text}"  # a reader with a message is led to the chapters first
         files.append(File.generated(config, page, content=text))
     for picture in (ROOT / "notebooks").glob("*.png"):
         files.append(File.generated(config, f"assets/{picture.name}", abs_src_path=str(picture)))
     files.append(File.generated(config, "LICENSE", abs_src_path=str(ROOT / "LICENSE")))
     return files
+
+
+def on_page_markdown(markdown: str, page: Page, **_: Any) -> str:
+    """A page of docs/pages/ with its symptoms, and its links turned."""
+    name = page.file.src_uri
+    if not name.startswith(("chapters/", "index")):
+        page.meta.setdefault("search", {"boost": 0.5})  # a reader with a message is led to the chapters first
+    if page.file.generated_by:
+        return markdown
+    return other_page(name, markdown, SEEN, list(CHAPTERS.values()))
 
 
 def on_page_content(html: str, page: Page, **_: Any) -> str:

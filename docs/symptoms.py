@@ -1,17 +1,14 @@
-"""The README's table of symptoms: what is seen, and the section of a chapter that explains it.
+"""The table of symptoms, docs/pages/symptoms.md: what is seen, and the section of a chapter that explains it.
 
 A place reads `02, When do workers pay?`: a chapter's number, and the beginning of a heading, whose own number may be
-left out; or `05, Exercise 3`. What stands in parentheses, after a semicolon, or after `, rung`, is for the reader.
+left out; or `05, Exercise 3`; or the title of a page of docs/pages/. What stands in parentheses, after a semicolon, or
+after `, rung`, is for the reader.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
-
-HEADING_OF_THE_TABLE = "What do you see?"
-OWN_PAGE = "below"
-"""The place of a symptom that the README itself explains ends with this word."""
 
 
 @dataclass(frozen=True)
@@ -24,21 +21,21 @@ class Symptom:
 
     @property
     def chapter(self) -> str | None:
-        """The chapter's two digits; None where the README explains it."""
-        return None if self.place.endswith(OWN_PAGE) else self.place[:2]
+        """The chapter's two digits; None where a page of docs/pages/ explains it."""
+        return self.place[:2] if self.place[:2].isdigit() else None
 
 
-def read_symptoms(readme: str) -> list[Symptom]:
-    """All rows of the table, in order.
+def read_symptoms(text: str) -> list[Symptom]:
+    """All rows of the first table whose head is `symptom | read | use`, in order.
 
     Raises:
-        ValueError: The README has no such table.
+        ValueError: There is no such table, or a row has not three columns.
     """
-    section = readme.partition(f"\n## {HEADING_OF_THE_TABLE}\n")[2].partition("\n## ")[0]
-    rows = [line.strip("|").split(" | ") for line in section.splitlines() if line.startswith("|")]
-    if len(rows) < 3 or any(len(row) != 3 for row in rows[2:]):
-        raise ValueError(f"README.md has no table of three columns under {HEADING_OF_THE_TABLE!r}")
-    return [Symptom(*(cell.strip() for cell in row)) for row in rows[2:]]
+    table = text.partition("\n| symptom | read | use |\n")[2].partition("\n\n")[0]
+    rows = [line.strip("|").split(" | ") for line in table.splitlines()[1:]]
+    if not rows or any(len(row) != 3 for row in rows):
+        raise ValueError("there is no table of symptoms of three columns, `symptom | read | use`")
+    return [Symptom(*(cell.strip() for cell in row)) for row in rows]
 
 
 def find_section(place: str, headings: list[str]) -> int:
@@ -60,4 +57,4 @@ def find_section(place: str, headings: list[str]) -> int:
     for position, heading in enumerate(headings[start:], start):
         if heading.startswith(beginning) or re.sub(r"^\d+ · ", "", heading).startswith(beginning):
             return position
-    raise ValueError(f"no heading of the chapter begins as README.md says: {place!r}, of {headings}")
+    raise ValueError(f"no heading of the chapter begins as the table of symptoms says: {place!r}, of {headings}")

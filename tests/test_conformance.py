@@ -667,7 +667,7 @@ MESSAGES = {
     LosesTail: " is missing; each of 40 indices should come once.\n"
     "  In a training run: no rank trains on what is missing, and no error says so.",
     UnevenCounts: "Rule 2, equal counts: 3 ranks, epoch 0, step 4: the ranks have different numbers of batches "
-    "(rank 0: 5, rank 1: 5, rank 2: 4).\n  In a training run: a rank with a batch more waits",
+    "(rank 0: 5, rank 1: 5, rank 2: 4).\n  In a training run: the ranks average steps of different epochs",
     LengthOfTheEpoch: "1 rank, epoch 0, stopped after 1 batch, rank 0: len() is 14 after the resume, 13 batches are",
     SeedPlusEpoch: "1 rank, epoch 1: (seed 0, epoch 1) has the order of (seed 1, epoch 0), as the sum seed + epoch",
     SetEpochIgnored: "1 rank, epoch 1: set_epoch has no effect: epochs 0 to 19 have one order.\n"

@@ -1329,6 +1329,27 @@ def test_the_state_behind_an_epoch_that_was_left_is_that_of_the_one_that_runs(na
         assert [batch.tolist() for batch in again] == rest and len(rest) == 6
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("delivered", [3, 8])
+def test_an_epoch_can_be_left_behind_a_loaded_state(workers, delivered):
+    whole, resumed = (LOADERS["shuffled"](num_workers=workers) for _ in range(2))
+    assert not whole.leave_epoch()
+    kept, _ = epoch_of(whole, 0, delivered)
+    resumed.load_state_dict(whole.state_dict())
+    assert resumed.leave_epoch() and not resumed.leave_epoch()
+    assert epoch_of(resumed, 1)[1] == epoch_of(whole, 1)[1]
+    del kept
+
+
+def test_an_empty_rest_says_that_a_trainer_would_take_it_for_an_epoch():
+    loader, resumed = MiniDataLoader(range(6)), MiniDataLoader(range(6))
+    iterator, _ = epoch_of(loader, 0, 6)
+    resumed.load_state_dict(loader.state_dict())
+    with pytest.warns(UserWarning, match="behind its epoch's last batch.*add course_lib.callbacks.ExactResume"):
+        assert list(resumed) == []
+    assert len(list(iterator)) == 0 and len(list(resumed)) == 6
+
+
 def test_batches_that_failed_are_part_of_the_position():
     for workers in (0, 1):
         loader = MiniDataLoader(Samples(6, "int", False, {1: "value"}), num_workers=workers)
@@ -1448,6 +1469,63 @@ def test_an_order_of_the_global_generator_comes_again_in_a_trainer_that_seeds_it
         assert first + second == whole, stop
 
 
+class SavesEverywhere(Callback):
+    """A checkpoint at each place where Lightning counts an epoch in another way, named by what was trained before."""
+
+    def __init__(self, folder):
+        self.folder = folder
+
+    def save(self, trainer, place):
+        if not trainer.sanity_checking:
+            trainer.save_checkpoint(self.folder / f"{len(trainer.lightning_module.ids)}-{place}.ckpt")
+
+    def on_train_epoch_start(self, trainer, *_):
+        self.save(trainer, "epoch_start")
+
+    def on_train_batch_end(self, trainer, *_):
+        self.save(trainer, "batch_end")
+
+    def on_validation_end(self, trainer, *_):
+        self.save(trainer, "validation_end")
+
+    def on_train_epoch_end(self, trainer, *_):
+        self.save(trainer, "epoch_end")
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize(
+    "flags",
+    [
+        dict(),
+        dict(limit_train_batches=3),
+        dict(accumulate_grad_batches=2),
+        dict(num_sanity_val_steps=0, val_check_interval=2),
+    ],
+)
+@pytest.mark.parametrize("generator", [seeded, lambda: None])
+def test_a_trainer_goes_on_from_any_place_of_an_epoch_with_the_next_batch(tmp_path, generator, flags, workers):
+    # At an epoch's last batch the loader has an empty rest, which Lightning takes for the next epoch.
+    def fit(folder, checkpoint=None, seed=5):
+        folder.mkdir()
+        torch.manual_seed(seed)
+        model = ValidatedKeepsIds() if "val_check_interval" in flags else KeepsIds()
+        loader = MiniDataLoader(range(13), 3, shuffle=True, generator=generator(), num_workers=workers)
+        held_out = DataLoader(range(2)) if "val_check_interval" in flags else None
+        trainer = quiet_trainer(max_epochs=3, **flags, callbacks=[ExactResume(), SavesEverywhere(folder)])
+        trainer.fit(model, loader, held_out, ckpt_path=checkpoint)
+        return model.ids
+
+    whole = fit(tmp_path / "whole")
+    checkpoints = sorted((tmp_path / "whole").iterdir())
+    window = flags.get("accumulate_grad_batches", 1)
+    per_epoch = flags.get("limit_train_batches", 5)
+    for path in random.Random(0).sample(checkpoints, effort.cases(6, len(checkpoints))):
+        done = int(path.name.partition("-")[0])
+        of_epoch = done % per_epoch or per_epoch
+        begun = 0 if of_epoch == per_epoch else of_epoch % window  # a window that is broken off is trained again
+        assert whole[done - begun :] == fit(tmp_path / path.stem, path, seed=99), path.name
+
+
 def effort_sample(stops):
     return random.Random(0).sample(stops, effort.cases(2, len(stops)))
 
@@ -1501,6 +1579,11 @@ class KeepsIds(CountingModule):
     def training_step(self, batch):
         self.ids.append(batch.tolist())
         return super().training_step(batch)
+
+
+class ValidatedKeepsIds(KeepsIds):
+    def validation_step(self, batch):
+        torch.rand(())
 
 
 def ids_seen_by_trainers(rank, n, flags):

@@ -11,7 +11,18 @@ from typing import Any
 
 import pytest
 
-from tests.notebook_rules import ANATOMY, ENDING, ROOT, SECOND_HALF, Notebook, broken_claims, broken_rules
+from tests import notebook_rules
+from tests.notebook_rules import (
+    ANATOMY,
+    ENDING,
+    ROOT,
+    SECOND_HALF,
+    Notebook,
+    broken_claims,
+    broken_rules,
+    minutes_of_sittings,
+    untrue_minutes,
+)
 
 PATHS = sorted((ROOT / "notebooks").glob("*.ipynb"))
 
@@ -24,6 +35,14 @@ def test_there_are_notebooks():
 def test_notebook_keeps_the_rules(path: Path):
     assert broken_rules(path.stem, read(path)) == []
     assert path.stat().st_size < 1_000_000
+
+
+def test_the_minutes_of_the_readme_and_of_the_first_chapter_are_those_of_the_formula():
+    notebooks = {path.stem: read(path) for path in PATHS}
+    assert list(untrue_minutes((ROOT / "README.md").read_text(encoding="utf-8"), notebooks)) == []
+    first = notebooks.pop("00_start_here")
+    (table,) = ("".join(cell["source"]) for cell in first["cells"] if cell["id"] == "chapters")
+    assert list(untrue_minutes(table, notebooks)) == []
 
 
 def test_every_claim_has_its_cell():
@@ -42,34 +61,6 @@ def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
     assert shown and set(shown) == set(drawn)
     for name, pictures in drawn.items():
         assert pictures == [(ROOT / name).read_bytes()], f"{name}: run `make refresh`"
-
-
-def test_the_symptoms_of_the_readme_lead_to_sections_that_exist():
-    headings = {path.stem[:2]: [without_number(line) for line in headings_of(read(path))] for path in PATHS}
-    readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    rows = [row.split(" | ") for row in readme.partition("## What do you see?")[2].partition("\n## ")[0].splitlines()]
-    places = [place for row in rows if len(row) == 3 for place in re.findall(r"\b(\d\d), ([^;(]+)", row[1])]
-    assert len(places) > 50
-    for chapter, place in places:
-        section = place.partition(", rung")[0].strip()
-        if exercise := re.fullmatch(r"Exercise (\d)", section):
-            assert any(line.startswith(f"### {exercise[1]} · ") for line in headings_of(read_chapter(chapter))), place
-        else:
-            assert any(heading.startswith(section) for heading in headings[chapter]), f"{chapter}, {place}"
-
-
-def headings_of(notebook: Notebook) -> list[str]:
-    prose = "\n".join("".join(cell["source"]) for cell in notebook["cells"] if cell["cell_type"] == "markdown")
-    return re.findall(r"^##+ .*", prose, re.MULTILINE)
-
-
-def without_number(heading: str) -> str:
-    return re.sub(r"^#+ (\d+ · )?", "", heading)
-
-
-def read_chapter(number: str) -> Notebook:
-    (path,) = (path for path in PATHS if path.stem.startswith(number))
-    return read(path)
 
 
 def read(path: Path) -> Notebook:
@@ -103,7 +94,8 @@ CHAPTER = {
     "nbformat": 4,
     "nbformat_minor": 5,
     "cells": [
-        prose("title", "# Why did it stop?"),
+        prose("title", "# Why did it stop?\nAbout 11 minutes, and 5 more for the exercise."),
+        prose("long", "word " * 1800),
         *(prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY[:-1])),
         *(code(f"c{i}", count=i) for i in range(1, 5)),
         prose("half", f"## {SECOND_HALF}"),
@@ -250,11 +242,47 @@ BROKEN = {
         "has a conditional in a conditional: 1 if a else",
     ),
     "golf": (put("c1", source="a or print(1)"), "has a chain of `and` or `or` for its side effect: a or print(1)"),
+    "wide code": (
+        put("c3", source="x = 1\ny = [" + "1, " * 30 + "]"),
+        "cell c3 (x = 1) has 1 lines of code of more than 88 columns, the longest 96: y = [1, 1",
+    ),
+    "wide code in prose": (
+        put("e2", source="### Recap\n```python\ny = [" + "1, " * 30 + "]\n```"),
+        "cell e2 (### Recap) has 1 lines of code of more than 88 columns",
+    ),
+    "wide print": (
+        put("c3", outputs=[stream("short\n" + "o" * 89 + "\n" + "o" * 90)]),
+        "cell c3 (x = 1) has 2 printed lines of more than 88 columns, the longest 90: ooo",
+    ),
+    "wide value": (
+        put("c3", outputs=[{"output_type": "execute_result", "data": {"text/plain": "o" * 89}}]),
+        "cell c3 (x = 1) has 1 printed lines of more than 88 columns, the longest 89",
+    ),
+    "no minutes": (put("title", source="# Why did it stop?"), "states [] minutes, expected are 1 numbers"),
+    "too many minutes stated": (
+        put("title", source="# Why did it stop?\nAbout 13 minutes."),
+        "cell title (# Why did it stop?) states 13 minutes, and the formula says 10.9",
+    ),
+    "too few minutes stated": (
+        put("title", source="# Why did it stop?\nAbout 9 minutes."),
+        "cell title (# Why did it stop?) states 9 minutes, and the formula says 10.9",
+    ),
+    "too long": (put("long", source="word " * 12_600), "the first half takes 71.0 minutes at a sitting, at most 60"),
+    "a stop in a chapter of one sitting": (
+        put("h2", source="**A place to stop.** Go for a walk."),
+        "the first half has 2 sittings, expected 1: '**A place to stop.**' stands between two",
+    ),
     "no id": (put("c1", id=""), "cell  (x = 1) has no id of its own"),
     "id twice": (put("c1", id="c2"), "cell c2 (x = 1) has no id of its own"),
 }
 
 
+@pytest.fixture
+def every_chapter_is_held_to_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(notebook_rules, "NOT_YET", ())
+
+
+@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 def test_a_good_chapter_breaks_no_rule():
     assert broken_rules("05_x", CHAPTER) == []
 
@@ -271,6 +299,58 @@ def test_the_first_notebook_has_its_own_headings():
     assert broken_rules("00_start_here", notebook) == []
 
 
+@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
+def test_the_sixth_chapter_has_two_sittings_and_a_place_to_stop_between_them():
+    notebook = copy.deepcopy(CHAPTER)
+    assert any("has 1 sittings, expected 2" in problem for problem in broken_rules("06_x", notebook))
+    put("title", source="# Why did it stop?\nTwo sittings of about 40 and 45 minutes.")(notebook)
+    put("long", source="word " * 7100)(notebook)
+    put("h1", source="## Predict\n" + "word " * 8000)(notebook)
+    notebook["cells"].insert(3, prose("stop", "**A place to stop.** Go for a walk."))
+    assert [round(minutes) for minutes in minutes_of_sittings(notebook)] == [40, 45]
+    assert broken_rules("06_x", notebook) == []
+    assert list(untrue_minutes("| [06 Ranks](06_x.ipynb) | who? | 80 + 5 |", {"06_x": notebook})) == []
+    put("h1", source="## Predict\n" + "word " * 9100)(notebook)
+    assert [problem for problem in broken_rules("06_x", notebook) if "at a sitting" in problem] == [
+        "06_x: the first half takes 51.4 minutes at a sitting, at most 50"
+    ]
+
+
+def test_the_minutes_are_those_of_the_formula():
+    counted = [
+        prose("a", "# Why?\n" + "word " * 178 + "<details><summary>Hint</summary>\n" + "word " * 900 + "</details>"),
+        code(
+            "b",
+            "import x\nfrom y import (\n    z,\n)\n\na = 1\nb = 2\nc = 3\nd = 4\npredictions.commit('q', 3)",
+            outputs=[FIGURE],
+        ),
+        code(
+            "c", "    # a comment\n" * 5, outputs=[stream("word " * 270), display(text_markdown="word " * 270), ERROR]
+        ),
+        prose("d", "## Exercises\n" + "word " * 900),
+        code("e", "x\n" * 50),
+        prose("f", "## In your project\n" + "word " * 176),
+        prose("g", f"## {SECOND_HALF}\n" + "word " * 900),
+        code("h", "x\n" * 50),
+    ]
+    # Words 1, lines 1, a prediction 1, a figure 1/3; lines 1, printed words 1; words 1.
+    assert minutes_of_sittings({"cells": counted}) == [pytest.approx(6 + 1 / 3)]
+
+
+@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
+def test_untrue_minutes_of_a_table_are_named():
+    row = "| [05 Counting steps](notebooks/05_x.ipynb) | why? | {} | CPU | `course_lib.steps` |"
+    says = f"the formula says {sum(minutes_of_sittings(CHAPTER)):.1f}"
+    for minutes, told in {
+        "11 + 5": [],
+        "9": [f"the row of 05_x says 9 minutes, and {says}"],
+        "13 + 11": [f"the row of 05_x says 13 minutes, and {says}"],
+    }.items():
+        assert list(untrue_minutes("| chapter |\n" + row.format(minutes), {"05_x": CHAPTER})) == told
+    assert list(untrue_minutes(row.replace("05", "04"), {"05_x": CHAPTER})) == ["05_x has no row with its minutes"]
+
+
+@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 @pytest.mark.parametrize(("break_it", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_rule_is_named(break_it: Callable[[Notebook], None], message: str):
     notebook = copy.deepcopy(CHAPTER)

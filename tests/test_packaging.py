@@ -1,4 +1,4 @@
-"""What somebody has who installs the wheel: the README's snippets run, types are known, what lacks is named."""
+"""What somebody has who installs the wheel: readers' snippets run, types are known, what lacks is named."""
 
 import json
 import os
@@ -15,8 +15,8 @@ import pytest
 import course_lib
 from tests.notebook_rules import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
-SNIPPETS = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+TEXTS = [path.read_text(encoding="utf-8") for path in (ROOT / "README.md", *sorted(ROOT.glob("docs/pages/*.md")))]
+SNIPPETS = [snippet for text in TEXTS for snippet in re.findall(r"```python\n(.*?)```", text, re.DOTALL)]
 
 
 @pytest.fixture(scope="module")
@@ -89,7 +89,7 @@ def printed(user_python: Path, tmp_path_factory: pytest.TempPathFactory) -> list
 
 
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
-def test_a_snippet_of_the_readme_prints_what_its_comments_say(number: int, printed: list[str]):
+def test_a_snippet_for_readers_prints_what_its_comments_say(number: int, printed: list[str]):
     promised = re.findall(r"print\(.*#\s*([^:\n]+)", SNIPPETS[number])
     assert promised and printed[number].splitlines() == [line.strip() for line in promised]
 
@@ -102,6 +102,13 @@ def test_the_snippets_pass_strict_mypy(user_python: Path, tmp_path: Path):
         sys.executable, "-m", "mypy", "--cache-dir", os.devnull, "--python-executable", user_python, ".", cwd=tmp_path
     )
     assert f"no issues found in {len(SNIPPETS)} source files" in told
+
+
+def test_the_changes_and_the_citation_are_of_this_version():
+    changes = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    assert re.findall(r"^## (.+)$", changes, re.MULTILINE)[0] == course_lib.__version__
+    citation = (ROOT / "CITATION.cff").read_text(encoding="utf-8")
+    assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [course_lib.__version__]
 
 
 def test_without_lightning_the_callbacks_say_what_to_install_and_the_topics_work(tmp_path: Path):

@@ -1,4 +1,4 @@
-"""The README's symptoms lead to sections that exist, as the site needs it; and the way there is found."""
+"""The symptoms lead to sections that exist, as the site needs it, and the README has ten of them."""
 
 import json
 import re
@@ -8,7 +8,8 @@ import pytest
 from docs.symptoms import find_section, read_symptoms
 from tests.notebook_rules import ROOT
 
-README = (ROOT / "README.md").read_text(encoding="utf-8")
+PAGES = ROOT / "docs" / "pages"
+SYMPTOMS = read_symptoms((PAGES / "symptoms.md").read_text(encoding="utf-8"))
 HEADINGS = [
     "05 · Why?",
     "Symptom",
@@ -30,13 +31,21 @@ def headings_of(chapter: str) -> list[str]:
     return [heading.replace("`", "") for heading in re.findall(r"^#+ +(.+?) *$", prose, re.MULTILINE)]
 
 
-@pytest.mark.parametrize("symptom", read_symptoms(README), ids=lambda symptom: symptom.seen[:40])
-def test_a_symptom_leads_to_a_section(symptom):
-    if symptom.chapter is None:
-        assert f"\n## {symptom.place.partition(',')[0]}\n" in README
-    else:
-        headings = headings_of(symptom.chapter)
-        assert headings[find_section(symptom.place, headings)]
+def test_every_symptom_leads_to_a_section():
+    titles = [path.read_text(encoding="utf-8").partition("\n")[0] for path in PAGES.glob("*.md")]
+    headings = {path.stem[:2]: headings_of(path.stem[:2]) for path in (ROOT / "notebooks").glob("*.ipynb")}
+    assert len(SYMPTOMS) > 70
+    for symptom in SYMPTOMS:
+        if symptom.chapter is None:
+            assert f"# {symptom.place}" in titles
+        else:
+            for place in symptom.place.partition(", ")[2].split("; "):
+                assert headings[symptom.chapter][find_section(f"{symptom.chapter}, {place}", headings[symptom.chapter])]
+
+
+def test_the_readme_has_ten_of_the_symptoms_word_for_word():
+    ten = read_symptoms((ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(set(ten)) == 10 and set(ten) <= set(SYMPTOMS)
 
 
 @pytest.mark.parametrize(
@@ -57,10 +66,13 @@ def test_a_place_is_the_beginning_of_a_heading(place: str, heading: str):
 
 @pytest.mark.parametrize("place", ["05, Mechanism", "05, Exercise 3", "05, many?"])
 def test_a_place_that_is_nowhere_is_named(place: str):
-    with pytest.raises(ValueError, match=f"no heading of the chapter begins as README.md says: '{re.escape(place)}'"):
+    with pytest.raises(
+        ValueError, match=f"no heading of the chapter begins as the table of symptoms says: '{re.escape(place)}'"
+    ):
         find_section(place, HEADINGS)
 
 
-def test_a_readme_without_the_table_is_refused():
-    with pytest.raises(ValueError, match="no table of three columns"):
-        read_symptoms("# A book\n\n## What do you see?\n\nNothing.\n")
+@pytest.mark.parametrize("rows", ["", "| symptom | read | use |\n|---|---|---|\n| a | 05, Fix |\n"])
+def test_a_page_without_the_table_is_refused(rows: str):
+    with pytest.raises(ValueError, match="no table of symptoms of three columns"):
+        read_symptoms(f"# What do you see?\n\n{rows}\n")

@@ -11,7 +11,8 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from course_lib._lightning import SKIP_BACKWARD
+from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, STATES_TO_LOAD
+from course_lib.loader import MiniDataLoader
 
 
 def require_plain_optimization(
@@ -77,6 +78,31 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
     """
     if SKIP_BACKWARD.of(trainer.fit_loop):
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
+
+
+def restore_counting_loaders(trainer: Trainer, epoch_ended: bool) -> bool:
+    """Put loaders that count their batches where those of a Trainer that was not stopped would be.
+
+    Lightning loads no states where it takes an epoch for one that has not begun, or that is over. And it ends an epoch
+    by its own count: a loader that is restored there has the epoch's (empty) rest to deliver, and Lightning would take
+    that for the next epoch.
+
+    Returns:
+        Whether the iterators that Lightning has made are of the epoch that ended.
+    """
+    fit_loop = trainer.fit_loop
+    stateful = [loader for loader in COMBINED_LOADER.of(fit_loop).flattened if hasattr(loader, "load_state_dict")]
+    not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
+    for loader, state in not_loaded:
+        if isinstance(loader, MiniDataLoader):
+            loader.load_state_dict(state)
+    counting = [loader for loader in stateful if isinstance(loader, MiniDataLoader)]
+    if epoch_ended:
+        left = [loader.leave_epoch() for loader in counting]
+        return any(left)
+    if counting and not_loaded:
+        iter(DATA_FETCHER.of(fit_loop))
+    return False
 
 
 def replace_methods(module: nn.Module, **functions: Callable[..., Any]) -> Callable[[], None]:

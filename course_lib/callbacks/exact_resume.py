@@ -19,21 +19,20 @@ import copy
 from typing import Any, NamedTuple
 
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
+    BATCHES_THAT_STEPPED,
     COMBINED_LOADER,
+    DATA_FETCHER,
     LAST_BATCH_REACHED,
-    LOADER_MODE,
     RESTARTING,
     SHOULD_ACCUMULATE,
-    SKIP_BACKWARD,
 )
 from course_lib.callbacks._averages import (
     an_average_lags,
@@ -42,13 +41,18 @@ from course_lib.callbacks._averages import (
     trained_state,
 )
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
+from course_lib.callbacks._refused_runs import (
+    refuse_loaders_that_part,
+    refuse_orders_that_overfitting_leaves,
+    refuse_windows_of_evaluations,
+)
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of,
     make_no_step_in_averaging_epoch,
+    restore_counting_loaders,
     skippers_of,
 )
-from course_lib.resume import ResumableDataLoader
 
 BATCH_PROGRESS = "epoch_loop.batch_progress"
 
@@ -91,7 +95,8 @@ class ExactResume(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
-            LBFGS with windows of several micro-batches.
+            LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
+            shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update; or within an epoch, of a loader that does not
             know its position (torch's DataLoader begins again).
@@ -105,7 +110,7 @@ class ExactResume(Callback):
         self._window_end: _WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
-        self._loaded_own = self._resumed = self._stepping = False
+        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- hooks
@@ -130,8 +135,9 @@ class ExactResume(Callback):
         self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _refuse_loaders_that_part(trainer)
-        _refuse_windows_of_evaluations(trainer)
+        refuse_loaders_that_part(trainer)
+        refuse_orders_that_overfitting_leaves(trainer)
+        refuse_windows_of_evaluations(trainer)
         if self._window_end is None:
             self._remember(trainer, pl_module)
         else:
@@ -142,6 +148,8 @@ class ExactResume(Callback):
                 self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
             self._judge_checkpoint(trainer)
             self._judge_loaders(trainer)
+            epoch_ended = self._window_end.loops[BATCH_PROGRESS]["is_last_batch"]
+            self._turns_to_next_epoch = restore_counting_loaders(trainer, epoch_ended)
             begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
@@ -149,9 +157,12 @@ class ExactResume(Callback):
         self._seed_generators(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _refuse_windows_of_evaluations(trainer)
+        refuse_windows_of_evaluations(trainer)
         if self._resumed:
             count_batches_again(trainer)
+        if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
+            iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
+        self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         make_no_step_in_averaging_epoch(trainer)
@@ -224,7 +235,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._loaded_own = self._resumed = self._stepping = False
+        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
         self._remove_hooks()
 
     def _remove_hooks(self) -> None:
@@ -338,35 +349,6 @@ def _stopped_within_epoch(trainer: Trainer) -> bool:
     return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
 
 
-def _refuse_loaders_that_part(trainer: Any) -> None:
-    # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
-    combined = COMBINED_LOADER.of(trainer.fit_loop)
-    lengths = {sized_len(loader) for loader in combined.flattened}
-    resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
-    mode = LOADER_MODE.of(combined)
-    if len(lengths) > 1 and resumable and mode != "min_size":
-        raise MisconfigurationException(
-            f'a CombinedLoader of the mode "{mode}" reads a ResumableDataLoader beside a loader of another '
-            f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
-            'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
-        )
-
-
-def _refuse_windows_of_evaluations(trainer: Trainer) -> None:
-    # A Trainer calls its closure for the window's last micro-batch alone: each further evaluation adds that one's
-    # gradient to the others', which are of the parameters before the step.
-    if SKIP_BACKWARD.of(trainer.fit_loop):
-        return
-    windows = accumulation_by_epoch(trainer) or {0: 1}
-    longest = max(trainer.accumulate_grad_batches, *windows.values())
-    if longest > 1 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
-        raise MisconfigurationException(
-            f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
-            "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
-            "batches, or another optimizer"
-        )
-
-
 def _datamodule_state(trainer: Any) -> dict[str, Any] | None:
     return None if trainer.datamodule is None else trainer.datamodule.state_dict()
 
@@ -384,12 +366,15 @@ def _go_on_with_next_epoch(trainer: Trainer) -> bool:
     without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
     if without_its_end:
         # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
-        # taken in it would begin it again.
+        # taken in it would begin it again. It asks whether the epoch that ended had as many batches as the next one,
+        # which may have more of them, on fewer ranks or in the epoch that StochasticWeightAveraging adds; and it looks
+        # for a validation that was passed, which draws.
         fit_loop.reset_restart_stage()
-        if isinstance(fit_loop.max_batches, int):
-            # It asks whether the epoch that ended had as many batches as the next one; that may have more of them, on
-            # fewer ranks, or in the epoch that StochasticWeightAveraging adds.
-            epoch_loop.batch_progress.current.completed = fit_loop.max_batches + 1
+        RESTARTING.put(fit_loop, False)
+        epoch_loop.batch_progress.increment_completed()
+        BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) + 1)
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_start:
         # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
         epoch_loop.restarting = False

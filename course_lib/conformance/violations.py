@@ -12,7 +12,7 @@ Shape = Mapping[str, Any]
 
 RULES: dict[int, tuple[str, str]] = {
     1: ("exactly once", "some samples are trained on too often or never, and no error says so"),
-    2: ("equal counts", "a rank with a batch more waits for gradients that the others never send: the run hangs there"),
+    2: ("equal counts", "the ranks average steps of different epochs, silently, and the run hangs at its end"),
     3: ("true length", "trainers plan steps, schedules and the end of an epoch by len(): they stop early or wait"),
     4: ("one order", "the order cannot be repeated: not by a second run, not after a resume, not by another rank"),
     5: ("new orders", "runs or epochs that seem to be independent see the samples in the same order"),

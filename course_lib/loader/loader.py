@@ -177,6 +177,16 @@ class MiniDataLoader(DataLoader[Sample]):
             )
         self._resume = copy.deepcopy(dict(state))
 
+    def leave_epoch(self) -> bool:
+        """Have the next iteration begin the next epoch, as a trainer does that counts; False: none has begun."""
+        state = self._resume or self._position
+        if not state.get("batches_delivered"):
+            return False
+        self._resume = dict(state)
+        _LeftEpoch(self)
+        self._position = {}
+        return True
+
     def _start(self) -> dict[str, Any]:
         sampler, dealer = self._index_sampler, self._dealer
         return {
@@ -227,6 +237,10 @@ SHAPE = {
     "workers": "workers:",
 }
 """What the batches behind a position depend on, and how it is said."""
+NOTHING_LEFT = (
+    "the state that was loaded stood behind its epoch's last batch: nothing is left of this epoch. A Lightning Trainer "
+    "takes that for the next epoch, which is lost: add course_lib.callbacks.ExactResume() there"
+)
 
 
 def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Callable[[Any], Any]:
@@ -270,7 +284,7 @@ class _Batches:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
-        self._indices = itertools.islice(iter(self._index_sampler), self._read, None)
+        self._indices = iter(self._index_sampler)
         self._first_index = not self._is_stream
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
@@ -301,6 +315,8 @@ class _Batches:
         try:
             batch = self._next_batch()
         except StopIteration:
+            if self._read and not self._yielded:
+                warnings.warn(NOTHING_LEFT, stacklevel=2)
             self._position.clear()
             raise
         if self._position:
@@ -329,10 +345,18 @@ class _Batches:
             now = {"order_generator": self._order_generator.get_state(), "draws_worker_seed": False}
             position |= now | {"order_drawn": True}
 
-    def _next_batch(self) -> Any:
-        if self._position and self._first_index:
-            self._draw_order()
+    def _come_to_position(self, ahead: int = 0) -> None:
         self._first_index = False
+        if self._position:
+            self._draw_order()
+        self._pass_over(self._read + ahead)
+
+    def _pass_over(self, batches: int) -> None:
+        next(itertools.islice(self._indices, batches, batches), None)
+
+    def _next_batch(self) -> Any:
+        if self._first_index:
+            self._come_to_position()
         indices, self._read = next(self._indices), self._read + 1
         batch = self._fetch(indices)
         return pin(batch) if self._pins else batch
@@ -340,6 +364,16 @@ class _Batches:
 
 def _draw_seed(generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64).random_(generator=generator).item())
+
+
+class _LeftEpoch(_Batches):
+    """An epoch of which no batch is wanted: what it would have drawn is drawn."""
+
+    def _prepare(self, loader: MiniDataLoader[Any]) -> None:
+        if not self._is_stream:
+            self._come_to_position(ahead=loader.num_workers * (loader.prefetch_factor or 0))
+
+    def _read_again(self) -> None: ...
 
 
 class _WorkerBatches(_Batches):
@@ -370,6 +404,7 @@ class _WorkerBatches(_Batches):
     def _deal_first(self) -> None:
         self._turns = deque(range(len(self._workers)))  # of the workers that have more to read
         self._load = [0] * len(self._workers)  # tasks that each has to answer
+        self._pass_over(self._read)
         for _ in range(self._prefetch_factor * len(self._workers)):
             self._deal()
         self._position["order_drawn"] = True

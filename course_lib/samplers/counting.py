@@ -1,4 +1,4 @@
-"""Ranks with different numbers of batches hang: one small collective before the epoch says so instead."""
+"""Ranks with different numbers of batches fall out of step: one small collective before the epoch says so."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from course_lib._ranks import in_group
 def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
     """The number of batches of an epoch, after making sure that all ranks have as many.
 
-    Ranks with unequal counts hang, or die much later with a message about a connection. One small collective before
+    Ranks with unequal counts fall out of step: one's last batch meets the next epoch of the others, silently, and the
+    run hangs at its end, or dies with a message about a connection. One small collective before
     the epoch makes that an error at once.
 
     Args:
@@ -30,7 +31,7 @@ def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
     if len(set(counts)) > 1:
         told = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(counts))
         raise ValueError(
-            f"the ranks have different numbers of batches ({told}): the epoch would hang where the shortest ends. "
+            f"the ranks have different numbers of batches ({told}): they would go on out of step, and hang at the end. "
             "Shard with ShardedBatchSampler or ShuffledBatchSampler, which give all ranks as many"
         )
     return count

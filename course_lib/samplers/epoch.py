@@ -62,7 +62,9 @@ class EpochBatchSampler(ABC):
     Under a Trainer's default flags, Lightning makes the batch sampler of a plain ``DataLoader`` again, around a
     ``DistributedSampler`` of its own; Fabric does the same. Here it makes one like the first, from the arguments that
     the first was made with: what is set on a sampler after that does not come along. Where the constructor has an
-    argument ``sampler``, it is given Lightning's.
+    argument ``sampler``, it is given Lightning's. On one device Lightning leaves the batch sampler of a plain loader as
+    it is, so that ``overfit_batches`` does not stop its shuffling: make it with ``shuffle=False``, or read it through
+    a ``ResumableDataLoader``. (``course_lib.callbacks.ExactResume`` refuses such a run.)
 
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import ipywidgets
@@ -13,13 +13,13 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.utils.data import Dataset, IterableDataset, get_worker_info
+from torch.utils.data import Dataset, get_worker_info
 
 from workbook.ch01_exercises import EXERCISES as EXERCISES
 from workbook.ch01_exercises import by_hand as by_hand
 from workbook.ch01_exercises import mean_accuracy as mean_accuracy
 from workbook.ch01_exercises import padded as padded
-from workbook.display import GREY, draw_curves, new_figure
+from workbook.display import BLUE, GREY, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
 
 # What this thread computes, so that a busy machine gives the same answer; Windows counts it in steps of 16 ms.
@@ -34,8 +34,33 @@ RECORDED_SECONDS = {
 }  # fmt: skip
 """One update of the chapter's net by batch size: fastest of 30, Intel Xeon, one thread, torch 2.13.0, 2026-11-21."""
 
-Curve = list[tuple[int, float]]
-"""A training run: pairs of the samples seen and the loss then."""
+SENTENCES = {
+    "symptom": (
+        "Accuracy after three epochs, by batch size, at a learning rate of 0.5. With batches of 1 the net guesses; with "
+        "batches of 16 nearly all test digits are right; and with ever larger batches the net falls behind."
+    ),
+    "two rates": (
+        "The same figure with a second curve, at a learning rate of 0.03. It falls from left to right: there one sample "
+        "at a time is best, and from batches of 256 on the net guesses. The first curve rises from 1 to 16, then falls."
+    ),
+    "throughput": (
+        "Samples per second, as recorded. At first they rise with the batch; from about 256 on they reach a plateau."
+    ),
+    "winners": (
+        "Two charts over the batch size, a dot for each of eight runs. On the left, the samples needed rise from about a "
+        "thousand with small batches to more than forty thousand with all at once. On the right, the time falls from 1 "
+        "to 128 samples, and rises again to all at once."
+    ),
+    "trade": (
+        "The widget as it opens. Over the batch size, the samples needed rise from about 20 on, the time for each sample "
+        "falls until about 250, and their product has its lowest point between the two, at 71 (grey line)."
+    ),
+    "fitted": (
+        "The symptom's figure with a third curve, for a rate that follows the size. It starts at the top with one sample "
+        "at a time, and follows the symptom's curve from 16 on."
+    ),
+}
+"""What the figures show, for those who cannot see them."""
 
 
 def seconds_of_update(net: nn.Module, x: Tensor, y: Tensor) -> float:
@@ -100,22 +125,23 @@ def figure_of_sizes(accuracies: dict[str, dict[int, float]], chance: float, titl
     return figure
 
 
-def figure_of_winners(runs: dict[int, Curve], seconds_of_update: dict[int, float], target: float) -> Figure:
-    """The loss of runs with different batch sizes, against samples seen and against the time of their updates."""
-    figure, (left, right) = new_figure(11.0, 3.8, columns=2)
-    by_samples, by_time = {}, {}
-    for size, run in runs.items():
-        seen, losses = [samples for samples, _ in run], [loss for _, loss in run]
-        by_samples[f"B = {size:,}"] = (seen, losses)
-        by_time[f"B = {size:,}"] = ([1000 * samples / size * seconds_of_update[size] for samples in seen], losses)
-    loss = "loss on the training digits (nats)"
-    draw_curves(left, by_samples, title="Counted in samples, B = 1 is first …", x="samples seen", y=loss)
-    unit = "computing time of the updates (ms)"
-    draw_curves(right, by_time, title="… counted in time, B = 128 is first", x=unit, y=loss)
+def figure_of_winners(needed: dict[int, list[int]], seconds_of_update: dict[int, float]) -> Figure:
+    """The samples that runs needed, by batch size, and the time of their updates: a dot for each run, a line of means."""
+    figure, (left, right) = new_figure(9.6, 3.4, columns=2)
+    for size, runs in needed.items():
+        milliseconds = [1000 * samples / size * seconds_of_update[size] for samples in runs]
+        left.plot([size] * len(runs), runs, "o", color=BLUE, alpha=0.5)
+        right.plot([size] * len(runs), milliseconds, "o", color=BLUE, alpha=0.5)
+    means = {size: sum(runs) / len(runs) for size, runs in needed.items()}
+    left.plot(list(means), list(means.values()), color=BLUE)
+    times = [1000 * mean / size * seconds_of_update[size] for size, mean in means.items()]
+    right.plot(list(means), times, color=BLUE)
+    left.set(title="Counted in samples, small batches are first …", ylabel="samples until the target")
+    right.set(title="… counted in time, B = 128 is first", ylabel="computing time of the updates (ms)")
     for axes in (left, right):
-        axes.axhline(target, color=GREY, linewidth=1)
-        axes.set_xscale("log")
-        axes.set_ylim(0, 2.5)
+        axes.set(xscale="log", yscale="log", xlabel="batch size (samples)")
+        axes.set_xticks(list(needed), [f"{size:,}" for size in needed])
+        axes.minorticks_off()
     return figure
 
 
@@ -181,20 +207,10 @@ def trade_explorer(largest: int) -> Explorer:
         return figure_of_trade(noise_size, fixed_cost, largest), "\n".join(lines)
 
     controls = {
-        "noise_size": int_slider(30, 600, "noise size (samples)"),
+        "noise_size": int_slider(20, 600, "noise size (samples)"),
         "fixed_cost": int_slider(250, 1000, "fixed cost of an update (samples)"),
     }
     return Explorer(controls, render, title="noise size, fixed cost of an update → the batch size that finishes first")
-
-
-class UnshardedStream(IterableDataset[int]):
-    """The integers 0…n-1; no copy of it knows of the others."""
-
-    def __init__(self, n: int) -> None:
-        self.n = n
-
-    def __iter__(self) -> Iterator[int]:
-        return iter(range(self.n))
 
 
 class WhoLoads(Dataset[tuple[int, int]]):
@@ -209,11 +225,6 @@ class WhoLoads(Dataset[tuple[int, int]]):
     def __getitem__(self, index: int) -> tuple[int, int]:
         info = get_worker_info()
         return index, -1 if info is None else info.id
-
-
-def one_digit(number: float) -> int:
-    """The number rounded to its first digit: 1,469 → 1,000."""
-    return int(round(number, -math.floor(math.log10(number))))
 
 
 def numbers_of(batches: Sequence[Tensor]) -> list[list[int]]:

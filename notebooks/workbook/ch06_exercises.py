@@ -238,6 +238,7 @@ repair_a_sampler = PropertyExercise(
         "does not have an argument called `sampler": _NoArgument,
         "which already deals to the ranks: ignore it": _UsesTheirSampler,
     },
+    seconds=300,  # it starts ranks
 )
 
 

@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from textwrap import shorten
+from textwrap import fill, shorten
 from typing import Any
 
 import torch
@@ -55,7 +55,7 @@ def fit(
     ckpt_path: str | None = None,
     **flags: Any,
 ) -> list[Batches]:
-    """Train on the ranks of the process group, and return the batches that this rank was given in each epoch."""
+    """Train on all ranks; return the batches that this rank was given in each epoch."""
 
     def make_loader() -> Any:
         return loader(range(num_samples), batch_sampler=make_batch_sampler())
@@ -65,27 +65,73 @@ def fit(
     devices, strategy = 1, "auto"
     if dist.is_initialized():
         devices, strategy = dist.get_world_size(), "ddp"
-    trainer = Trainer(**QUIET | {"devices": devices, "strategy": strategy, "max_epochs": epochs} | flags)
+    ranks = {"devices": devices, "strategy": strategy}
+    trainer = Trainer(**QUIET | ranks | {"max_epochs": epochs} | flags)
     model = Recorder(make_loader)
     if loader_made == "before fit":
         trainer.fit(model, make_loader(), ckpt_path=ckpt_path)
     else:
         trainer.fit(model, ckpt_path=ckpt_path)
-    return [[batch for epoch, batch in model.seen if epoch == number] for number in range(epochs)]
+    by_epoch: list[Batches] = [[] for _ in range(epochs)]
+    for epoch, batch in model.seen:
+        by_epoch[epoch].append(batch)
+    return by_epoch
 
 
-def fit_on_two_ranks(make_batch_sampler: Callable[[], Any], num_samples: int, **options: Any) -> list[list[Batches]]:
-    """What each of two ranks was given: ``[rank][epoch]`` is a list of batches."""
-    results = run_ranks(lambda rank: fit(make_batch_sampler, num_samples, **options))
-    return [result.value for result in results]
+def fit_on_ranks(
+    make_batch_sampler: Callable[[], Any],
+    num_samples: int,
+    ranks: int = 2,
+    **options: Any,
+) -> list[list[Batches]]:
+    """What each rank was given: ``[rank][epoch]`` is a list of batches."""
+
+    def on_rank(rank: int) -> list[Batches]:
+        return fit(make_batch_sampler, num_samples, **options)
+
+    return [result.value for result in run_ranks(on_rank, ranks)]
 
 
 def outcome(make_batch_sampler: Callable[[], Any], num_samples: int, **options: Any) -> Any:
     """What each of two ranks was given, or the beginning of the error."""
     try:
-        return fit_on_two_ranks(make_batch_sampler, num_samples, **options)
+        return fit_on_ranks(make_batch_sampler, num_samples, **options)
     except RankError as error:
-        return shorten(error.reports[0].error, 170, placeholder=" …")
+        return wrapped(shorten(error.reports[0].error, 165, placeholder=" …"))
+
+
+def wrapped(text: str) -> str:
+    """Each of its lines in as many as it needs to stay within the page."""
+    return "\n".join(fill(line, 88, subsequent_indent="    ") for line in text.splitlines())
+
+
+class EpochAsGradient(Recorder):
+    """Its gradient is the number of the epoch: DDP averages those of the ranks."""
+
+    def __init__(self, make_loader: Callable[[], Any]) -> None:
+        super().__init__(make_loader)
+        self.gradients: list[float] = []
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor:
+        super().training_step(batch, batch_idx)
+        return self.weight * float(self.current_epoch)
+
+    def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+        self.gradients.append(self.weight.grad.item())  # type: ignore[union-attr]
+
+
+def three_epochs(
+    rank: int, make_batch_sampler: Callable[[], Any], max_steps: int = -1
+) -> tuple[list[int], list[float]]:
+    """For each step of this rank: its epoch, and the gradient that DDP has averaged."""
+    quiet_lightning()
+    ends = {"max_epochs": 3, "max_steps": max_steps}
+    trainer = Trainer(**QUIET | FLAG_OFF | {"devices": 2, "strategy": "ddp"} | ends)
+    samples: Any = range(10)
+    batch_sampler = make_batch_sampler()
+    model = EpochAsGradient(lambda: DataLoader(samples, batch_sampler=batch_sampler))
+    trainer.fit(model)
+    return [epoch for epoch, _ in model.seen], model.gradients
 
 
 def fit_both_ways(rank: int, make_batch_sampler: Callable[[], Any], num_samples: int) -> dict[str, Any]:
@@ -96,7 +142,7 @@ def fit_both_ways(rank: int, make_batch_sampler: Callable[[], Any], num_samples:
         try:
             told[name] = fit(make_batch_sampler, num_samples, epochs=3, **flags)
         except TypeError as error:
-            told[name] = shorten(f"TypeError: {error}", 98, placeholder=" …")
+            told[name] = shorten(f"TypeError: {error}", 62, placeholder=" …")
     return told
 
 
@@ -108,13 +154,16 @@ def stream_of(index: int) -> str:
 
 
 def as_asked(batches: Batches) -> int:
-    """How many batches hold two samples of each stream: two from 0 to 19, and two from 100 on."""
+    """How many batches hold two samples of each stream, of 0 to 19 and of 100 on."""
     wanted = ["primary", "primary", "secondary", "secondary"]
     return sum(sorted(map(stream_of, batch)) == wanted for batch in batches)
 
 
-def missing_and_twice(ranks: Sequence[Batches], expected: Collection[int]) -> tuple[int, int]:
-    """How many of the expected indices no rank has seen, and how many have been seen more than once."""
+def missing_and_twice(
+    ranks: Sequence[Batches],
+    expected: Collection[int],
+) -> tuple[int, int]:
+    """How many expected indices nobody has seen, and how many came more than once."""
     uses = Counter(index for batches in ranks for batch in batches for index in batch)
     missing = sum(uses[index] == 0 for index in expected)
     twice = sum(uses[index] > 1 for index in expected)
@@ -133,16 +182,25 @@ def summary(ranks: Sequence[Any], num_samples: int) -> str:
 
 
 def stop_and_resume(
-    make_batch_sampler: Callable[[], Any], num_samples: int, loader: Any, stop: int = 3
-) -> tuple[list[Batches], list[Batches]]:
-    """An epoch on two ranks, stopped after some steps and resumed from the Trainer's checkpoint.
+    make_batch_sampler: Callable[[], Any],
+    loader: Any,
+    ranks: Sequence[int] = (2,),
+    epochs: int = 1,
+    callbacks: Sequence[Any] = (),
+) -> tuple[list[Batches], list[list[list[Batches]]]]:
+    """28 samples on two ranks, stopped after step 3 and resumed from the checkpoint.
 
-    Returns what each rank was given before the stop, and what it was given afterwards.
+    Returns what each rank was given before the stop, and for each number of ranks to go
+    on with what they were given afterwards: ``[epoch][rank]``.
     """
     with tempfile.TemporaryDirectory() as folder:
-        keep = ModelCheckpoint(folder, filename="stopped", every_n_train_steps=stop)
-        options = dict(loader=loader, enable_checkpointing=True, callbacks=[keep])
-        checkpoint = str(Path(folder, "stopped.ckpt"))
-        before = fit_on_two_ranks(make_batch_sampler, num_samples, max_steps=stop, **options)
-        after = fit_on_two_ranks(make_batch_sampler, num_samples, ckpt_path=checkpoint, **options)
-    return [epochs[0] for epochs in before], [epochs[0] for epochs in after]
+        keep = ModelCheckpoint(folder, filename="stopped", every_n_train_steps=3)
+        options: dict[str, Any] = dict(loader=loader, enable_checkpointing=True)
+        stop: dict[str, Any] = dict(max_steps=3, callbacks=[keep, *callbacks])
+        before = fit_on_ranks(make_batch_sampler, 28, **stop, **options)
+        options |= dict(ckpt_path=str(Path(folder, "stopped.ckpt")), callbacks=[*callbacks])
+        resumed = []
+        for number in ranks:
+            after = fit_on_ranks(make_batch_sampler, 28, number, epochs=epochs, **options)
+            resumed.append([list(epoch) for epoch in zip(*after, strict=True)])
+    return [of_rank[0] for of_rank in before], resumed

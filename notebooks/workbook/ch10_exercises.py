@@ -21,6 +21,7 @@ from course_lib.callbacks import Preflight
 from course_lib.launch import run_ranks
 from course_lib.preflight import preflight
 from course_lib.samplers import ShardedBatchSampler
+from workbook.calls import Allowed
 from workbook.ch10_runs.parts import IGNORED, Line, Neighbours, Points, Tagger, Tags
 from workbook.exercises import PropertyExercise
 from workbook.trainers import quiet_trainer
@@ -133,6 +134,8 @@ stops_early = PropertyExercise(
         "the rate ends at 43 % of its peak": _ten_epochs(-1, 90),
         "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
     },
+    allowed=Allowed(draw=True),  # the weights of a model
+    seconds=300,  # it trains
 )
 
 
@@ -238,6 +241,8 @@ two_ranks = PropertyExercise(
             lambda: ShardedBatchSampler(Neighbours(44), tail="pad")
         ),
     },
+    allowed=Allowed(draw=True),  # the weights of a model
+    seconds=300,  # it trains
 )
 
 
@@ -309,6 +314,8 @@ masked_labels = PropertyExercise(
         "a micro-batch holds 32 words": _tagger_run(_mean, batch_size=32, k=1),
         "the epoch has 4 optimizer steps": _tagger_run(_mean, k=1),
     },
+    allowed=Allowed(draw=True),
+    seconds=300,
 )
 
 EXERCISES = (stops_early, two_ranks, masked_labels)

@@ -1,17 +1,16 @@
 """The ledger of circulating advice: each claim is settled by a cell of the chapter that owns it.
 
-    claims = Claims("05_counting_steps")
-    claims.settle("C5", steps_counted > steps_expected)
+claims = Claims("05_counting_steps")
+claims.settle("C5", steps_counted > steps_expected)
 """
 
 from __future__ import annotations
 
 import json
-import textwrap
 from typing import Any
 
 from course_lib.datasets import data_path
-from workbook.display import show_table
+from workbook.display import show_table, wrapped
 
 VERDICTS = {"T": "true", "I": "imprecise", "F": "false", "V": "depends on the version"}
 
@@ -57,5 +56,5 @@ class Claims:
     @staticmethod
     def _line(row: dict[str, Any]) -> str:
         reason = f"{VERDICTS[row['verdict']]}: {row['reason']}"
-        filled = textwrap.fill(reason, 96, initial_indent="   ", subsequent_indent="   ")
-        return f"{row['id']} \u201c{row['claim']}\u201d\n{filled}"
+        claim = f"{row['id']} \u201c{row['claim']}\u201d"
+        return f"{wrapped(claim)}\n{wrapped(reason, '   ')}"

@@ -25,6 +25,9 @@ BLUE, ORANGE, GREEN, VERMILION, PURPLE, SKY, YELLOW, GREY = (
 )  # fmt: skip
 """Okabe and Ito's colours, which colour-blind readers can tell apart (jfly.uni-koeln.de/color)."""
 
+COLUMNS = 88
+"""What a cell prints is not wider: the rest would run out of the page."""
+
 Curve = tuple[Sequence[float], Sequence[float]]
 """Points: their x, and their y."""
 Place = Literal["best", "upper left", "lower left", "beside"]
@@ -76,6 +79,21 @@ def draw_curves(axes: Axes, curves: Mapping[str, Curve], *, title: str, x: str, 
 def numbered(values: Sequence[float]) -> Curve:
     """A curve of values over their numbers from 1: of epochs, of steps."""
     return range(1, len(values) + 1), values
+
+
+def wrapped(text: str, indent: str = "") -> str:
+    """The text in lines that fit on a page; what goes on in a further line is indented more than the first."""
+    filled = []
+    for line in text.splitlines():
+        begin = indent + line[: len(line) - len(line.lstrip())]
+        further = begin if indent else begin + "   "
+        filled.append(textwrap.fill(line.strip(), COLUMNS, initial_indent=begin, subsequent_indent=further))
+    return "\n".join(filled)
+
+
+def print_wrapped(text: object) -> None:
+    """Print a report or a sentence in lines that fit on a page."""
+    print(wrapped(str(text)))
 
 
 def show_source(*objects: Callable[..., Any] | property | type) -> None:

@@ -1,17 +1,29 @@
-"""Exercises whose check names the misconception.
+"""Exercises whose check names the misconception, and searches for what nobody thought of.
 
 A check runs cases from the simplest on. The first that fails is the diagnosis: what was expected, what came, and, if
-the answers so far are those of a catalogued misconception, its name.
+the answers so far are those of a catalogued misconception, its name. Then cases are drawn at random and compared with
+the solution. An answer that hangs is ended; one that prints, or changes what is not its own, is told so.
 """
 
 from __future__ import annotations
 
 import copy
+import itertools
+import math
 import numbers
-from collections.abc import Callable, Mapping, Sequence
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from functools import partial
 from typing import Any, NoReturn
+
+from workbook.calls import NOTHING, Allowed, Call, OutOfTime, Watch, call, ended_after, put_back
+
+SEARCHED = 200
+"""So many cases are drawn at random, where an exercise says nothing else."""
+AGREE_IN = 10
+"""An answer that fails in drawn cases is a misconception if it returns the same in so many of them."""
 
 
 class NotSolved(AssertionError):
@@ -31,6 +43,9 @@ class Exercise:
     those who give them, which may use {got}; or a function of a case: what wrong functions return for it. Where it
     isn't what a function returns that makes it right, ``judge`` turns an answer (the solution, a misconception) into
     the function of the cases whose value is compared.
+
+    ``search`` draws one more case from a generator, corners included; ``searched`` of them follow the others, and of
+    those that fail the shortest is told. A right answer may do what is ``allowed``, and takes at most ``seconds``.
     """
 
     name: str
@@ -38,20 +53,37 @@ class Exercise:
     misconceptions: Mapping[str, Any] | Callable[..., Mapping[str, Any]]
     cases: Sequence[dict[str, Any]] = ({},)
     judge: Callable[[Any], Any] | None = None
+    search: Callable[[random.Random], dict[str, Any]] | None = None
+    searched: int = SEARCHED
+    allowed: Allowed = NOTHING
+    seconds: float = 20
 
     def check(self, answer: Any) -> None:
         """Print that the answer is right, or raise :class:`NotSolved` with the diagnosis."""
         _require_answer(self.name, answer)
         if callable(self.solution):
             _require_function(self.name, answer)
-        if isinstance(self.solution, numbers.Number) and not isinstance(answer, numbers.Number):
-            raise NotSolved(f"{self.name}: a number is asked for, got {answer!r}.")
-        for number, case in enumerate(self.cases, start=1):
-            expected, got = self._call(self.solution, case), self._attempt(answer, case)
-            if not _same(got, expected):
-                self._diagnose(number, expected, got, answer)
+        elif isinstance(self.solution, numbers.Number):
+            answer = _number(self.name, answer)
+        printed: list[str] = []
+        running = self.cases[0]
+        try:
+            with put_back(), ended_after(self.seconds):
+                for number, running in enumerate(self.cases, start=1):
+                    if fault := self._fault(answer, running, printed):
+                        self._tell(fault, answer, self.cases[:number])
+                failed = []
+                for running in self._drawn():
+                    if fault := self._fault(answer, running, printed):
+                        failed.append(fault)
+                if failed:
+                    failed.sort(key=lambda fault: len(repr(fault.case)))
+                    self._tell(failed[0], answer, [*self.cases, *(fault.case for fault in failed[:AGREE_IN])])
+        except OutOfTime:
+            raise NotSolved(f"{self._shown(running)} {_no_end(self.seconds)}") from None
         cases = f", {len(self.cases)} cases" if len(self.cases) > 1 else ""
-        print(f"{self.name}: solved{cases}.")
+        drawn = f" and {self.searched} drawn at random" if self.search else ""
+        print(f"{self.name}: solved{cases}{drawn}.{_told_of_print(printed)}")
 
     def wrong_answers(self) -> dict[str, Any]:
         """By what a reader is to be told: the number, or the function, that the reader has handed in."""
@@ -60,40 +92,72 @@ class Exercise:
         messages = self.misconceptions(**copy.deepcopy(self.cases[0]))
         return {message: partial(_wrong_answer, self.misconceptions, message) for message in messages}
 
-    def _attempt(self, answer: Any, case: dict[str, Any]) -> Any:
+    def _drawn(self) -> Iterator[dict[str, Any]]:
+        if self.search:
+            generator = random.Random(0)
+            for _ in range(self.searched):
+                yield self.search(generator)
+
+    def _fault(self, answer: Any, case: dict[str, Any], printed: list[str]) -> _Fault | None:
+        """Of the answer in one case; what it printed is added to ``printed``."""
+        expected = self._call(self.solution, case).value
         try:
-            got = self._call(answer, case)
-        except Exception as error:
+            seen = self._call(answer, case)
+        except (Exception, SystemExit) as error:
             misnamed = isinstance(error, TypeError) and "argument" in str(error) and "()" in str(error)
             hint = ". Keep the argument names of the stub" if misnamed else ""
-            raise NotSolved(f"{self._shown(case)} raised {type(error).__name__}: {error}{hint}") from error
-        if got is None or got is ...:
-            raise NotSolved(f"{self._shown(case)} returned nothing. Does it end with `return`?")
-        return got
+            return _Fault(case, f"raised {type(error).__name__}: {error}{hint}", error=error)
+        if seen.printed:
+            printed.append(seen.printed)
+        if seen.value is None or seen.value is ...:
+            hint = f" It prints {_shortened(seen.printed)}: `return` that instead." if seen.printed else ""
+            return _Fault(case, f"returned nothing. Does it end with `return`?{hint}")
+        got = _as_asked(seen.value, expected)
+        if not _same(got, expected):
+            got = _plain(got)
+            return _Fault(case, f"should be {expected!r}, got {got!r}.", got)
+        if seen.changed:
+            return _Fault(case, f"returns what it should. {seen.changed}")
+        return None
 
-    def _diagnose(self, number: int, expected: Any, got: Any, answer: Any) -> NoReturn:
-        seen = self.cases[:number]
-        failing = self.cases[number - 1]
+    def _tell(self, fault: _Fault, answer: Any, seen: Sequence[dict[str, Any]]) -> NoReturn:
         # Where the number is the whole answer, it stays the reader's to find.
-        if failing:
-            told = f"{self._shown(failing)} should be {expected!r}, got {got!r}."
-        else:
-            told = f"{self.name}: {got} is not it."
-        for message, wrong in self.wrong_answers().items():
-            if all(_same(self._call(answer, case), self._call(wrong, case)) for case in seen):
-                raise NotSolved(f"{told}\n{message.format(got=got)}")
-        raise NotSolved(told)
+        told = f"{self._shown(fault.case)} {fault.told}" if fault.case else f"{self.name}: {fault.got} is not it."
+        if fault.got is not _NO_VALUE:
+            for message, wrong in self.wrong_answers().items():
+                if all(self._agree(answer, wrong, case) for case in seen):
+                    raise NotSolved(f"{told}\n{message.format(got=fault.got)}")
+        raise NotSolved(told) from fault.error
 
-    def _call(self, answer: Any, case: dict[str, Any]) -> Any:
+    def _agree(self, answer: Any, wrong: Any, case: dict[str, Any]) -> bool:
+        try:
+            theirs = self._call(wrong, case).value
+            return _same(_as_asked(self._call(answer, case).value, theirs), theirs)
+        except Exception:  # a misconception need not be defined for every case
+            return False
+
+    def _call(self, answer: Any, case: dict[str, Any]) -> Call:
         if self.judge is not None:
             answer = self.judge(answer)
         if callable(answer):
-            return answer(**copy.deepcopy(case))  # it may change what it gets
-        return answer
+            return call(answer, allowed=self.allowed, **copy.deepcopy(case))
+        return Call(answer)
 
     def _shown(self, case: dict[str, Any]) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
         return f"{self.name}({arguments})"
+
+
+_NO_VALUE = object()
+
+
+@dataclass(frozen=True)
+class _Fault:
+    case: dict[str, Any]
+    told: str
+    got: Any = _NO_VALUE
+    """A wrong value, which may be that of a misconception."""
+    error: BaseException | None = None
 
 
 def _wrong_answer(misconceptions: Callable[..., Mapping[str, Any]], message: str, /, **case: Any) -> Any:
@@ -102,13 +166,18 @@ def _wrong_answer(misconceptions: Callable[..., Mapping[str, Any]], message: str
 
 @dataclass(frozen=True)
 class PropertyExercise:
-    """A question with many right answers: the first property that an answer lacks is the diagnosis."""
+    """A question with many right answers: the first property that an answer lacks is the diagnosis.
+
+    The calls of an answer that is a function are watched; of a class, its author's ``find_fault`` sees to it.
+    """
 
     name: str
     find_fault: Callable[[Any], str | None]
     """Takes the answer, a function or a class, and returns what is wrong with it, or None."""
     misconceptions: Mapping[str, Any]
     """Wrong answers that people really give, by a part of the fault that each has."""
+    allowed: Allowed = NOTHING
+    seconds: float = 30
 
     def wrong_answers(self) -> dict[str, Any]:
         """By what a reader is to be told: what the reader has handed in."""
@@ -118,13 +187,31 @@ class PropertyExercise:
         """Print that the answer is right, or raise :class:`NotSolved` with the diagnosis."""
         _require_answer(self.name, answer)
         _require_function(self.name, answer)
+        watch = Watch(self.allowed)
         try:
-            fault = self.find_fault(answer)
-        except Exception as error:
+            with put_back(), ended_after(self.seconds):
+                fault = self.find_fault(watch.over(answer)) or watch.changed
+        except OutOfTime:
+            raise NotSolved(f"{self.name} {_no_end(self.seconds)}") from None
+        except (Exception, SystemExit) as error:
             raise NotSolved(f"{self.name} raised {type(error).__name__}: {error}") from error
         if fault:
             raise NotSolved(f"{self.name}: {fault}")
-        print(f"{self.name}: solved.")
+        print(f"{self.name}: solved.{_told_of_print(watch.printed)}")
+
+
+def _no_end(seconds: float) -> str:
+    return f"has not come to an end after {seconds:g} s, and was ended. Does a loop, or a wait, go on without end?"
+
+
+def _told_of_print(printed: Sequence[str]) -> str:
+    if not printed:
+        return ""
+    return f" It prints as well, in {len(printed)} calls, which is not asked for: first {_shortened(printed[0])}."
+
+
+def _shortened(text: str) -> str:
+    return repr(text.strip() if len(text) <= 60 else f"{text.strip()[:60]} …")
 
 
 def _require_answer(name: str, answer: Any) -> None:
@@ -137,13 +224,69 @@ def _require_function(name: str, answer: Any) -> None:
         raise NotSolved(f"{name}: a function is asked for, got {answer!r}.")
 
 
-def _same(a: Any, b: Any) -> bool:
+def _number(name: str, answer: Any) -> Any:
+    number = _plain(_only_element(answer))
+    if not _is_number(number):
+        raise NotSolved(f"{name}: a number is asked for, got {answer!r}.")
+    return number
+
+
+MANY = 100_000
+"""No answer is a longer list, and an iterator may be endless."""
+
+
+def _as_asked(got: Any, expected: Any) -> Any:
+    """The number in an array of one, where a number is expected; where a list is, the list of what is yielded."""
+    if _is_number(expected):
+        return _only_element(got)
+    if isinstance(expected, (list, tuple)) and isinstance(got, (Iterator, range)):
+        return list(itertools.islice(got, MANY))
+    return got
+
+
+def _only_element(value: Any) -> Any:
+    """The number in an array or a tensor of one element, whatever its shape."""
+    if hasattr(value, "tolist") and hasattr(value, "reshape"):
+        elements = value.reshape(-1)
+        return elements[0] if len(elements) == 1 else value
+    return value
+
+
+def _plain(value: Any) -> Any:
+    """For a message: the numbers of NumPy and torch as those of Python."""
+    if isinstance(value, (list, tuple)):
+        return type(value)(map(_plain, value)) if type(value) in (list, tuple) else value
+    return value.tolist() if hasattr(value, "tolist") and getattr(value, "ndim", 1) == 0 else value
+
+
+def _same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
+    tolerance = max(tolerance, _rounding(a), _rounding(b))
+    if _is_number(b):
+        a = _only_element(a)
     a, b = (value.tolist() if hasattr(value, "tolist") else value for value in (a, b))  # of NumPy or torch
-    if isinstance(a, float) or isinstance(b, float):
-        return isinstance(a, (int, float)) and isinstance(b, (int, float)) and abs(a - b) <= 1e-9 * max(1.0, abs(b))
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
-        return len(a) == len(b) and all(map(_same, a, b))
+        return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if _is_fraction(a) or _is_fraction(b):
+        return _is_number(a) and _is_number(b) and _is_close(float(a), float(b), tolerance)
     try:
         return bool(a == b)
     except (ValueError, RuntimeError):  # an array or a tensor of several values
         return False
+
+
+def _is_close(a: float, b: float, tolerance: float) -> bool:
+    return (math.isnan(a) and math.isnan(b)) or math.isclose(a, b, rel_tol=tolerance, abs_tol=tolerance)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (numbers.Real, Decimal))
+
+
+def _is_fraction(value: Any) -> bool:
+    return _is_number(value) and not isinstance(value, numbers.Integral)
+
+
+def _rounding(value: Any) -> float:
+    """How far a right value may be off: the floats of NumPy and torch may be of single precision."""
+    dtype = str(getattr(value, "dtype", ""))
+    return 1e-5 if "float" in dtype and "64" not in dtype else 1e-9

@@ -9,7 +9,7 @@ epochs until it stops: you said 10, it is 8.
 
 from __future__ import annotations
 
-from workbook.display import show_table
+from workbook.display import print_wrapped, show_table
 
 
 class Predictions:
@@ -25,10 +25,10 @@ class Predictions:
             wanted = f"put a number in the place of {answer!r}; a wrong one teaches more than none"
             raise ValueError(f"{question!r}: {wanted}")
         if question in self._found:
-            print(f"{question}: it has been revealed, so your {self._said[question]} stays.")
+            print_wrapped(f"{question}: it has been revealed, so your {self._said[question]} stays.")
             return
         self._said[question] = answer
-        print(f"{question}: you say {answer}.")
+        print_wrapped(f"{question}: you say {answer}.")
 
     def reveal(self, question: str, found: float | bool) -> None:
         """Show what came out beside what was said."""
@@ -37,9 +37,9 @@ class Predictions:
         self._found[question] = found
         said = self._said[question]
         if said == found:
-            print(f"{question}: it is {found}, as you said.")
+            print_wrapped(f"{question}: it is {found}, as you said.")
         else:
-            print(f"{question}: you said {said}, it is {found}.")
+            print_wrapped(f"{question}: you said {said}, it is {found}.")
 
     def summary(self) -> None:
         """Show all predictions of the chapter as a table."""

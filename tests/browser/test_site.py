@@ -109,8 +109,8 @@ def test_an_error_message_is_two_clicks_from_its_section(
     assert page.evaluate(headings) == section
 
 
-def test_each_symptom_of_the_readme_is_found_by_its_words(page: Any, site: Path):
-    page.goto((site / "index.html").as_uri())
+def test_each_symptom_is_found_by_its_words(page: Any, site: Path):
+    page.goto((site / "symptoms.html").as_uri())
     rows = page.evaluate(
         """[...document.querySelectorAll(".filtered tbody tr")].map(
             (row) => [row.cells[0].textContent, row.cells[1].querySelector("a").href])"""
@@ -154,7 +154,7 @@ def test_the_ledger_is_filtered_by_words_and_by_verdict(page: Any, site: Path):
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("name", ["index.html", CHAPTER, "api/steps.html"])
+@pytest.mark.parametrize("name", ["index.html", "symptoms.html", CHAPTER, "api/steps.html"])
 def test_axe_finds_no_serious_violation(chromium: Any, site: Path, name: str, scheme: str):
     from axe_playwright_python.sync_playwright import Axe
 

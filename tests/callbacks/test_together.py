@@ -247,7 +247,7 @@ def test_two_together_are_right_or_refused(one, other):
 
 
 def what_goes_with_what() -> str:
-    """What the cases above say, for the README."""
+    """What the cases above say, for readers."""
     pieces = [name for name in (*CALLBACKS, *DATA) if name != "DataLoader"]
     lines = ["| | " + " | ".join(f"`{piece}`" for piece in pieces) + " |", "|---|" + "---|" * len(pieces)]
     for flag in FLAGS:
@@ -261,6 +261,6 @@ def what_goes_with_what() -> str:
     )
 
 
-def test_the_readme_says_what_goes_with_what():
-    readme = Path(__file__).parents[2] / "README.md"
-    assert what_goes_with_what() in readme.read_text(encoding="utf-8")
+def test_its_page_says_what_goes_with_what():
+    page = Path(__file__).parents[2] / "docs" / "pages" / "together.md"
+    assert what_goes_with_what() in page.read_text(encoding="utf-8")

@@ -4,7 +4,7 @@ import ipywidgets
 import pytest
 from workbook import claims as claims_module
 from workbook.claims import Claims, load_claims
-from workbook.display import new_figure, show_source, show_table
+from workbook.display import new_figure, show_source, show_table, wrapped
 from workbook.predictions import Predictions
 from workbook.widgets import Explorer
 
@@ -86,3 +86,22 @@ def test_an_explorer_shows_bad_values_as_text_and_a_fixed_line_without_kernel(sh
     explorer.show()
     assert shown[0]["text/plain"].startswith("[interactive: n.")
     assert "application/vnd.jupyter.widget-view+json" in shown[0]
+
+
+def test_what_is_printed_fits_on_a_page():
+    text = "a report:\n  - " + "word " * 40 + "\n" + "more " * 30
+    lines = wrapped(text).splitlines()
+    assert max(map(len, lines)) <= 88
+    assert [line[: len(line) - len(line.lstrip())] for line in lines] == ["", "  ", "     ", "     ", "", "   "]
+    assert " ".join(wrapped(text).split()) == " ".join(text.split())
+    assert wrapped("short\n\n  lines") == "short\n\n  lines"
+
+
+def test_a_long_claim_and_a_long_prediction_are_wrapped(capsys, monkeypatch):
+    row = dict(id="A1", chapter="c", claim="claim " * 20, verdict="F", reason="why " * 40, cell="x")
+    monkeypatch.setattr(claims_module, "load_claims", lambda: [row])
+    Claims("c").settle("A1", True)
+    predictions = Predictions()
+    predictions.commit("question " * 20, 3)
+    predictions.reveal("question " * 20, 4)
+    assert max(map(len, capsys.readouterr().out.splitlines())) <= 88

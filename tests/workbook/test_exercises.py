@@ -1,46 +1,20 @@
 """Every exercise of every notebook, three ways: the stub fails, the solution passes, each wrong answer is named."""
 
 import importlib
-import json
+import itertools
 import math
 import re
-import sys
-import types
-from pathlib import Path
+from decimal import Decimal
+from fractions import Fraction
 
 import numpy as np
 import pytest
 import torch
 from workbook.exercises import Exercise, NotSolved
 
-NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
-CHAPTERS = sorted(path.stem for path in NOTEBOOKS.glob("*.ipynb"))
+from tests.workbook.mutants import CHAPTERS, cell_sources, exercises, run
 
-
-def cell_sources(notebook):
-    cells = json.loads((NOTEBOOKS / f"{notebook}.ipynb").read_text(encoding="utf-8"))["cells"]
-    return {cell["id"]: "".join(cell["source"]) for cell in cells}
-
-
-def exercises():
-    for notebook in CHAPTERS:
-        sources = cell_sources(notebook)
-        catalogue = importlib.import_module(f"workbook.ch{notebook}")
-        for cell, source in sources.items():
-            if cell.startswith("check-"):
-                name, answer = re.search(r"\w+\.(\w+)\.check\((\w+)\)", source).groups()
-                yield pytest.param(getattr(catalogue, name), sources, cell.removeprefix("check-"), answer, id=cell)
-
-
-EXERCISES = list(exercises())
-
-
-def run(code, answer):
-    reader = types.ModuleType("reader")  # a module of its own, so that the classes in it can be pickled
-    sys.modules["reader"] = reader
-    vars(reader).update(math=math, np=np, torch=torch)
-    exec(code, vars(reader))
-    return getattr(reader, answer)
+EXERCISES = [pytest.param(s.exercise, s.sources, s.name, s.answer, id=s.cell) for s in exercises()]
 
 
 @pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
@@ -120,9 +94,60 @@ def test_a_judge_says_what_is_compared():
         twice.check(lambda: 3)
 
 
-def test_numpys_numbers_are_numbers_and_arrays_are_wrong_answers():
+@pytest.mark.parametrize(
+    "answer",
+    [np.int64(12), np.array(12), np.array([12]), torch.tensor(12), torch.tensor([[12.0]]), Fraction(12), Decimal(12)],
+    ids=repr,
+)
+def test_a_number_in_another_style_is_that_number(answer):
+    Exercise("n", solution=12, misconceptions={}).check(answer)
+
+
+@pytest.mark.parametrize(
+    "answer", [np.int64(11), np.array([11]), torch.tensor(11), Fraction(25, 2), math.inf, math.nan]
+)
+def test_another_number_in_another_style_is_refused(answer):
+    with pytest.raises(NotSolved, match="is not it"):
+        Exercise("n", solution=12, misconceptions={}).check(answer)
+
+
+halves = Exercise(
+    "halves", solution=lambda n: [i / 3 for i in range(n)], cases=[dict(n=0), dict(n=3)], misconceptions={}
+)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda n: (i / 3 for i in range(n)),
+        lambda n: map(Fraction, range(n), [3] * n),
+        lambda n: tuple(np.float64(i) / 3 for i in range(n)),
+        lambda n: [Fraction(i, 3) for i in range(n)],
+        lambda n: [torch.tensor(i) / 3 for i in range(n)],
+        lambda n: torch.arange(n) / 3,
+        lambda n: np.arange(n, dtype=np.float32) / 3,
+    ],
+)
+def test_a_list_in_another_style_is_that_list(answer):
+    halves.check(answer)
+
+
+def test_a_list_without_end_is_refused():
+    with pytest.raises(NotSolved, match=re.escape("halves(n=0) should be []")):
+        halves.check(lambda n: itertools.count())
+
+
+def test_infinity_is_no_other_number_and_nan_is_nan():
+    infinite = Exercise("f", solution=lambda x: x, cases=[dict(x=math.inf), dict(x=math.nan)], misconceptions={})
+    infinite.check(lambda x: x)
+    with pytest.raises(NotSolved, match=re.escape("f(x=inf) should be inf, got 5.")):
+        infinite.check(lambda x: 5)
+    with pytest.raises(NotSolved, match=re.escape("f(x=nan) should be nan, got 0.")):
+        infinite.check(lambda x: x if x > 0 else 0)
+
+
+def test_arrays_are_wrong_answers():
     twelve = Exercise("n", solution=12, misconceptions={})
-    twelve.check(np.int64(12))
     with pytest.raises(NotSolved, match="a number is asked for, got '12'"):
         twelve.check("12")
     with pytest.raises(NotSolved, match="got array"):

@@ -104,7 +104,7 @@ def judge_refusal(sentence: str) -> Judgement:
         "setup",
         f"The fit ends before 1 optimizer step: {sentence.rstrip('.')}.",
         "Nothing is trained.",
-        "Follow that sentence; the README says what goes with what.",
+        "Follow that sentence; the page `What goes with what` lists the pairs that are refused.",
         chapter="09_all_at_once",
     )
 

@@ -1,0 +1,70 @@
+"""What ExactResume refuses before a batch is trained: runs that would be another one after a resume, or at once."""
+
+from __future__ import annotations
+
+import copy
+from itertools import islice
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.optim import LBFGS
+
+from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
+from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.resume import ResumableDataLoader
+from course_lib.samplers import EpochBatchSampler
+
+
+def refuse_loaders_that_part(trainer: Any) -> None:
+    # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
+    combined = COMBINED_LOADER.of(trainer.fit_loop)
+    lengths = {sized_len(loader) for loader in combined.flattened}
+    resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
+    mode = LOADER_MODE.of(combined)
+    if len(lengths) > 1 and resumable and mode != "min_size":
+        raise MisconfigurationException(
+            f'a CombinedLoader of the mode "{mode}" reads a ResumableDataLoader beside a loader of another '
+            f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
+            'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
+        )
+
+
+def refuse_orders_that_overfitting_leaves(trainer: Any) -> None:
+    # Lightning looks at loader.sampler, which torch makes a SequentialSampler beside any batch sampler.
+    if not trainer.overfit_batches or trainer.max_epochs == 1:
+        return
+    combined = COMBINED_LOADER.of(trainer.fit_loop)
+    for loader, limit in zip(combined.flattened, combined.limits, strict=True):
+        sampler = getattr(loader, "batch_sampler", None)
+        if not isinstance(sampler, EpochBatchSampler) or isinstance(loader, ResumableDataLoader):
+            continue
+        first, second = (_batches_of_epoch(sampler, epoch, limit) for epoch in (sampler.epoch + 1, sampler.epoch + 2))
+        if first != second:
+            raise MisconfigurationException(
+                f"overfit_batches wants the same batches in each epoch, this {type(sampler).__name__} draws others: "
+                f"Lightning leaves it as it is in a {type(loader).__name__}. Make it with shuffle=False, or read it "
+                "through a ResumableDataLoader"
+            )
+
+
+def _batches_of_epoch(sampler: EpochBatchSampler, epoch: int, count: float) -> list[list[int]]:
+    alone = copy.copy(sampler)
+    alone.set_epoch(epoch)
+    return list(islice(alone, int(count)))
+
+
+def refuse_windows_of_evaluations(trainer: Trainer) -> None:
+    # A Trainer calls its closure for the window's last micro-batch alone: each further evaluation adds that one's
+    # gradient to the others', which are of the parameters before the step.
+    if SKIP_BACKWARD.of(trainer.fit_loop):
+        return
+    windows = accumulation_by_epoch(trainer) or {0: 1}
+    longest = max(trainer.accumulate_grad_batches, *windows.values())
+    if longest > 1 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+        raise MisconfigurationException(
+            f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
+            "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
+            "batches, or another optimizer"
+        )

@@ -1,0 +1,22 @@
+"""Plays another system: workers start as REHEARSED_START_METHOD says, and so do ranks where it is spawn.
+
+Python runs this at its start where this folder is in PYTHONPATH: macOS and Windows spawn workers and ranks, and Linux
+starts workers from a fork server since Python 3.14.
+"""
+
+import multiprocessing
+import os
+
+METHOD = os.environ.get("REHEARSED_START_METHOD")
+
+if METHOD:
+    multiprocessing.set_start_method(METHOD, force=True)
+
+if METHOD == "spawn":
+    get_context = multiprocessing.get_context
+
+    def spawning(method=None):
+        """There is no fork server."""
+        return get_context("spawn" if method in ("forkserver", "fork") else method)
+
+    multiprocessing.get_context = spawning
