@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from typing import NamedTuple
+import tempfile
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import ipywidgets
 import torch
@@ -16,6 +18,7 @@ from matplotlib.patches import Patch
 from torch import Tensor, nn
 
 from course_lib.datasets import load_digits
+from course_lib.launch import RankTimeout, run_ranks
 from course_lib.skipping import StepGuard
 from workbook.ch07_exercises import EXERCISES, batches_trained, learning_rates, update_together
 from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, new_figure
@@ -54,6 +57,32 @@ class Reduced(NamedTuple):
 
 
 Rank = Generator[tuple[int, Tensor], Reduced, None]
+
+
+def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float = 2) -> None:
+    """Run ``train(rank, folder, *arguments)`` on two ranks; print where they wait after so long, and what they noted.
+
+    Each rank notes, in ``rank0.txt`` and ``rank1.txt`` of the folder, the steps whose backward pass came back.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            run_ranks(train, args=(folder, *arguments), timeout=seconds, backend="gloo")
+            print("both ranks came to the end")
+        except RankTimeout as error:
+            print("\n".join(_where_they_wait(error)))
+        for rank in (0, 1):
+            noted = [int(step) for step in (Path(folder) / f"rank{rank}.txt").read_text().split()]
+            print(f"rank {rank}: backward came back in steps {noted}")
+
+
+def _where_they_wait(error: RankTimeout) -> Iterator[str]:
+    """The first line, and of each rank the line of ``train`` that it is in, which its first frame shows."""
+    lines = str(error).splitlines()
+    yield lines[0]
+    for number, line in enumerate(lines):
+        if line.startswith("--- rank"):
+            yield line
+            yield lines[number + 2]
 
 
 def answer_calls(ranks: Sequence[Rank]) -> None:
@@ -122,6 +151,14 @@ def events_of(answered: Sequence[Sequence[int]], steps: int, skipped: Sequence[i
             row.append(Event(own[-1] + 1, len(own), "waits"))
         rows.append(row)
     return rows
+
+
+def figure_of_skips(norms: Sequence[float]) -> Figure:
+    """Two ranks that make every call, and skip the steps whose norm is not finite."""
+    steps = list(range(len(norms)))
+    skipped = [step for step in steps if not math.isfinite(norms[step])]
+    rows = events_of([steps, steps], steps=len(steps), skipped=skipped)
+    return figure_of_calls(rows, f"Every rank makes every call, and both skip step {', '.join(map(str, skipped))}")
 
 
 def figure_of_calls(rows: Sequence[Sequence[Event]], title: str) -> Figure:
@@ -268,7 +305,8 @@ def batches_of(data: Poisoned, filtered: bool, seed: int, epochs: int = 4) -> It
 def outcome_of(runs: Sequence[Trained]) -> str:
     """In words that are the same on every machine: whether runs of several seeds learned, and their updates."""
     accuracies = [run.accuracy for run in runs]
-    updates = " and ".join(str(run.updates) for run in runs)
+    fewest, most = min(run.updates for run in runs), max(run.updates for run in runs)
+    updates = str(most) if fewest == most else f"{fewest} to {most}"
     if min(accuracies) > 0.85:
         verdict = "learns"
     elif max(accuracies) < 0.25:
@@ -286,21 +324,18 @@ TITLES = {
 
 
 def figure_of_policies(trained: Mapping[str, Mapping[str, Sequence[Trained]]]) -> Figure:
-    """Accuracies by fault (a panel each) and policy (a row each), a marker for each seed."""
+    """Accuracies by fault (a panel each) and policy (a row each), a circle for each seed."""
     figure, panels = new_figure(10.0, 3.4, columns=len(trained))
     for axes, (fault, by_policy) in zip(panels, trained.items(), strict=True):
         for row, runs in enumerate(by_policy.values()):
-            for run, marker in zip(runs, "os", strict=False):
+            for run in runs:
                 colour = BLUE if run.accuracy > 0.85 else VERMILION
-                axes.plot(run.accuracy, row, marker, color=colour, markersize=8, markerfacecolor="none")
+                axes.plot(run.accuracy, row, "o", color=colour, markersize=8, markerfacecolor="none")
         names = list(by_policy) if axes is panels[0] else [""] * len(by_policy)
         axes.set_yticks(range(len(by_policy)), names)
         axes.set(xlim=(0, 1.05), ylim=(len(by_policy) - 0.5, -0.5), xlabel="accuracy (share of 360 digits)")
         axes.set_title(TITLES[fault], fontsize=11)
         axes.grid(axis="y", color=GREY, alpha=0.4)
     panels[0].set_ylabel("policy")
-    seeds = [Line2D([], [], color="black", linestyle="", marker=m, markerfacecolor="none") for m in "os"]
-    for seed, handle in enumerate(seeds):
-        handle.set_label(f"seed {seed}")
-    add_legend_below(figure, seeds)
+    add_legend_below(figure, [Line2D([], [], color="black", linestyle="", marker="o", mfc="none", label="a seed")])
     return figure

@@ -2,6 +2,8 @@
 
 import math
 import re
+import time
+from pathlib import Path
 
 import pytest
 import torch
@@ -24,6 +26,7 @@ from workbook.ch07_skipping_steps import (
     events_of,
     figure_of_calls,
     figure_of_policies,
+    figure_of_skips,
     learning_rates,
     outcome_of,
     poisoned_digits,
@@ -33,6 +36,7 @@ from workbook.ch07_skipping_steps import (
     told,
     train,
     update_together,
+    watch_two_ranks,
 )
 from workbook.display import png_bytes
 from workbook.exercises import NotSolved
@@ -108,6 +112,39 @@ def test_the_events_of_the_symptom_and_of_the_fix():
         assert [event.outcome for event in row] == ["update", "update", "skips", "update"]
 
 
+def test_the_figure_of_skips_has_every_call_of_both_ranks():
+    axes = figure_of_skips([1.5, math.nan, 0.5]).axes[0]
+    assert [text.get_text() for text in axes.texts] == ["step 0\nupdate", "step 1\nskips", "step 2\nupdate"] * 2
+    assert axes.get_title() == "Every rank makes every call, and both skip step 1"
+
+
+def note_and_wait(rank, folder, waiting):
+    (Path(folder) / f"rank{rank}.txt").write_text(f"0 {rank + 1} ")
+    if rank == waiting:
+        torch.distributed.barrier()
+    elif waiting is not None:
+        time.sleep(60)
+
+
+def test_two_ranks_are_watched(capsys):
+    watch_two_ranks(note_and_wait, None)
+    assert capsys.readouterr().out.splitlines() == [
+        "both ranks came to the end",
+        "rank 0: backward came back in steps [0, 1]",
+        "rank 1: backward came back in steps [0, 2]",
+    ]
+    watch_two_ranks(note_and_wait, 1, seconds=1)
+    assert capsys.readouterr().out.splitlines() == [
+        "ranks 0, 1 of 2 did not return within 1 s",
+        "--- rank 0 was running",
+        "    time.sleep(60)",
+        "--- rank 1 was running",
+        "    torch.distributed.barrier()",
+        "rank 0: backward came back in steps [0, 1]",
+        "rank 1: backward came back in steps [0, 2]",
+    ]
+
+
 def test_the_figure_writes_each_step_into_its_column():
     rows = simulate(ALONE, 3, 1, 4)
     figure = figure_of_calls(rows, "title")
@@ -156,9 +193,9 @@ def test_a_skip_cures_nan_and_a_clip_cures_what_is_too_large():
 
 def test_the_words_and_the_markers_are_those_of_the_runs():
     good, bad, middle = Trained(0.95, 10, 0), Trained(0.1, 12, 0), Trained(0.5, 12, 0)
-    assert outcome_of([good, good]) == "learns (10 and 10 updates)"
-    assert outcome_of([bad, bad]) == "guesses (12 and 12 updates)"
-    assert outcome_of([good, bad]).startswith("depends on the seed")
+    assert outcome_of([good, good]) == "learns (10 updates)"
+    assert outcome_of([bad, bad]) == "guesses (12 updates)"
+    assert outcome_of([good, bad]) == "depends on the seed (10 to 12 updates)"
     assert outcome_of([bad, middle]).startswith("depends on the seed")
     trained = {"NaN pixels": {"a": [good, bad], "b": [bad, bad]}, "both": {"a": [bad, bad], "b": [good, good]}}
     figure = figure_of_policies(trained)
