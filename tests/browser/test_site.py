@@ -64,6 +64,23 @@ def test_every_link_and_image_leads_somewhere_at_both_widths(page: Any, site: Pa
     assert len(links) > 1000
 
 
+SCROLLS = """() => [...document.querySelectorAll("pre, pre > code")]
+    .filter((block) => block.scrollWidth > block.clientWidth + 1).map((block) => block.textContent.slice(0, 80))"""
+WRAPPED = """() => [...document.querySelectorAll(".hl-ipython3 pre > code")].flatMap((block) => {
+    const lines = block.textContent.replace(/\\n$/, "").split("\\n").length
+    const height = block.getBoundingClientRect().height, style = getComputedStyle(block)
+    const inner = height - parseFloat(style.paddingTop) - parseFloat(style.paddingBottom)
+    return inner > (lines + 0.5) * parseFloat(style.lineHeight) ? [block.textContent.slice(0, 80)] : []
+})"""
+
+
+def test_no_block_is_read_by_scrolling_and_no_line_of_a_cell_is_broken(page: Any, site: Path):
+    for path in sorted(site.rglob("*.html")):
+        page.goto(path.as_uri())
+        assert page.evaluate(SCROLLS) == [], path.name
+        assert page.evaluate(WRAPPED) == [], path.name
+
+
 def results(page: Any, query: str) -> list[str]:
     """Addresses of what a search finds, best first, as they stand when the list no longer changes."""
     field = page.locator(SEARCH)
