@@ -228,6 +228,14 @@ def title_of(policy: str, rows: Sequence[Sequence[Event]]) -> str:
     return f"{policy}: {verdict}"
 
 
+def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
+    """Parameters, buffers and the optimizer's state, in one row of doubles."""
+    tensors = [*model.parameters(), *model.buffers()]
+    for state in optimizer.state.values():
+        tensors += state.values()
+    return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
+
+
 class Poisoned(NamedTuple):
     """Digits of which some samples are bad."""
 

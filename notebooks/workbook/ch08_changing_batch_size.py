@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from course_lib.memory import predict_peak
+from course_lib.memory import predict_peak, saved_bytes
 from course_lib.schedules import SchedulePlan, SizeSchedule
 from workbook.ch08_exercises import EXERCISES, batch_sizes, gain, windows
 from workbook.display import (
@@ -29,6 +29,7 @@ from workbook.display import (
     new_figure,
     numbered,
 )
+from workbook.trainers import quiet_trainer
 from workbook.widgets import Explorer, int_slider
 
 __all__ = ["EXERCISES", "batch_sizes", "gain", "windows"]
@@ -69,8 +70,34 @@ def square(sample: int, side: int) -> Tensor:
     return torch.full((side, side), float(sample))
 
 
-def figure_of_epochs(epochs: Mapping[str, Batches], title: str, num_samples: int = NUM_SAMPLES) -> Figure:
+def fit(model: Any, *loaders: Any, max_epochs: int = 3, **options: Any) -> dict[int, Batches]:
+    """Train in a Trainer, on the CPU and in one process; what the model has recorded, by epoch."""
+    trainer = quiet_trainer(accelerator="cpu", devices=1, max_epochs=max_epochs, **options)
+    trainer.fit(model, *loaders)
+    return model.epochs  # type: ignore[no-any-return]
+
+
+def count(batches: Batches) -> int:
+    """Samples of an epoch."""
+    return sum(samples for samples, side in batches)
+
+
+def samples(epochs: Mapping[int, Batches]) -> list[int]:
+    """Samples of each epoch."""
+    return [count(batches) for batches in epochs.values()]
+
+
+def tell(epochs: Mapping[int, Batches]) -> None:
+    """Print the batches of each epoch, the sides of their images, and how many samples were trained."""
+    for epoch, batches in epochs.items():
+        sizes = [samples for samples, side in batches]
+        sides = sorted({side for samples, side in batches})
+        print(f"epoch {epoch}: batches {sizes}, sides {sides}, {count(batches)} of 48 samples")
+
+
+def figure_of_epochs(runs: Mapping[str, Mapping[int, Batches]], title: str, num_samples: int = NUM_SAMPLES) -> Figure:
     """One epoch a row, each batch a block with its pixels a side; what is missing to ``num_samples`` is hatched."""
+    epochs = {f"{run}, epoch {epoch}": batches for run, of_run in runs.items() for epoch, batches in of_run.items()}
     figure, axes = new_figure(10.0, 0.55 * len(epochs) + 1.4)
     for row, batches in enumerate(epochs.values()):
         start = 0
@@ -96,7 +123,7 @@ def figure_of_epochs(epochs: Mapping[str, Batches], title: str, num_samples: int
     return figure
 
 
-def figure_of_runs(long: Points, resized: Points, own: Sequence[float], stopped: int = 4) -> Figure:
+def figure_of_runs(long: Points, resized: Points, own: Sequence[float], stopped: int = 2) -> Figure:
     """Left: accuracy at 16 pixels against million pixels, of two runs. Right: the resized run at two sizes.
 
     Args:
@@ -140,16 +167,22 @@ class AttentionNet(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.fused = fused
-        self.embed, self.heads, self.classify = nn.Conv2d(1, 16, 1), nn.Linear(16, 48), nn.Linear(16, 10)
+        self.embed, self.parts, self.classify = nn.Conv2d(1, 16, 1), nn.Linear(16, 48), nn.Linear(16, 10)
 
     def forward(self, images: Tensor) -> Tensor:
         pixels = self.embed(images).flatten(2).transpose(1, 2)
-        query, key, value = self.heads(pixels).unflatten(2, (3, 4, 4)).permute(2, 0, 3, 1, 4)
+        query, key, value = self.parts(pixels).unflatten(2, (3, 1, 16)).permute(2, 0, 3, 1, 4)
         if self.fused:
             mixed = F.scaled_dot_product_attention(query, key, value)
         else:
-            mixed = (query @ key.mT / 2).softmax(-1) @ value
+            mixed = (query @ key.mT / 4).softmax(-1) @ value
         return self.classify(mixed.transpose(1, 2).flatten(2).mean(1))  # type: ignore[no-any-return]
+
+
+def bytes_saved(net: nn.Module, batch_size: int, side: int) -> int:
+    """What a forward pass of square images keeps for the backward pass."""
+    images = torch.ones(batch_size, 1, side, side)
+    return saved_bytes(lambda: net(images), model=net)
 
 
 @cache

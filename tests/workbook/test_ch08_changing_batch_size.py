@@ -5,18 +5,27 @@ import re
 import pytest
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
+from torch import nn
+from torch.utils.data import DataLoader
 from workbook import ch08_exercises
 from workbook.ch08_changing_batch_size import (
     LARGEST_BATCH,
+    AttentionNet,
+    Squares,
     SquaresOfPairs,
     budget_explorer,
     budgeted,
+    bytes_saved,
     digit_net,
     figure_of_budget,
     figure_of_epochs,
     figure_of_runs,
+    fit,
     peak_bytes,
+    samples,
     square,
+    tell,
     told,
 )
 from workbook.ch08_exercises import batch_sizes, gain, windows
@@ -27,7 +36,7 @@ from tests import effort
 
 
 def test_a_row_has_a_block_for_each_batch_with_its_side_and_says_what_is_missing():
-    rows = {"cut": [(16, 16), (8, 22)], "whole": [(16, 32), (16, 32), (16, 32)]}
+    rows = {"cut": {0: [(16, 16), (8, 22)]}, "whole": {1: [(16, 32), (16, 32), (16, 32)]}}
     axes = figure_of_epochs(rows, "a title").axes[0]
     blocks = [(bar.get_x(), bar.get_width()) for bar in axes.patches if bar.get_height() == 0.7]
     assert blocks == [(0, 16), (16, 8), (24, 24), (0, 16), (16, 16), (32, 16)]
@@ -41,6 +50,35 @@ def test_runs_are_drawn_against_their_pixels_and_the_resized_one_at_both_sizes()
     lines = [line.get_xydata().tolist() for line in left.lines]
     assert lines == [[[1, 0.5], [2, 0.75], [3, 0.875]], [[0.5, 0.25], [1.5, 0.5]], [[2, 0.75]]]
     assert [line.get_xydata().tolist() for line in right.lines] == [[[1, 0.75], [2, 0.5]], [[1, 0.25], [2, 0.5]]]
+
+
+class Records(LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.weight, self.epochs = nn.Parameter(torch.zeros(1)), {}
+
+    def training_step(self, images, batch_idx):
+        self.epochs.setdefault(self.current_epoch, []).append((len(images), images.shape[-1]))
+        return (self.weight * images).mean()
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), lr=0.1)
+
+
+def test_what_a_model_records_is_told_by_epoch(capsys):
+    epochs = fit(Records(), DataLoader(Squares(side=4), 32), max_epochs=2, limit_train_batches=2)
+    assert epochs == {0: [(32, 4), (16, 4)], 1: [(32, 4), (16, 4)]}
+    assert samples(epochs) == [48, 48]
+    tell({0: [(32, 4), (8, 6)]})
+    assert capsys.readouterr().out == "epoch 0: batches [32, 8], sides [4, 6], 40 of 48 samples\n"
+
+
+def test_attention_keeps_a_matrix_of_all_pairs_of_pixels_unless_it_is_fused():
+    fused, whole = AttentionNet(fused=True), AttentionNet(fused=False)
+    images = torch.rand(2, 1, 6, 6)
+    assert torch.allclose(fused(images), whole(images), atol=1e-6)
+    matrices = 2 * 36 * 36 * 4  # of two images, in float32
+    assert bytes_saved(whole, 2, 6) - bytes_saved(fused, 2, 6) > 0.9 * matrices
 
 
 def test_the_squares_are_filled_with_their_index():
