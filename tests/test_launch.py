@@ -547,6 +547,40 @@ def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, m
         assert "KeyboardInterrupt" in err
 
 
+WAITS_FOR_ITS_SERVER = """
+from course_lib.launch import caller, run_ranks, server
+server.PRELOAD = (*server.PRELOAD, "loads_until_told")
+start = caller._Rank.start
+caller._Rank.start = lambda *args: (print("starts a rank", flush=True), start(*args))
+run_ranks(print)
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no server")
+@pytest.mark.parametrize("handled", [False, True])
+def test_a_caller_that_is_ended_while_its_server_loads_leaves_no_folder(short_path, handled):
+    folder, temporary = short_path / "modules", short_path / "tmp"
+    folder.mkdir(), temporary.mkdir()
+    waits = f"import os, time\nwhile not os.path.exists({str(short_path / 'go on')!r}):\n    time.sleep(0.05)\n"
+    (folder / "loads_until_told.py").write_text(waits)
+    begin = "import signal, sys\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(3))\n" if handled else ""
+    process = subprocess.Popen(
+        [sys.executable, "-c", begin + LEAN + WAITS_FOR_ITS_SERVER], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"TMPDIR": str(temporary), "PYTHONPATH": str(folder)},
+    )  # fmt: skip
+    try:
+        assert process.stdout.readline() == "starts a rank\n"
+        descendants = psutil.Process(process.pid).children(recursive=True)
+        process.terminate()
+        assert process.wait(timeout=60) == (3 if handled else -signal.SIGTERM)
+        (short_path / "go on").touch()
+        _, alive = psutil.wait_procs(descendants, timeout=60)
+        assert [p for p in alive if p.status() != psutil.STATUS_ZOMBIE] == []
+        assert list(temporary.glob("run_ranks-*")) == []
+    finally:
+        end_all([process, *descendants])
+
+
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
 def test_where_interrupts_are_ignored_from_the_start_sigterm_ends_the_call(short_path):
     process = start_script(short_path, "hang", begin="import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")

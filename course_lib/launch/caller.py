@@ -7,6 +7,7 @@ import inspect
 import multiprocessing
 import numbers
 import os
+import secrets
 import shutil
 import signal
 import socket
@@ -136,7 +137,8 @@ class _Call:
         """The results, with their values as they were sent."""
         context = start_context(self.start_method)
         port = _free_port()
-        folder = tempfile.mkdtemp(prefix="run_ranks-")
+        # Made by the ranks, which remove it where this process was killed: until there is one, nobody could.
+        folder = os.path.join(tempfile.gettempdir(), f"run_ranks-{secrets.token_hex(8)}")
         ranks: list[_Rank] = []
         try:
             for number in range(self.world_size):

@@ -59,6 +59,7 @@ def rank_main(
     take_interrupts_again()
     guard = _start_guard(caller, folder)
     try:
+        os.makedirs(folder, mode=0o700, exist_ok=True)
         _redirect_output(folder, rank)
         if hasattr(signal, "SIGUSR1"):
             faulthandler.register(signal.SIGUSR1, open(output_path(folder, rank, "stack"), "wb"))  # noqa: SIM115
@@ -112,10 +113,14 @@ def _start_guard(caller: int, folder: str) -> int | None:
     """
     if not hasattr(os, "pidfd_open"):
         return None
+    rank = os.getpid()
     if pid := os.fork():
         return pid
     try:
-        select.select([os.pidfd_open(caller)], [], [])
+        with contextlib.suppress(ProcessLookupError):  # gone already
+            select.select([os.pidfd_open(caller)], [], [])
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(rank, signal.SIGKILL)  # first, so that it does not make the folder again
         shutil.rmtree(folder, ignore_errors=True)
     finally:
         os.killpg(0, signal.SIGKILL)

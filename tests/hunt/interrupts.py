@@ -19,6 +19,7 @@ import os
 import queue
 import random
 import re
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +27,7 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
+from multiprocessing.util import get_temp_dir
 from pathlib import Path
 from typing import Any
 
@@ -69,7 +71,7 @@ class Outcome:
     gone: float
     left: list[str]
     noise: str
-    """What was written to stderr beside one traceback of the caller's own."""
+    """What was written to stderr beside one traceback of the caller's own, and folders that were left."""
 
     @property
     def right(self) -> bool:
@@ -114,6 +116,12 @@ class Callers:
     def __init__(self) -> None:
         server.PRELOAD = LEAN
         ctypes.CDLL(None).prctl(PR_SET_CHILD_SUBREAPER, 1)
+        # The callers' own temporary folder: those of other processes would be taken for left ones.
+        get_temp_dir()  # multiprocessing's, which it removes when this process ends
+        self._folder = tempfile.mkdtemp(prefix="interrupts-")
+        self._before = os.environ.get("TMPDIR"), tempfile.tempdir
+        os.environ["TMPDIR"] = tempfile.tempdir = self._folder
+        self._pid = os.getpid()
         self._kernel: Any = None
         self._client: Any = None
         self.known: set[int] = set()
@@ -121,6 +129,12 @@ class Callers:
     def close(self) -> None:
         if self._kernel is not None:
             self._end_kernel()
+        if os.getpid() != self._pid:
+            return  # a caller, which comes here as it is a fork of this process
+        variable, tempfile.tempdir = self._before
+        del os.environ["TMPDIR"]
+        os.environ |= {} if variable is None else {"TMPDIR": variable}
+        shutil.rmtree(self._folder, ignore_errors=True)
 
     def _end_kernel(self) -> None:
         self._client.stop_channels()
@@ -160,7 +174,7 @@ class Callers:
                 self.known.discard(pid)
             gone = _seconds_until(lambda: not self._left(), sent)
             told.seek(0)
-            return Outcome(ended, gone, [_words(p) for p in self._left()], _noise(told.read()))
+            return Outcome(ended, gone, [_words(p) for p in self._left()], _noise(told.read()) + self._left_folders())
 
     def _become_caller(self, moment: Moment, told: int, begins: int) -> None:
         """It ends as a script does: by what is raised through its first line."""
@@ -198,9 +212,9 @@ class Callers:
             replied = True
         ended = time.monotonic() - sent if replied else float("inf")
         gone = _seconds_until(lambda: not self._left(), sent)
-        noise = ""
+        noise = self._left_folders()
         if replied and reply.get("ename") != "KeyboardInterrupt":
-            noise = f"the cell ended otherwise: {reply}"
+            noise += f"the cell ended otherwise: {reply}"
         outcome = Outcome(ended, gone, [_words(p) for p in self._left()], noise)
         if not replied:
             self._end_kernel()
@@ -228,6 +242,10 @@ class Callers:
             message = self._client.get_iopub_msg(timeout=LOST)
             if message["msg_type"] == "stream" and text in message["content"]["text"]:
                 return
+
+    def _left_folders(self) -> str:
+        """The folders of ended calls; whatever has one ends before this is asked."""
+        return "".join(f"{path} is left\n" for path in Path(self._folder).glob("run_ranks-*"))
 
     def _left(self) -> list[psutil.Process]:
         """Processes of ended calls: not this one's server and tracker, nor the kernel and its own two."""
