@@ -1,0 +1,256 @@
+"""Backward passes: run in the real micro-batches; afterwards followed through the graph, and recorded.
+
+A replayed module's parameters get gradients of zero. One small parameter of each optimizer gets the smallest number
+instead, so that it is seen when the script clears the gradients, in whatever way it does.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import Optimizer
+
+from course_lib._tensors import parameters_of
+from course_lib.timelapse import modules
+from course_lib.timelapse.journal import Backward, LossWeight
+from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.modules import ReplayedModules
+
+MOST_NODES = 500
+"""Of a graph that is followed by hand; a longer one is quicker to run."""
+MEAN = 1
+"""``at::Reduction::Mean``, as autograd's nodes store it."""
+
+
+class Gradients:
+    """Takes the place of ``torch.autograd.backward`` and ``torch.autograd.grad``."""
+
+    def __init__(self, lapse: Lapse, replayed: ReplayedModules) -> None:
+        self.lapse, self.replayed = lapse, replayed
+        self.never: set[int] = set()
+        """Parameters that a real backward pass has left without a gradient, by their ids."""
+        self.trained: dict[int, nn.Parameter] = {}
+        """Parameters that got one in a real pass."""
+        self.scale = 1.0
+        """By which a GradScaler has multiplied the loss."""
+        self._zeros: dict[int, Tensor] = {}
+        self._holders: dict[int, int] = {}
+        """The optimizer of each parameter, by id."""
+        self._probes: dict[int, nn.Parameter] = {}
+        """Of each optimizer, the parameter that shows whether its gradients were cleared."""
+        self._reached: set[int] = set()
+        self._by_hand: tuple[Tensor, Tensor] | None = None
+
+    def install(self) -> None:
+        backward, grad = torch.autograd.backward, torch.autograd.grad
+        modules.on_replayed_backward = self.give
+
+        @functools.wraps(backward)
+        def recorded(tensors: Any, *arguments: Any, **options: Any) -> None:
+            if self.lapse.inside["backward"]:
+                return backward(tensors, *arguments, **options)
+            self.lapse.inside["backward"] += 1
+            try:
+                self._recorded(backward, tensors, arguments, options)
+            finally:
+                self.lapse.inside["backward"] -= 1
+            self.lapse.after_backward()
+
+        @functools.wraps(grad)
+        def graded(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            if not self.lapse.fast:
+                return grad(outputs, inputs, *arguments, **options)
+            one = isinstance(inputs, Tensor)
+            wanted = [inputs] if one else list(inputs)
+            found = grad(outputs, wanted, *arguments, **{**options, "allow_unused": True})
+            # A replayed module's own parameters are not in the graph.
+            return tuple(
+                torch.zeros_like(tensor) if gradient is None and isinstance(tensor, nn.Parameter) else gradient
+                for tensor, gradient in zip(wanted, found, strict=True)
+            )
+
+        take_place(torch.autograd, recorded, graded)
+
+    # ------------------------------------------------------------------------------------------- a backward pass
+
+    def _recorded(self, backward: Any, tensors: Any, arguments: Any, options: Any) -> None:
+        lapse = self.lapse
+        roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
+        cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
+        line = lapse.line(4)
+        self._reached = set()
+        self._see_changes_by_hand()
+        if not lapse.fast:
+            weights = self._weights_seen(roots, line)
+            backward(tensors, *arguments, **options)
+            del weights
+            self._after_real_pass()
+        else:
+            reached = replayed_behind(roots, self.replayed.anchor) if not (arguments or options) else None
+            if reached is None:
+                backward(tensors, *arguments, **options)
+            else:
+                for module in reached:
+                    self.give(module)
+        numbers = tuple(sorted(self._reached))
+        lapse.write(Backward(line, numbers, tuple(cleared.get(number, True) for number in numbers)))
+
+    def _after_real_pass(self) -> None:
+        holders = self._holders_now()
+        for module in self.replayed.numbers.things:
+            for parameter in self.replayed.parts_of(module).parameters:
+                if parameter.grad is not None:
+                    self.trained[id(parameter)] = parameter
+                    self.never.discard(id(parameter))
+                    if id(parameter) in holders:
+                        self._reached.add(holders[id(parameter)])
+                elif parameter.requires_grad and id(parameter) not in self.trained:
+                    self.never.add(id(parameter))
+        for optimizer in self.lapse.optimizers.things:  # what it holds besides modules
+            for held in parameters_of(optimizer):
+                if held.grad is not None:
+                    self._reached.add(holders[id(held)])
+
+    def give(self, module: nn.Module) -> None:
+        """The gradients of a replayed module's parameters, as a backward pass would leave them."""
+        holders = self._holders_now()
+        for parameter in self.replayed.parts_of(module).parameters:
+            if not parameter.requires_grad or id(parameter) in self.never:
+                continue
+            number = holders.get(id(parameter))
+            if number is not None:
+                self._reached.add(number)
+            if parameter.grad is None:
+                parameter.grad = self._zero(parameter)
+            if number is not None and self._probe(number) is parameter:
+                parameter.grad.fill_(torch.finfo(parameter.dtype).tiny * 2.0**20)
+            hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
+            for hook in list((hooks or {}).values()):
+                hook(parameter)
+
+    def _zero(self, parameter: nn.Parameter) -> Tensor:
+        zero = self._zeros.get(id(parameter))
+        if zero is None or zero.shape != parameter.shape or zero.dtype != parameter.dtype:
+            zero = self._zeros[id(parameter)] = torch.zeros_like(parameter)
+        return zero
+
+    # ---------------------------------------------------------------------------- whether gradients were cleared
+
+    def forget_holders(self) -> None:
+        """An optimizer was made, or took up more parameters."""
+        self._holders.clear()
+        self._probes.clear()
+
+    def is_cleared(self, number: int) -> bool:
+        """Whether an optimizer's gradients are none or zero."""
+        if self.lapse.fast:
+            probe = self._probe(number)
+            return probe is None or probe.grad is None or not probe.grad.any().tolist()
+        held = parameters_of(self.lapse.optimizers.things[number])
+        return all(parameter.grad is None or not parameter.grad.any().tolist() for parameter in held)
+
+    def _probe(self, number: int) -> nn.Parameter | None:
+        probe = self._probes.get(number)
+        if probe is None or not probe.requires_grad:
+            held: Any = parameters_of(self.lapse.optimizers.things[number])
+            able = [
+                parameter
+                for parameter in held
+                if parameter.requires_grad and id(parameter) not in self.never and parameter.is_floating_point()
+            ]
+            if not able:
+                return None
+            # One that had a gradient in a real pass is sure to get one again.
+            probe = min(able, key=lambda parameter: (id(parameter) not in self.trained, parameter.numel()))
+            self._probes[number] = probe
+        return probe
+
+    def _holders_now(self) -> dict[int, int]:
+        if not self._holders:
+            for number, optimizer in enumerate(self.lapse.optimizers.things):
+                for parameter in parameters_of(optimizer):
+                    self._holders[id(parameter)] = number
+        return self._holders
+
+    def _see_changes_by_hand(self) -> None:
+        """In the real micro-batches: whether parameters changed although no optimizer is there."""
+        if self.lapse.optimizers.things or not self.trained:
+            return
+        if self.lapse.fast:
+            self.lapse.journal.changed_by_hand += self._by_hand is None
+            return
+        parameter = next(iter(self.trained.values()))
+        if self._by_hand is not None and not torch.equal(parameter.detach(), self._by_hand[1]):
+            self._by_hand = None
+        else:
+            self._by_hand = (parameter, parameter.detach().clone())
+
+    # ------------------------------------------------------------------------------------------ what a loss weighs
+
+    def _weights_seen(self, roots: Iterable[Tensor], line: str) -> list[Any]:
+        """Watch what a backward pass gives to each loss in it that is a mean."""
+
+        def seen(gradients: Sequence[Tensor | None]) -> None:
+            gradient = gradients[0]
+            if gradient is not None and gradient.numel() == 1:
+                self.lapse.journal.loss_weights.append(
+                    LossWeight(line, float(gradient.flatten().tolist()[0]) / self.scale)
+                )
+
+        return [node.register_prehook(seen) for node in means_behind(roots)]
+
+
+def replayed_behind(roots: Sequence[Tensor], anchor: Tensor) -> list[nn.Module] | None:
+    """The modules that a backward pass reaches; None where it reaches anything else, and so must be run."""
+    ahead: list[Any] = [root.grad_fn for root in roots]
+    if None in ahead:
+        return None
+    seen: set[Any] = set()
+    reached = []
+    while ahead:
+        node = ahead.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if len(seen) > MOST_NODES:
+            return None
+        if type(node).__name__ == "ReplayedBackward":
+            reached.append(node.module)
+        elif isinstance(node, torch.autograd.function.BackwardCFunction):
+            return None  # the script's or a checkpoint's own function
+        elif type(node).__name__ == "AccumulateGrad" and node.variable is not anchor:
+            return None
+        ahead += [parent for parent, _ in node.next_functions]
+    return reached
+
+
+def means_behind(roots: Iterable[Tensor]) -> list[Any]:
+    """The nodes of a loss that take the mean over a micro-batch, and behind which nothing is one number any more."""
+    ahead: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None and root.numel() == 1]
+    seen: set[Any] = set()
+    means = []
+    while ahead:
+        node = ahead.pop()
+        if node in seen or len(seen) > MOST_NODES:
+            continue
+        seen.add(node)
+        name = type(node).__name__
+        if name.startswith("MeanBackward0") or getattr(node, "_saved_reduction", None) == MEAN:
+            means.append(node)
+        elif name.startswith(("Mul", "Div", "Add", "Sub", "Neg", "ToCopy", "Clone", "Alias")):
+            ahead += [parent for parent, _ in node.next_functions if parent is not None]
+    return means
+
+
+def held_by_none(gradients: Gradients, optimizers: Sequence[Optimizer], names: dict[int, str]) -> tuple[str, ...]:
+    """The names of parameters that got a gradient and that no optimizer holds."""
+    held = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
+    return tuple(
+        names.get(number, "a parameter")
+        for number, parameter in gradients.trained.items()
+        if number not in held and parameter.requires_grad
+    )

@@ -1,0 +1,249 @@
+"""What a script did while it was played: its events in their order, and what took part in them.
+
+The checks of a played script are functions of this alone, so it holds plain values, and no tensor and no module.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Delivered(NamedTuple):
+    """A loader gave a batch."""
+
+    loader: int
+    indices: tuple[int, ...] | None
+    """Of its samples; None where a sampler gives no whole numbers, or a stream has none."""
+    size: int
+    """Samples."""
+
+
+class PassBegun(NamedTuple):
+    """A loop over a loader began."""
+
+    loader: int
+    promised: int | None
+    """``len(loader)``, in batches."""
+
+
+class Forward(NamedTuple):
+    """A module with parameters was called, by no other such module."""
+
+    module: int
+    training: bool
+    """Whether it is a step's forward: the module is in training mode, or a gradient is recorded."""
+    modes: int
+    """How many of its modules are in training mode that behave otherwise in evaluation."""
+    averages: bool
+    """False under ``no_sync``: the gradients of this forward stay on this rank."""
+
+
+class Backward(NamedTuple):
+    """A backward pass."""
+
+    line: str
+    """Of the script: ``"train.py:37"``."""
+    reached: tuple[int, ...]
+    """The optimizers whose parameters it gave gradients to."""
+    cleared: tuple[bool, ...]
+    """Of each, whether its gradients were none or zero before."""
+
+
+class Step(NamedTuple):
+    """An optimizer stepped."""
+
+    optimizer: int
+    rates: tuple[float, ...]
+    """Of each parameter group, in this step."""
+    cleared: bool
+    """Whether its gradients were none or zero."""
+    within: bool
+    """Whether the step of another optimizer made this one."""
+
+
+class ScheduleStep(NamedTuple):
+    """A learning-rate schedule stepped."""
+
+    schedule: int
+
+
+class ZeroGrad(NamedTuple):
+    """``zero_grad`` of an optimizer or a module."""
+
+    of_module: bool
+
+
+class EpochSet(NamedTuple):
+    """``set_epoch`` of a sampler."""
+
+    epoch: int
+
+
+class Saved(NamedTuple):
+    """A file was written with ``torch.save`` or safetensors."""
+
+    file: str
+    states: tuple[tuple[str, str], ...]
+    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"`` or ``"scaler"``."""
+
+
+class Loaded(NamedTuple):
+    """``load_state_dict`` took a state up."""
+
+    what: str
+    """``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"model"``."""
+
+
+Event = Delivered | PassBegun | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
+
+
+@dataclass
+class LoaderPlayed:
+    """A loader that the script made."""
+
+    dataset: int
+    """A number of the dataset under all subsets; two loaders with the same one read the same samples."""
+    samples: int | None
+    base_indices: tuple[int, ...] | None = None
+    """To each index of a subset, the index in the dataset under it."""
+    stream: bool = False
+    drop_last: bool = False
+    own_sampler: bool = False
+    """Whether the order comes from something else than torch's samplers of a whole dataset."""
+    replacement: bool = False
+    set_epoch: bool = False
+    """Whether a sampler in it has ``set_epoch``."""
+    ranks: int = 1
+    """Among how many its sampler shares the samples out."""
+    workers: int = 0
+
+
+@dataclass
+class OptimizerPlayed:
+    """An optimizer that the script made."""
+
+    name: str
+    parameters: int
+    """Tensors."""
+    without_gradient: tuple[str, ...] = ()
+    """The names of those that got none in the real micro-batches."""
+
+
+@dataclass
+class SchedulePlayed:
+    """A learning-rate schedule that the script made."""
+
+    name: str
+    optimizer: int
+    follows_metric: bool = False
+    rates: list[tuple[float, ...]] = field(default_factory=list)
+    """Of each parameter group, after 0, 1, 2 … calls: those of the run, and then of calls beyond its end."""
+    refused: str = ""
+    """What it raised at the call after the last of these."""
+
+
+@dataclass
+class Comparison:
+    """A line that went by a value which the lapse holds still, as the loss."""
+
+    place: str
+    """``"train.py:57"``; of a library, the end of its path."""
+    answers: Counter[bool] = field(default_factory=Counter)
+
+    @property
+    def usual(self) -> bool:
+        return self.answers.most_common(1)[0][0]
+
+
+@dataclass(frozen=True)
+class LossWeight:
+    """What one real backward pass gave a loss in it that is a mean over its micro-batch."""
+
+    line: str
+    weight: float
+
+
+ENDED, FAILED, REFUSED, CUT, SILENT = "ended", "failed", "refused", "cut", "silent"
+"""How a play ends: with the script, by its exception, by its own ``exit`` with a code, at the limit, without a sign."""
+
+
+@dataclass
+class Journal:
+    """The whole play."""
+
+    events: list[Event] = field(default_factory=list)
+    loaders: list[LoaderPlayed] = field(default_factory=list)
+    optimizers: list[OptimizerPlayed] = field(default_factory=list)
+    schedules: list[SchedulePlayed] = field(default_factory=list)
+    modules: list[str] = field(default_factory=list)
+    """The names of the classes of what was called."""
+    comparisons: dict[str, Comparison] = field(default_factory=dict)
+    loss_weights: list[LossWeight] = field(default_factory=list)
+    held_by_none: tuple[str, ...] = ()
+    """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end."""
+    changed_by_hand: int = 0
+    """Updates of parameters without an optimizer."""
+    closure_calls: dict[int, list[int]] = field(default_factory=dict)
+    """Of an optimizer whose step takes a closure: how often each real step called it."""
+    world_size: int = 1
+    rank: int = 0
+    notes: list[str] = field(default_factory=list)
+    sources: list[str] = field(default_factory=list)
+    """The script's own files."""
+    end: str = SILENT
+    says: str = ""
+    """The exception, shortened, where the script failed."""
+    output: str = ""
+    """Where what the script printed is kept."""
+
+    def counts(self) -> dict[str, int]:
+        """What must equal the real run's."""
+        kinds = Counter(type(event).__name__ for event in self.events)
+        forwards = Counter(event.training for event in self.events if isinstance(event, Forward))
+        steps = [event for event in self.events if isinstance(event, Step)]
+        counts = {
+            "batches": kinds["Delivered"],
+            "forwards in training": forwards[True],
+            "forwards in evaluation": forwards[False],
+            "backward passes": kinds["Backward"],
+            "optimizer steps": sum(not step.within for step in steps),
+            "scheduler steps": kinds["ScheduleStep"],
+            "zero_grad": kinds["ZeroGrad"],
+            "set_epoch": kinds["EpochSet"],
+            "validations": self.validations(),
+            "saves": kinds["Saved"],
+        }
+        for number, optimizer in enumerate(self.optimizers):
+            counts[f"steps of {optimizer.name} {number}"] = sum(step.optimizer == number for step in steps)
+        return counts
+
+    def rates(self) -> list[tuple[float, ...]]:
+        """Of each optimizer step."""
+        return [event.rates for event in self.events if isinstance(event, Step)]
+
+    def validations(self) -> int:
+        """Turns from training to evaluation."""
+        turns, evaluating = 0, True
+        for event in self.events:
+            if isinstance(event, Forward):
+                turns += not (event.training or evaluating)
+                evaluating = not event.training
+        return turns
+
+    def training_loaders(self) -> set[int]:
+        """The loaders whose batches a backward pass followed before the next batch of another."""
+        found, last = set(), None
+        for event in self.events:
+            if isinstance(event, Delivered):
+                last = event.loader
+            elif isinstance(event, Backward) and last is not None:
+                found.add(last)
+        return found
+
+    def micro_batches(self) -> int:
+        """The batches of what is trained on; where the script has no loader, its backward passes."""
+        training = self.training_loaders()
+        given = sum(isinstance(event, Delivered) and event.loader in training for event in self.events)
+        return given or sum(isinstance(event, Backward) for event in self.events)

@@ -1,0 +1,92 @@
+"""The state of a play: whether it is in the lapse yet, and the journal that its rooms write to."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from course_lib.timelapse.journal import CUT, Event, Journal
+
+REAL_MICRO_BATCHES = 2
+MOST_REAL = 4
+"""Real micro-batches where an optimizer has not stepped within the first two."""
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+
+
+class Numbered:
+    """Numbers for things, in the order in which they come; it holds them, so that no id is used twice."""
+
+    def __init__(self) -> None:
+        self.things: list[Any] = []
+        self._numbers: dict[int, int] = {}
+
+    def __contains__(self, thing: object) -> bool:
+        return id(thing) in self._numbers
+
+    def number(self, thing: Any) -> int:
+        known = self._numbers.get(id(thing))
+        if known is None:
+            known = self._numbers[id(thing)] = len(self.things)
+            self.things.append(thing)
+        return known
+
+
+class Lapse:
+    """What the rooms share. ``fast``: from here on, forwards are replayed and steps are recorded alone."""
+
+    def __init__(self, journal: Journal, *, limit: float, end: Callable[[str], None]) -> None:
+        self.journal = journal
+        self.limit, self._end = limit, end
+        self.fast = False
+        self.backwards = 0
+        self.steps_made: set[int] = set()
+        """Optimizers that have stepped."""
+        self.optimizers = Numbered()
+        self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0}
+        """How deep the script is in each of these."""
+        self._script = ""
+
+    def write(self, event: Event) -> None:
+        """Take an event down; ends the play where its time is up."""
+        self.journal.events.append(event)
+        if len(self.journal.events) % 256 == 0 and time.process_time() > self.limit:
+            self._end(CUT)
+
+    def note(self, text: str) -> None:
+        if text not in self.journal.notes:
+            self.journal.notes.append(text)
+
+    def after_backward(self) -> None:
+        self.backwards += 1
+        self.begin_if_due()
+
+    def begin_if_due(self) -> None:
+        """Begin the lapse behind the real micro-batches; never inside a step, whose state would be half real."""
+        if self.fast or self.inside["step"]:
+            return
+        all_stepped = len(self.steps_made) >= len(self.optimizers.things)
+        self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
+
+    def line(self, depth: int = 1) -> str:
+        """The line of the script, or of what it calls, that is being run: the innermost outside of torch."""
+        frame: Any = sys._getframe(depth)
+        while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+            frame = frame.f_back
+        return "" if frame is None else f"{shortened(frame.f_code.co_filename)}:{frame.f_lineno}"
+
+
+def take_place(holder: Any, *functions: Any) -> None:
+    """Put functions in the place of those that a module or a class has under their names."""
+    for function in functions:
+        setattr(holder, function.__name__, function)
+
+
+def shortened(file: str) -> str:
+    """``"train.py"``; of a library's file the path within it, ``"lightning/pytorch/callbacks/early_stopping.py"``."""
+    _, found, within = file.rpartition("site-packages/")
+    return within if found else Path(file).name

@@ -1,0 +1,178 @@
+"""Optimizer steps: made in the real micro-batches, recorded afterwards; and what belongs to them."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.nn.utils import clip_grad
+from torch.optim import Optimizer
+
+from course_lib._tensors import parameters_of
+from course_lib.timelapse.gradients import Gradients
+from course_lib.timelapse.journal import OptimizerPlayed, Step, ZeroGrad
+from course_lib.timelapse.lapse import Lapse, take_place
+
+Closure = Callable[[], Any]
+
+
+class RecordedOptimizers:
+    """Takes the place of the ``step`` of every optimizer's class, under torch's own hooks of it."""
+
+    def __init__(self, lapse: Lapse, gradients: Gradients) -> None:
+        self.lapse, self.gradients = lapse, gradients
+        self.stepping: list[int] = []
+        self.callers: set[int] = set()
+        """Optimizers whose step calls that of another, or is their own code around a closure: they are run."""
+        self.norm: Any = None
+
+    def install(self) -> None:
+        make, extend, clear = Optimizer.__init__, Optimizer.add_param_group, Optimizer.zero_grad
+        clear_module = nn.Module.zero_grad
+
+        def __init__(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
+            self._record_steps_of(type(optimizer))
+            make(optimizer, *arguments, **options)
+            if optimizer not in self.lapse.optimizers:
+                held = parameters_of(optimizer)
+                self.lapse.journal.optimizers.append(OptimizerPlayed(type(optimizer).__name__, len(held)))
+            self.lapse.optimizers.number(optimizer)
+            self.gradients.forget_holders()
+
+        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+            extend(optimizer, group)
+            self.gradients.forget_holders()
+
+        @functools.wraps(clear)
+        def zero_grad(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
+            self.lapse.write(ZeroGrad(of_module=False))
+            clear(optimizer, *arguments, **options)
+
+        @functools.wraps(clear_module)
+        def zero_grad_of_module(module: nn.Module, *arguments: Any, **options: Any) -> None:
+            self.lapse.write(ZeroGrad(of_module=True))
+            clear_module(module, *arguments, **options)
+
+        take_place(Optimizer, __init__, add_param_group, zero_grad)
+        take_place(nn.Module, zero_grad_of_module)
+        self._hold_norms_still()
+        self._see_scaling()
+
+    # --------------------------------------------------------------------------------------------------- the steps
+
+    def _record_steps_of(self, kind: type[Optimizer]) -> None:
+        hooked = kind.step
+        if getattr(hooked, "is_recorded", False):
+            return
+        real = getattr(hooked, "__wrapped__", hooked) if getattr(hooked, "hooked", None) else hooked
+
+        @functools.wraps(real)
+        def step(optimizer: Optimizer, closure: Closure | None = None, *arguments: Any, **options: Any) -> Any:
+            given = (closure, *arguments) if closure is not None or arguments else ()
+            return self._step(optimizer, real, given, options)
+
+        vars(step).pop("hooked", None)
+        recorded: Any = Optimizer.profile_hook_step(step)
+        recorded.hooked = recorded.is_recorded = True
+        kind.step = recorded  # type: ignore[method-assign]
+
+    def _step(self, optimizer: Optimizer, real: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        lapse, number = self.lapse, self.lapse.optimizers.number(optimizer)
+        if number in self.stepping:  # a subclass that calls its parent's
+            return real(optimizer, *given, **options)
+        self.callers.update(self.stepping)
+        if given and not type(optimizer).__module__.startswith("torch."):
+            self.callers.add(number)
+        closure = given[0] if given else None
+        cleared = closure is None and self.gradients.is_cleared(number)
+        within = bool(self.stepping)
+        self.stepping.append(number)
+        lapse.inside["step"] += 1
+        try:
+            if lapse.fast and number not in self.callers:
+                result = self._closure_as_often_as_it_was(number, closure)
+            elif closure is not None and number not in self.callers:
+                result = self._counting_closure(number, optimizer, real, given, options)
+            else:
+                result = real(optimizer, *given, **options)
+        finally:
+            lapse.inside["step"] -= 1
+            self.stepping.pop()
+        lapse.steps_made.add(number)
+        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
+        lapse.write(Step(number, rates, cleared, within))
+        lapse.begin_if_due()
+        return result
+
+    def _counting_closure(
+        self, number: int, optimizer: Optimizer, real: Any, given: tuple[Any, ...], options: dict[str, Any]
+    ) -> Any:
+        closure, *rest = given
+        calls = 0
+
+        def counted() -> Any:
+            nonlocal calls
+            calls += 1
+            return closure()
+
+        try:
+            return real(optimizer, counted, *rest, **options)
+        finally:
+            self.lapse.journal.closure_calls.setdefault(number, []).append(calls)
+
+    def _closure_as_often_as_it_was(self, number: int, closure: Closure | None) -> Any:
+        result = None
+        if closure is not None:
+            often = self.lapse.journal.closure_calls.get(number, [1])[-1]
+            with torch.enable_grad():
+                for _ in range(often):
+                    result = closure()
+        return result
+
+    # ----------------------------------------------------------------------------------- what goes by gradients
+
+    def _hold_norms_still(self) -> None:
+        norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
+
+        @functools.wraps(norm)
+        def clip_grad_norm_(*arguments: Any, **options: Any) -> Tensor:
+            if self.lapse.fast and self.norm is not None:
+                return self.norm.clone()
+            self.norm = norm(*arguments, **options)
+            return self.norm
+
+        @functools.wraps(value)
+        def clip_grad_value_(*arguments: Any, **options: Any) -> None:
+            if not self.lapse.fast:
+                value(*arguments, **options)
+
+        for place in (clip_grad, nn.utils):
+            take_place(place, clip_grad_norm_, clip_grad_value_)
+
+    def _see_scaling(self) -> None:
+        unscale, scale = GradScaler._unscale_grads_, GradScaler.scale
+
+        @functools.wraps(unscale)
+        def _unscale_grads_(scaler: Any, optimizer: Any, inverse: Any, found_inf: Any, allow_fp16: bool) -> Any:
+            if self.lapse.fast:
+                return {found_inf.device: found_inf}
+            found = unscale(scaler, optimizer, inverse, found_inf, allow_fp16)
+            if any(float(value) for value in found.values()):
+                self.lapse.note("A GradScaler left a step out in the real micro-batches; none is left out after them.")
+            return found
+
+        @functools.wraps(scale)
+        def scaled(scaler: Any, outputs: Any) -> Any:
+            result = scale(scaler, outputs)
+            if scaler.is_enabled():
+                self.gradients.scale = float(scaler.get_scale())
+                self.lapse.note(
+                    "A GradScaler's scale adapts to overflows, which the lapse cannot foresee: each leaves a step out."
+                )
+            return result
+
+        take_place(GradScaler, _unscale_grads_, scaled)

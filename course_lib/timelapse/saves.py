@@ -1,0 +1,97 @@
+"""What is saved, and which states are taken up again."""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.amp.grad_scaler import GradScaler
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from course_lib.timelapse.journal import Loaded, Saved
+from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.values import plain
+
+
+def record_saves(lapse: Lapse) -> None:
+    """Take the place of ``torch.save``, of safetensors' ``save_file`` and of every ``load_state_dict``."""
+    save = torch.save
+
+    @functools.wraps(save)
+    def saved(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
+        obj = plain(obj)
+        lapse.write(Saved(_name_of(f), states_in(obj)))
+        save(obj, f, *arguments, **options)
+
+    take_place(torch, saved)
+    if importlib.util.find_spec("safetensors"):
+        _record_safetensors(lapse)
+    kinds: list[tuple[Any, str]] = [
+        (nn.Module, "model"),
+        (Optimizer, "optimizer"),
+        (LRScheduler, "schedule"),
+        (GradScaler, "scaler"),
+    ]
+    for kind, what in kinds:
+        kind.load_state_dict = _recording(lapse, kind.load_state_dict, what)
+
+
+def _record_safetensors(lapse: Lapse) -> None:
+    place: Any = importlib.import_module("safetensors.torch")
+    save_file = place.save_file
+
+    @functools.wraps(save_file)
+    def saved(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
+        lapse.write(Saved(_name_of(filename), (("", "model"),)))
+        save_file(tensors, filename, *arguments, **options)
+
+    take_place(place, saved)
+
+
+def _recording(lapse: Lapse, load: Any, what: str) -> Any:
+    @functools.wraps(load)
+    def loaded(*arguments: Any, **options: Any) -> Any:
+        lapse.write(Loaded(what))
+        return load(*arguments, **options)
+
+    return loaded
+
+
+def _name_of(file: Any) -> str:
+    name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
+    return os.path.basename(os.fspath(name)) if isinstance(name, str | os.PathLike) else ""
+
+
+def states_in(saved: object) -> tuple[tuple[str, str], ...]:
+    """To each key at the top of what is saved, which kind of state it holds; of a bare state the key is ``""``."""
+    whole = state_of(saved)
+    if whole:
+        return (("", whole),)
+    if not isinstance(saved, Mapping):
+        return ()
+    pairs = ((str(key), state_of(value)) for key, value in saved.items())
+    return tuple((key, kind) for key, kind in pairs if kind)
+
+
+def state_of(value: object) -> str:
+    """Which kind of state a dict is, by what torch puts into it; empty where it is none."""
+    if isinstance(value, nn.Module):
+        return "model"
+    if not isinstance(value, Mapping) or not value:
+        return ""
+    keys = set(value)
+    if keys >= {"state", "param_groups"}:
+        return "optimizer"
+    if keys >= {"last_epoch", "_step_count"} or keys >= {"num_bad_epochs", "cooldown_counter"}:
+        return "schedule"
+    if keys >= {"scale", "growth_factor", "backoff_factor"}:
+        return "scaler"
+    if all(isinstance(key, str) for key in keys) and all(isinstance(part, Tensor) for part in value.values()):
+        return "model"
+    return ""

@@ -1,0 +1,138 @@
+"""Values that the lapse holds still: where the script compares one, the line and its answer are noted.
+
+``item()`` gives a number that survives arithmetic; a tensor that is asked whether it is true is seen as well. A play
+in which one line answers the other way round shows what hangs on it.
+"""
+
+from __future__ import annotations
+
+import functools
+import operator
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.lr_scheduler import ReduceLROnPlateau
+
+from course_lib.timelapse.journal import Comparison
+from course_lib.timelapse.lapse import Lapse, take_place
+
+TORCH = str(Path(torch.__file__).parent)
+COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
+ARITHMETIC = (
+    "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
+    "__pow__ __rpow__ __neg__ __pos__ __abs__"
+).split()
+
+
+class HeldFloat(float):
+    """A float that came from a tensor."""
+
+    def __round__(self, digits: Any = None) -> Any:  # type: ignore[override]
+        result = float.__round__(self, digits)
+        return _held(result)
+
+    def __reduce__(self) -> Any:
+        return float, (float(self),)
+
+
+class HeldInt(int):
+    """A whole number that came from a tensor."""
+
+    def __reduce__(self) -> Any:
+        return int, (int(self),)
+
+
+def _held(value: Any) -> Any:
+    if type(value) is float:
+        return HeldFloat(value)
+    return HeldInt(value) if type(value) is int else value
+
+
+def plain(value: Any) -> Any:
+    """A value without held numbers, in dicts, lists and tuples; what holds none is given back as it is."""
+    if isinstance(value, HeldFloat | HeldInt):
+        return float(value) if isinstance(value, float) else int(value)
+    if type(value) is dict:
+        made = {key: plain(part) for key, part in value.items()}
+        return made if any(made[key] is not value[key] for key in value) else value
+    if type(value) in (list, tuple):
+        parts = [plain(part) for part in value]
+        changed = any(new is not old for new, old in zip(parts, value, strict=True))
+        return type(value)(parts) if changed else value
+    return value
+
+
+class Comparisons:
+    """Notes each comparison of a value that is held; ``flipped``: the place that answers the other way round."""
+
+    def __init__(self, lapse: Lapse, flipped: str = "") -> None:
+        self.lapse, self.flipped = lapse, flipped
+
+    def install(self) -> None:
+        for kind, base in ((HeldFloat, float), (HeldInt, int)):
+            for name in COMPARISONS:
+                setattr(kind, name, self._comparing(base, name))
+            for name in ARITHMETIC:
+                setattr(kind, name, _computing(base, name))
+            setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
+        item, is_true, plateau = Tensor.item, Tensor.__bool__, ReduceLROnPlateau.step
+
+        @functools.wraps(item)
+        def held_item(tensor: Tensor) -> Any:
+            value = item(tensor)
+            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
+            return value if by_torch else _held(value)
+
+        @functools.wraps(is_true)
+        def noted_bool(tensor: Tensor) -> bool:
+            answer = is_true(tensor)
+            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
+            return answer if by_torch else self.answered(answer)
+
+        @functools.wraps(plateau)
+        def step(schedule: Any, *arguments: Any, **options: Any) -> None:
+            self.lapse.note("ReduceLROnPlateau goes by a metric, which the lapse holds still.")
+            plateau(schedule, *arguments, **options)
+
+        vars(step).update(vars(plateau))
+        take_place(Tensor, held_item, noted_bool)
+        take_place(ReduceLROnPlateau, step)
+
+    def answered(self, answer: bool) -> bool:
+        """The answer that the script gets."""
+        if not self.lapse.fast:
+            return answer
+        place = self.lapse.line(3)
+        if not place:
+            return answer
+        noted = self.lapse.journal.comparisons.setdefault(place, Comparison(place))
+        noted.answers[answer] += 1
+        return not answer if place == self.flipped else answer
+
+    def _comparing(self, base: type, name: str) -> Any:
+        compare = getattr(base, name)
+
+        def compared(value: Any, other: Any) -> Any:
+            answer = compare(value, other)
+            return answer if answer is NotImplemented else self.answered(answer)
+
+        return compared
+
+
+def _computing(base: type, name: str) -> Any:
+    compute = getattr(base, name)
+    with_ints = base is int
+
+    def computed(value: Any, *others: Any) -> Any:
+        result = compute(value, *others)
+        if result is NotImplemented and with_ints and others and isinstance(others[0], float):
+            # An int does not compute with a float; the float does, and its class knows of no held ones.
+            operation = getattr(operator, name.strip("_").removeprefix("r"), None)
+            if operation is not None and not name.startswith("__r"):
+                return _held(operation(float(value), float(others[0])))
+        return _held(result)
+
+    return computed
