@@ -43,7 +43,10 @@ class Gradients:
         self._probes: dict[int, nn.Parameter] = {}
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
-        self._by_hand: tuple[Tensor, Tensor] | None = None
+        self.changes_by_hand = False
+        """Whether parameters changed between two real passes, and no optimizer is there."""
+        self._before: tuple[Tensor, Tensor] | None = None
+        """A parameter, and a copy of it from behind the last real pass."""
 
     def install(self) -> None:
         backward, grad = torch.autograd.backward, torch.autograd.grad
@@ -97,7 +100,8 @@ class Gradients:
                 for module in reached:
                     self.give(module)
         numbers = tuple(sorted(self._reached))
-        lapse.write(Backward(line, numbers, tuple(cleared.get(number, True) for number in numbers)))
+        were_cleared = tuple(cleared.get(number, True) for number in numbers)
+        lapse.write(Backward(line, numbers, were_cleared, lapse.averages))
 
     def _after_real_pass(self) -> None:
         holders = self._holders_now()
@@ -110,6 +114,9 @@ class Gradients:
                         self._reached.add(holders[id(parameter)])
                 elif parameter.requires_grad and id(parameter) not in self.trained:
                     self.never.add(id(parameter))
+        if self.trained:
+            parameter = next(iter(self.trained.values()))
+            self._before = (parameter, parameter.detach().clone())
         for optimizer in self.lapse.optimizers.things:  # what it holds besides modules
             for held in parameters_of(optimizer):
                 if held.grad is not None:
@@ -127,7 +134,7 @@ class Gradients:
             if parameter.grad is None:
                 parameter.grad = self._zero(parameter)
             if number is not None and self._probe(number) is parameter:
-                parameter.grad.fill_(torch.finfo(parameter.dtype).tiny * 2.0**20)
+                parameter.grad.fill_(_mark_of(parameter))
             hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
             for hook in list((hooks or {}).values()):
                 hook(parameter)
@@ -148,10 +155,19 @@ class Gradients:
     def is_cleared(self, number: int) -> bool:
         """Whether an optimizer's gradients are none or zero."""
         if self.lapse.fast:
-            probe = self._probe(number)
-            return probe is None or probe.grad is None or not probe.grad.any().tolist()
+            return self.factor(number) == 0
         held = parameters_of(self.lapse.optimizers.things[number])
         return all(parameter.grad is None or not parameter.grad.any().tolist() for parameter in held)
+
+    def factor(self, number: int) -> float:
+        """By which an optimizer's gradients were multiplied since the last backward pass; 0 where they are none."""
+        if not self.lapse.fast:
+            return 1.0
+        probe = self._probe(number)
+        if probe is None or probe.grad is None:
+            return 0.0
+        found: Any = probe.grad.flatten()[0].tolist()
+        return float(found) / _mark_of(probe)
 
     def _probe(self, number: int) -> nn.Parameter | None:
         probe = self._probes.get(number)
@@ -177,17 +193,10 @@ class Gradients:
         return self._holders
 
     def _see_changes_by_hand(self) -> None:
-        """In the real micro-batches: whether parameters changed although no optimizer is there."""
-        if self.lapse.optimizers.things or not self.trained:
-            return
-        if self.lapse.fast:
-            self.lapse.journal.changed_by_hand += self._by_hand is None
-            return
-        parameter = next(iter(self.trained.values()))
-        if self._by_hand is not None and not torch.equal(parameter.detach(), self._by_hand[1]):
-            self._by_hand = None
-        else:
-            self._by_hand = (parameter, parameter.detach().clone())
+        if self._before is not None and not self.lapse.optimizers.things:
+            parameter, before = self._before
+            self.changes_by_hand |= not torch.equal(parameter.detach(), before)
+            self._before = None
 
     # ------------------------------------------------------------------------------------------ what a loss weighs
 
@@ -197,11 +206,15 @@ class Gradients:
         def seen(gradients: Sequence[Tensor | None]) -> None:
             gradient = gradients[0]
             if gradient is not None and gradient.numel() == 1:
-                self.lapse.journal.loss_weights.append(
-                    LossWeight(line, float(gradient.flatten().tolist()[0]) / self.scale)
-                )
+                weight = float(gradient.flatten().tolist()[0]) / self.scale
+                self.lapse.journal.loss_weights.append(LossWeight(self.lapse.backwards, line, weight))
 
         return [node.register_prehook(seen) for node in means_behind(roots)]
+
+
+def _mark_of(parameter: nn.Parameter) -> float:
+    """The gradient that a probe is given: small enough to change nothing, and no zero when it is divided."""
+    return torch.finfo(parameter.dtype).tiny * 2.0**20
 
 
 def replayed_behind(roots: Sequence[Tensor], anchor: Tensor) -> list[nn.Module] | None:
@@ -246,11 +259,9 @@ def means_behind(roots: Iterable[Tensor]) -> list[Any]:
     return means
 
 
-def held_by_none(gradients: Gradients, optimizers: Sequence[Optimizer], names: dict[int, str]) -> tuple[str, ...]:
-    """The names of parameters that got a gradient and that no optimizer holds."""
+def held_by_none(gradients: Gradients, module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[list[str], bool]:
+    """The names of a module's parameters that got a gradient and that no optimizer holds; whether it holds others."""
     held = {id(parameter) for optimizer in optimizers for parameter in parameters_of(optimizer)}
-    return tuple(
-        names.get(number, "a parameter")
-        for number, parameter in gradients.trained.items()
-        if number not in held and parameter.requires_grad
-    )
+    trained = [(name, id(parameter)) for name, parameter in module.named_parameters() if parameter.requires_grad]
+    loose = [name for name, number in trained if number in gradients.trained and number not in held]
+    return loose, any(id(parameter) in held for parameter in module.parameters())

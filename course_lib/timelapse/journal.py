@@ -28,12 +28,19 @@ class PassBegun(NamedTuple):
     """``len(loader)``, in batches."""
 
 
+class PassEnded(NamedTuple):
+    """A loop over a loader reached the loader's end."""
+
+    loader: int
+
+
 class Forward(NamedTuple):
     """A module with parameters was called, by no other such module."""
 
     module: int
     training: bool
-    """Whether it is a step's forward: the module is in training mode, or a gradient is recorded."""
+    """Whether the module is in training mode and a graph is recorded."""
+    has_graph: bool
     modes: int
     """How many of its modules are in training mode that behave otherwise in evaluation."""
     averages: bool
@@ -49,6 +56,8 @@ class Backward(NamedTuple):
     """The optimizers whose parameters it gave gradients to."""
     cleared: tuple[bool, ...]
     """Of each, whether its gradients were none or zero before."""
+    averages: bool
+    """Whether the ranks average these gradients: False under ``no_sync``."""
 
 
 class Step(NamedTuple):
@@ -59,6 +68,8 @@ class Step(NamedTuple):
     """Of each parameter group, in this step."""
     cleared: bool
     """Whether its gradients were none or zero."""
+    factor: float
+    """By which the script has multiplied its gradients since the last backward pass."""
     within: bool
     """Whether the step of another optimizer made this one."""
 
@@ -96,7 +107,9 @@ class Loaded(NamedTuple):
     """``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"model"``."""
 
 
-Event = Delivered | PassBegun | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
+Event = (
+    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
+)
 
 
 @dataclass
@@ -161,6 +174,8 @@ class Comparison:
 class LossWeight:
     """What one real backward pass gave a loss in it that is a mean over its micro-batch."""
 
+    backward: int
+    """Which pass of the play it was."""
     line: str
     weight: float
 
@@ -182,7 +197,12 @@ class Journal:
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     loss_weights: list[LossWeight] = field(default_factory=list)
     held_by_none: tuple[str, ...] = ()
-    """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end."""
+    """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end, although one
+    holds others of the same module."""
+    modules_held_by_none: tuple[str, ...] = ()
+    """The classes of modules of which all parameters are so."""
+    skipped_by_scaler: int = 0
+    """Steps that a GradScaler left out in the real micro-batches."""
     changed_by_hand: int = 0
     """Updates of parameters without an optimizer."""
     closure_calls: dict[int, list[int]] = field(default_factory=dict)
@@ -192,6 +212,10 @@ class Journal:
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """The script's own files."""
+    asked_for_gpu: bool = False
+    """Whether the script wanted a GPU that is not there."""
+    seconds: float = 0.0
+    """Of CPU time that the play took."""
     end: str = SILENT
     says: str = ""
     """The exception, shortened, where the script failed."""

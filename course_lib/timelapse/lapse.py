@@ -47,9 +47,10 @@ class Lapse:
         self.steps_made: set[int] = set()
         """Optimizers that have stepped."""
         self.optimizers = Numbered()
+        self.averages = True
+        """Whether the ranks average the gradients of the last forward in training."""
         self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0}
         """How deep the script is in each of these."""
-        self._script = ""
 
     def write(self, event: Event) -> None:
         """Take an event down; ends the play where its time is up."""

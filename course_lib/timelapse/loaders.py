@@ -14,7 +14,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data._utils import fetch
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, PassBegun
+from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, PassBegun, PassEnded
 from course_lib.timelapse.lapse import Lapse, Numbered, take_place
 from course_lib.timelapse.structures import copied, samples_in
 
@@ -62,8 +62,15 @@ class RecordedLoaders:
         @functools.wraps(advance)
         def __next__(iterator: Any) -> Any:
             self.asked = None
-            batch = advance(iterator)
-            self._write(vars(iterator).get("of_loader"), self.asked, batch)
+            number = vars(iterator).get("of_loader")
+            try:
+                batch = advance(iterator)
+            except StopIteration:
+                if number is not None:
+                    lapse.write(PassEnded(number))
+                raise
+            if number is not None:
+                self._write(number, self.asked, batch)
             return batch
 
         take_place(DataLoader, __init__, __iter__, _get_iterator)
@@ -71,9 +78,7 @@ class RecordedLoaders:
         self._record_epochs_of(DistributedSampler)
         self._fetch_from_memory()
 
-    def _write(self, number: int | None, asked: Any, batch: Any) -> None:
-        if number is None:
-            return
+    def _write(self, number: int, asked: Any, batch: Any) -> None:
         indices = self._indices(asked)
         size = len(indices) if indices is not None else samples_in(batch)
         self.lapse.write(Delivered(number, indices, size))

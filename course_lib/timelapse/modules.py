@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 
 from course_lib.timelapse.journal import Forward
 from course_lib.timelapse.lapse import Lapse, Numbered, take_place
@@ -95,8 +97,9 @@ class Parts:
 
 
 def _is_moody(module: nn.Module) -> bool:
-    name = type(module).__name__
-    return "Drop" in name or ("Norm" in name and hasattr(module, "running_mean")) or hasattr(module, "dropout")
+    if isinstance(module, _DropoutNd | _NormBase):
+        return True
+    return any("drop" in name for name in (*vars(module), *module._modules))
 
 
 class ReplayedModules:
@@ -167,7 +170,9 @@ class ReplayedModules:
         number = self.numbers.number(module)
         modes = sum(part.training for part in parts.moody)
         averages = bool(getattr(module, "averages_asked", True))
-        self.lapse.write(Forward(number, training, modes, averages))
+        if training:
+            self.lapse.averages = averages
+        self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes, averages))
 
     def _run(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not self.parts_of(module).parameters:  # what it calls may have some: a module of functions
@@ -264,7 +269,7 @@ def _is_transformed(parts: Parts) -> bool:
     """Whether a transform of ``torch.func`` is at work, or the parameters are results of computations themselves."""
     if torch._C._functorch.peek_interpreter_stack() is not None:
         return True
-    return not all([parameter.is_leaf for parameter in parts.parameters])
+    return not all(parameter.is_leaf for parameter in parts.parameters)
 
 
 def _numbers_of(modules: Sequence[nn.Module]) -> dict[tuple[int, str], float]:

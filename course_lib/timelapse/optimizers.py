@@ -89,6 +89,7 @@ class RecordedOptimizers:
             self.callers.add(number)
         closure = given[0] if given else None
         cleared = closure is None and self.gradients.is_cleared(number)
+        factor = 1.0 if closure is not None or cleared else self.gradients.factor(number)
         within = bool(self.stepping)
         self.stepping.append(number)
         lapse.inside["step"] += 1
@@ -104,7 +105,7 @@ class RecordedOptimizers:
             self.stepping.pop()
         lapse.steps_made.add(number)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        lapse.write(Step(number, rates, cleared, within))
+        lapse.write(Step(number, rates, cleared, factor, within))
         lapse.begin_if_due()
         return result
 
@@ -162,6 +163,7 @@ class RecordedOptimizers:
                 return {found_inf.device: found_inf}
             found = unscale(scaler, optimizer, inverse, found_inf, allow_fp16)
             if any(float(value) for value in found.values()):
+                self.lapse.journal.skipped_by_scaler += 1
                 self.lapse.note("A GradScaler left a step out in the real micro-batches; none is left out after them.")
             return found
 

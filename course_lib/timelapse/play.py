@@ -16,11 +16,12 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from course_lib.timelapse.journal import SILENT, Journal
+from course_lib.timelapse.journal import Journal
 from course_lib.timelapse.stage import Task
 
 IDLE_SECONDS = 20.0
@@ -54,35 +55,106 @@ def play(
     Raises:
         FileNotFoundError: There is no such script.
     """
-    path = Path(script).resolve()
-    if not path.is_file():
-        raise FileNotFoundError(f"there is no script {os.fspath(script)!r}: give the path of a Python file")
-    kept = Path(folder or tempfile.mkdtemp(prefix="timelapse-"))
-    work = kept / "files"
-    work.mkdir(parents=True, exist_ok=True)
-    task = Task(str(path), tuple(map(str, arguments)), str(kept), seconds, rank, flipped)
-    output = kept / "output.txt"
-    command = [sys.executable, "-m", "course_lib.timelapse.stage", task.to_json()]
-    with output.open("wb") as file:
-        process = subprocess.Popen(
-            command,
-            cwd=work,
-            env=_environment(ranks, rank, kept),
-            stdin=subprocess.DEVNULL,
-            stdout=file,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-        try:
-            waited = _wait(process, seconds)
-        finally:
-            _end(process)
-    written = kept / "journal"
-    journal = pickle.loads(written.read_bytes()) if written.exists() else Journal(rank=rank)
-    if not written.exists():
-        journal.says = waited or f"its process ended with exit code {process.returncode}"
-    journal.output = str(output)
+    [journal] = play_each([Play(script, tuple(arguments), seconds, ranks, rank, flipped, folder)])
     return journal
+
+
+@dataclass(frozen=True)
+class Play:
+    """What :func:`play` is asked for."""
+
+    script: str | os.PathLike[str]
+    arguments: tuple[str, ...] = ()
+    seconds: float = 300.0
+    ranks: int = 1
+    rank: int = 0
+    flipped: str = ""
+    folder: str | os.PathLike[str] | None = None
+
+
+def play_each(plays: Sequence[Play], *, at_once: int = 2) -> list[Journal]:
+    """The journals of several plays, which run side by side; an interrupt ends all of them."""
+    waiting = list(enumerate(plays))
+    running: dict[int, _Playing] = {}
+    journals: dict[int, Journal] = {}
+    try:
+        while waiting or running:
+            while waiting and len(running) < at_once:
+                number, asked = waiting.pop(0)
+                running[number] = _Playing(asked)
+            time.sleep(POLL_SECONDS)
+            for number, playing in list(running.items()):
+                if playing.has_ended():
+                    del running[number]
+                    journals[number] = playing.journal()
+    finally:
+        for playing in running.values():
+            playing.stop()
+    return [journals[number] for number in range(len(plays))]
+
+
+class _Playing:
+    """A play that goes on in its process."""
+
+    def __init__(self, asked: Play) -> None:
+        path = Path(asked.script).resolve()
+        if not path.is_file():
+            raise FileNotFoundError(f"there is no script {os.fspath(asked.script)!r}: give the path of a Python file")
+        self.asked = asked
+        self.folder = Path(asked.folder or tempfile.mkdtemp(prefix="timelapse-")).resolve()
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.output = self.folder / "output.txt"
+        arguments = tuple(map(str, asked.arguments))
+        task = Task(str(path), arguments, str(self.folder), asked.seconds, asked.rank, asked.flipped)
+        with self.output.open("wb") as file:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "course_lib.timelapse.stage", task.to_json()],
+                env=_environment(asked.ranks, asked.rank, self.folder),
+                stdin=subprocess.DEVNULL,
+                stdout=file,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        self.used, self.seen, self.since = 0.0, 0.0, time.monotonic()
+        self.told = False
+        """Whether it was told to end."""
+        self.why = ""
+        """Why it was ended."""
+
+    def has_ended(self) -> bool:
+        if self.process.poll() is not None:
+            self.stop()  # what it has started, and left
+            return True
+        now = _cpu_seconds(self.process.pid)
+        if abs(now - self.seen) > 0.01:
+            self.used += max(0.0, now - self.seen)  # less: a child has ended
+            self.seen, self.since = now, time.monotonic()
+        if time.monotonic() - self.since > IDLE_SECONDS:
+            self.why = f"it waited for {IDLE_SECONDS:g} s without computing anything, as for another process"
+        if self.used > self.asked.seconds + GRACE_SECONDS and not self.told:
+            self.process.send_signal(signal.SIGTERM)
+            self.told = True
+        if self.used > self.asked.seconds + 3 * GRACE_SECONDS:
+            self.why = f"it did not end in {self.asked.seconds:g} s of CPU time"
+        if self.why:
+            self.stop()
+        return bool(self.why)
+
+    def stop(self) -> None:
+        """End its process, and those that it has started."""
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def journal(self) -> Journal:
+        written = self.folder / "journal"
+        if written.exists():
+            journal: Journal = pickle.loads(written.read_bytes())
+        else:
+            ended = f"its process ended with exit code {self.process.returncode}"
+            journal = Journal(rank=self.asked.rank, says=self.why or ended)
+        journal.output = str(self.output)
+        return journal
 
 
 def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:
@@ -92,24 +164,6 @@ def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:
         environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return environment
-
-
-def _wait(process: subprocess.Popen[bytes], seconds: float) -> str:
-    """Wait for the end of a play; why it was ended, where it did not end by itself."""
-    used, since, asked = 0.0, time.monotonic(), False
-    while process.poll() is None:
-        time.sleep(POLL_SECONDS)
-        now = _cpu_seconds(process.pid)
-        if now > used + 0.01:
-            used, since = now, time.monotonic()
-        if time.monotonic() - since > IDLE_SECONDS:
-            return f"it waited for {IDLE_SECONDS:g} s without computing anything, as for an input or another process"
-        if used > seconds + GRACE_SECONDS and not asked:
-            process.send_signal(signal.SIGTERM)
-            asked = True
-        if used > seconds + 2 * GRACE_SECONDS:
-            return f"it did not end in {seconds:g} s of CPU time"
-    return ""
 
 
 def _cpu_seconds(pid: int) -> float:
@@ -122,14 +176,3 @@ def _cpu_seconds(pid: int) -> float:
                 times = one.cpu_times()
                 total += times.user + times.system
     return total
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(process.pid, signal.SIGKILL)
-    process.wait()
-
-
-def failed_silently(journal: Journal) -> bool:
-    """Whether the play ended without a journal."""
-    return journal.end == SILENT

@@ -14,12 +14,13 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from course_lib.timelapse.files import OwnFiles
 from course_lib.timelapse.journal import Loaded, Saved
 from course_lib.timelapse.lapse import Lapse, take_place
 from course_lib.timelapse.values import plain
 
 
-def record_saves(lapse: Lapse) -> None:
+def record_saves(lapse: Lapse, files: OwnFiles) -> None:
     """Take the place of ``torch.save``, of safetensors' ``save_file`` and of every ``load_state_dict``."""
     save = torch.save
 
@@ -27,11 +28,11 @@ def record_saves(lapse: Lapse) -> None:
     def saved(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
         obj = plain(obj)
         lapse.write(Saved(_name_of(f), states_in(obj)))
-        save(obj, f, *arguments, **options)
+        save(obj, files.to_write(f), *arguments, **options)
 
     take_place(torch, saved)
     if importlib.util.find_spec("safetensors"):
-        _record_safetensors(lapse)
+        _record_safetensors(lapse, files)
     kinds: list[tuple[Any, str]] = [
         (nn.Module, "model"),
         (Optimizer, "optimizer"),
@@ -42,14 +43,14 @@ def record_saves(lapse: Lapse) -> None:
         kind.load_state_dict = _recording(lapse, kind.load_state_dict, what)
 
 
-def _record_safetensors(lapse: Lapse) -> None:
+def _record_safetensors(lapse: Lapse, files: OwnFiles) -> None:
     place: Any = importlib.import_module("safetensors.torch")
     save_file = place.save_file
 
     @functools.wraps(save_file)
     def saved(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
         lapse.write(Saved(_name_of(filename), (("", "model"),)))
-        save_file(tensors, filename, *arguments, **options)
+        save_file(tensors, files.to_write(filename), *arguments, **options)
 
     take_place(place, saved)
 

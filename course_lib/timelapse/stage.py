@@ -6,6 +6,7 @@ however the script ends.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import json
 import os
@@ -13,6 +14,7 @@ import pickle
 import runpy
 import signal
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Callable
@@ -22,9 +24,10 @@ from typing import Any, NoReturn
 
 import torch
 
+from course_lib.timelapse.files import OwnFiles
 from course_lib.timelapse.gradients import Gradients, held_by_none
-from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Journal
-from course_lib.timelapse.lapse import Lapse
+from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
+from course_lib.timelapse.lapse import Lapse, take_place
 from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
@@ -72,12 +75,12 @@ class Stage:
         if journal.end in (ENDED, FAILED, REFUSED, CUT):
             return
         journal.end, journal.says = end, says
+        self._see_what_is_held()
         names = {
             id(parameter): name
             for module in self.replayed.numbers.things
             for name, parameter in module.named_parameters()
         }
-        journal.held_by_none = held_by_none(self.gradients, self.lapse.optimizers.things, names)
         for optimizer, played in zip(self.lapse.optimizers.things, journal.optimizers, strict=False):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
             played.without_gradient = tuple(
@@ -85,6 +88,9 @@ class Stage:
                 for parameter in parameters
                 if id(parameter) in self.gradients.never and parameter.requires_grad
             )
+        if self.gradients.changes_by_hand:  # in each of the real micro-batches, so in the others as well
+            journal.changed_by_hand = sum(isinstance(event, Backward) for event in journal.events)
+        journal.seconds = time.process_time()
         self.schedules.walk_on(journal.micro_batches())
         near = str(Path(self.task.script).parent)
         files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
@@ -93,6 +99,17 @@ class Stage:
         unfinished = Path(self.task.folder, "journal.unfinished")
         unfinished.write_bytes(pickle.dumps(journal))
         unfinished.rename(Path(self.task.folder, "journal"))
+
+    def _see_what_is_held(self) -> None:
+        loose_names: list[str] = []
+        whole: list[str] = []
+        for module in self.replayed.numbers.things:
+            loose, holds_others = held_by_none(self.gradients, module, self.lapse.optimizers.things)
+            if loose and holds_others:
+                loose_names += [name for name in loose if name not in loose_names]
+            elif loose and self.lapse.optimizers.things:
+                whole.append(type(module).__name__)
+        self.journal.held_by_none, self.journal.modules_held_by_none = tuple(loose_names), tuple(whole)
 
 
 def set_up(task: Task, end: Callable[[str], None]) -> Stage:
@@ -107,9 +124,12 @@ def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     RecordedOptimizers(lapse, gradients).install()
     schedules.install()
     RecordedLoaders(lapse).install()
-    record_saves(lapse)
+    files = OwnFiles(Path(task.folder))
+    files.install()
+    record_saves(lapse, files)
     pretend_ranks(lapse)
     _see_checkpointing(lapse)
+    _see_what_is_missing(journal)
     with contextlib.suppress(Exception):
         torch.compiler.set_stance("force_eager")
     return Stage(task, journal, lapse, replayed, gradients, schedules)
@@ -129,6 +149,21 @@ def _see_checkpointing(lapse: Lapse) -> None:
             lapse.inside["checkpoint"] -= 1
 
     CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
+
+
+def _see_what_is_missing(journal: Journal) -> None:
+    """A GPU that is asked for and is not there; a line that nobody types."""
+    begin = torch.cuda._lazy_init
+
+    def _lazy_init() -> None:
+        journal.asked_for_gpu = not torch.cuda.is_available()
+        begin()
+
+    def input(prompt: object = "") -> str:
+        raise EOFError(f"the script asks for an input ({prompt}); nobody answers: give it as an argument, or a default")
+
+    take_place(torch.cuda, _lazy_init)
+    take_place(builtins, input)
 
 
 def main(task: Task) -> NoReturn:

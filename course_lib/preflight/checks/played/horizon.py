@@ -1,0 +1,124 @@
+"""horizon: where each schedule of a played script ended, and where it meant to end."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from course_lib._words import counted
+from course_lib.preflight.checks.horizon import Calls, WalkedSchedule, faults
+from course_lib.preflight.report import Judgement
+from course_lib.timelapse.journal import Backward, Forward, Journal, SchedulePlayed, ScheduleStep, Step
+from course_lib.timelapse.windows import passes_of
+
+VANISHED = 1e-8
+"""Of a schedule's highest rate: below, single precision's weights do not move."""
+
+
+def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgement:
+    judgement = Judgement()
+    rates = [rate[0] for rate in journal.rates() if rate]
+    if not journal.schedules:
+        how = "the script has no schedule, its rate is constant"
+        if len(set(rates)) > 1:
+            how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
+        judgement.notes.append(f"horizon: {how}")
+    for number, schedule in enumerate(journal.schedules):
+        if schedule.follows_metric:
+            judgement.notes.append(f"horizon: {schedule.name} follows a metric, which only the run itself shows")
+            continue
+        calls = _calls(journal, number, schedule)
+        if _stepped_twice(judgement, schedule, calls) or _at_its_end(judgement, journal, schedule, calls):
+            return judgement
+    if final_lr is not None and rates and abs(rates[-1] - final_lr) > 0.01 * max(rates):
+        judgement.find(
+            "horizon",
+            f"The last step has the rate {rates[-1]:.3g}, and {final_lr:.3g} was expected.",
+            "The run does not end with the rate that it was meant to end with.",
+            "Change the schedule's horizon or its last rate, or what is expected.",
+        )
+    return judgement
+
+
+@dataclass(frozen=True)
+class _Made:
+    """How a schedule was stepped."""
+
+    calls: Calls
+    at_once: int
+    """Calls directly behind another, with nothing computed between the two."""
+    steps: int
+    """Of its optimizer."""
+
+
+def _calls(journal: Journal, number: int, schedule: SchedulePlayed) -> _Made:
+    made = before_last = at_once = steps = 0
+    computed = True
+    for event in journal.events:
+        if isinstance(event, ScheduleStep) and event.schedule == number:
+            made, at_once, computed = made + 1, at_once + (not computed), False
+        elif isinstance(event, Step) and event.optimizer == schedule.optimizer:
+            before_last, steps, computed = made, steps + 1, True
+        elif isinstance(event, Forward | Backward):
+            computed = True
+    return _Made(Calls(made, before_last), at_once, steps)
+
+
+def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) -> bool:
+    if not made.at_once or 3 * made.at_once < made.calls.made:
+        return False
+    judgement.find(
+        "horizon",
+        f"{schedule.name} is stepped {counted(made.calls.made, 'time')}, {made.at_once:,} of them directly behind "
+        f"another call, in {counted(made.steps, 'optimizer step')}.",
+        "The schedule runs ahead: its rate ends, or turns up again, long before the run does.",
+        "Step it in one place: the script calls it, and so does what wraps it, or it is called twice.",
+    )
+    return True
+
+
+def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed, made: _Made) -> bool:
+    rows: dict[Any, Any] = {row: np.array(row) for row in zip(*schedule.rates, strict=True)}
+    calls = made.calls
+    walked: Any = WalkedSchedule(schedule.name, "step", 1, False, tuple(rows.values()), schedule.refused)
+    for row in rows.values():
+        fault = next(faults(walked, row, calls), None)
+        end = None if fault is None else fault.end
+        says, means = ("", "") if fault is None else (fault.says, fault.means)
+        last = float(row[min(calls.before_last_step, len(row) - 1)])
+        if fault is None and last < VANISHED * row.max() and float(row[-1]) == row.min():
+            gone = int(np.argmax(row < VANISHED * row.max()))
+            if 2 * gone < calls.made:
+                says = f"the rate has fallen to {row[gone]:.3g} by call {gone:,} of {calls.made:,}, by {schedule.name}"
+                means = "The rest of the run trains nothing."
+        if says:
+            unit = _unit(journal, end, made)
+            judgement.find("horizon", f"{says[0].upper()}{says[1:]}{unit}.", means, _cure(journal, made))
+            return True
+    return False
+
+
+def _units(journal: Journal, made: _Made) -> dict[str, int]:
+    return {
+        "optimizer steps": made.steps,
+        "micro-batches": journal.micro_batches(),
+        "epochs": len(passes_of(journal, training=True)),
+    }
+
+
+def _unit(journal: Journal, end: int | None, made: _Made) -> str:
+    for unit, number in _units(journal, made).items():
+        if end is not None and number > 1 and number != made.calls.made and abs(end - number) <= 1:
+            return f" ({number:,} is the number of {unit} of the run)"
+    return ""
+
+
+def _cure(journal: Journal, made: _Made) -> str:
+    unit = next((unit for unit, number in _units(journal, made).items() if abs(number - made.calls.made) <= 1), "")
+    per = f", one for each of its {unit}" if unit else ""
+    return (
+        f"Give the schedule the {counted(made.calls.made, 'call')} that the run makes{per}; or step it where what it "
+        "counts is counted."
+    )

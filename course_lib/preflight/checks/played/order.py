@@ -1,0 +1,47 @@
+"""order: whether each epoch of a played script has an order of its own."""
+
+from __future__ import annotations
+
+from course_lib.preflight.report import Judgement, not_applicable
+from course_lib.timelapse.journal import EpochSet, Journal
+from course_lib.timelapse.windows import passes_of
+
+FEWEST = 8
+"""Samples from which on two shuffled epochs are not alike by chance."""
+
+
+def judge_order(journal: Journal) -> Judgement:
+    orders: dict[tuple[int, ...], int] = {}
+    known = 0
+    for epoch, one in enumerate(passes_of(journal, training=True)):
+        indices = one.indices()
+        if not one.ended or indices is None or len(indices) < FEWEST:
+            continue
+        known += 1
+        key = (one.loader, *indices)
+        if key not in orders:
+            orders[key] = epoch
+            continue
+        if indices == sorted(indices):
+            return Judgement(notes=["order: nothing shuffles, every epoch has the same order"])
+        return _twice(journal, one.loader, orders[key], epoch, indices)
+    return (
+        Judgement() if known else not_applicable("order", "no epoch has an order of samples that are known by an index")
+    )
+
+
+def _twice(journal: Journal, loader: int, first: int, again: int, indices: list[int]) -> Judgement:
+    start = f"[{', '.join(map(str, indices[:4]))}, …]"
+    played = journal.loaders[loader]
+    called = any(isinstance(event, EpochSet) for event in journal.events)
+    if played.set_epoch and not called:
+        cause = "its sampler has set_epoch, and nothing calls it"
+        cure = "Call sampler.set_epoch(epoch) at the start of each epoch, before the loop over the loader."
+    elif not played.own_sampler:
+        cause = "its generator starts at the same seed in each of them"
+        cure = "Seed once, before the first epoch; or seed from (seed, epoch): SeedSequence([seed, epoch])."
+    else:
+        return Judgement(notes=[f"order: epochs {first} and {again} have the same order, {start}, by their sampler"])
+    says = f"Epochs {first} and {again} have the same shuffled order, {start}: {cause}."
+    means = "The samples that share a batch are the same in each of these epochs; nothing says so."
+    return Judgement().find("order", says, means, cure)

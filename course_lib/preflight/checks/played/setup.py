@@ -1,0 +1,66 @@
+"""setup: parameters of a played script that no optimizer holds or that get no gradient, and modes that are left on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from course_lib._words import counted
+from course_lib.preflight.report import Judgement, not_applicable
+from course_lib.timelapse.journal import Backward, Forward, Journal
+
+
+def judge_setup(journal: Journal) -> Judgement:
+    if not journal.optimizers:
+        return not_applicable("setup", "the script has no optimizer")
+    judgement = Judgement()
+    loose = journal.held_by_none
+    if loose:
+        judgement.find(
+            "setup",
+            f"No optimizer holds {named(loose)}, which {'get' if len(loose) > 1 else 'gets'} gradients.",
+            "What no optimizer holds keeps the values that it has now; nothing says so.",
+            "Make the optimizer when the model is complete: replace layers before that. If it is meant, set "
+            "requires_grad=False.",
+        )
+    for name in journal.modules_held_by_none:
+        judgement.notes.append(f"setup: {name} gets gradients, and no optimizer holds any of its parameters")
+    for optimizer in journal.optimizers:
+        if optimizer.without_gradient and not loose:
+            names = named(optimizer.without_gradient)
+            judgement.notes.append(f"setup: {names} of {optimizer.name} got no gradient in the real micro-batches")
+    _left_in_evaluation(judgement, journal)
+    return judgement
+
+
+def named(names: Sequence[str], most: int = 3) -> str:
+    shown = ", ".join(names[:most])
+    return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
+
+
+def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
+    """Backward passes behind forwards in which fewer modules are in training mode than before."""
+    modes: dict[int, int] = {}
+    last: Forward | None = None
+    micro_batch = first = less = 0
+    evaluated: set[int] = set()
+    for event in journal.events:
+        if isinstance(event, Forward):
+            last = event if event.has_graph else None
+            if not event.has_graph:
+                evaluated.add(event.module)
+        elif isinstance(event, Backward):
+            micro_batch += 1
+            if last is None:
+                continue
+            usual = modes.setdefault(last.module, last.modes)
+            if last.modes < usual and last.module in evaluated:
+                first, less = first or micro_batch, less + 1
+    if less:
+        judgement.find(
+            "setup",
+            f"The model is left in evaluation mode after an evaluation: from backward pass {first:,} on, "
+            f"{counted(less, 'pass', 'passes')} of {micro_batch:,} are behind a forward without dropout, or with "
+            "BatchNorm's running statistics.",
+            "From then on it trains as another model: no dropout, and BatchNorm's statistics stand still.",
+            "Call model.train() at the start of each epoch, or at the end of the evaluation.",
+        )

@@ -1,0 +1,44 @@
+"""validation: whether what a played script evaluates on is also what it trains on."""
+
+from __future__ import annotations
+
+from course_lib._words import counted, first_of
+from course_lib.preflight.report import Judgement, not_applicable
+from course_lib.timelapse.journal import Journal
+from course_lib.timelapse.windows import LoaderPass, passes_of
+
+
+def judge_validation(journal: Journal) -> Judgement:
+    evaluated = passes_of(journal, training=False)
+    if not evaluated:
+        return not_applicable("validation", "no loader gives batches that are not trained on")
+    trained = _samples(journal, passes_of(journal, training=True))
+    judgement, clean = Judgement(), False
+    for loader in sorted({one.loader for one in evaluated}):
+        held_out = _samples(journal, [one for one in evaluated if one.loader == loader])
+        shared = sorted(index for _, index in held_out & trained)
+        if not held_out or not shared:
+            clean = True
+        elif len(shared) < len(held_out):
+            return judgement.find(
+                "validation",
+                f"{counted(len(shared), 'sample')} of {len(held_out):,} that are evaluated are trained on as well: "
+                f"{first_of(shared, 4)}.",
+                "The score counts samples that the model has seen, so that it is too good, and the best epoch another.",
+                "Split the indices once, and give each its own part: random_split, or two Subsets that share none.",
+            )
+    if not clean:
+        judgement.notes.append("validation: all samples that are evaluated are trained on as well")
+    return judgement
+
+
+def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:
+    """A dataset's number and an index in it, whatever subset it came by."""
+    found: set[tuple[int, int]] = set()
+    for one in passes:
+        loader = journal.loaders[one.loader]
+        for batch in one.batches:
+            for index in batch or ():
+                within = index if loader.base_indices is None else loader.base_indices[index]
+                found.add((loader.dataset, within))
+    return found

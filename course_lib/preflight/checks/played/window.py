@@ -1,0 +1,164 @@
+"""window: what each micro-batch of a played script counts in its step, what is lost, and what counts twice."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+
+from course_lib._words import counted
+from course_lib.preflight.report import Judgement, not_applicable
+from course_lib.timelapse.journal import Journal
+from course_lib.timelapse.lapse import MOST_REAL
+from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
+
+ROUNDING = 1e-3
+
+
+def judge_windows(journal: Journal) -> Judgement:
+    """The first fault that an optimizer's steps have, and what is worth knowing."""
+    windows = windows_of(journal)
+    if not any(of.windows for of in windows):
+        return not_applicable("window", "no optimizer steps")
+    judgement = Judgement()
+    for number, of in enumerate(windows):
+        if not of.windows:
+            continue
+        name = journal.optimizers[number].name
+        if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of):
+            return judgement
+        if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
+            return judgement
+        _unequal(judgement, of, journal)
+    return judgement
+
+
+def _stale(judgement: Judgement, of: OptimizerWindows, name: str) -> bool:
+    stale = [window for window in of.windows if window.stale]
+    if len(stale) < 2 or 2 * len(stale) < len(of.windows):
+        return False
+    last = stale[-1]
+    judgement.find(
+        "window",
+        f"The gradients of {name} are not cleared: {len(stale):,} of {counted(len(of.windows), 'step')} are made with "
+        "gradients that an earlier step has used, the last with those of "
+        f"{counted(last.stale, 'backward pass', 'backward passes')} before its own (micro-batch "
+        f"{stale[0].micro_batch:,} is the first).",
+        "Every step adds the gradients of all steps before it, so that it goes by the sum and not by its own batch.",
+        "Call optimizer.zero_grad() once for each step, after it or before the window's first backward pass.",
+    )
+    return True
+
+
+def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Journal) -> bool:
+    skipped = MOST_REAL if journal.skipped_by_scaler else 0
+    lost = [one for one in of.lost if one.number > skipped]
+    used = {one.line for window in of.windows for one in window.passes}
+    lost = [one for one in lost if one.line in used or not used]
+    if not lost:
+        return False
+    empty = sum(window.cleared for window in of.windows)
+    if 2 * empty > len(of.windows):
+        says = f"The gradients of {name} are cleared between the backward pass and the step: {empty:,} of "
+        says += f"{counted(len(of.windows), 'step')} are made without any."
+        means = "Nothing is trained by these steps."
+        cure = "Call zero_grad() after the step, or before the window's first backward pass."
+    elif _are_tails(lost, of):
+        per_epoch = Counter(one.epoch for one in lost)
+        epochs = counted(len(per_epoch), "epoch")
+        says = (
+            f"The last {counted(max(per_epoch.values()), 'micro-batch', 'micro-batches')} of an epoch are lost: their "
+            f"gradients are cleared before a step, in {epochs}, {len(lost):,} in all (micro-batch "
+            f"{lost[0].micro_batch:,} is the first)."
+        )
+        means = "Their samples are computed and never trained in that epoch."
+        cure = "Step after the last micro-batch of an epoch as well: if number % k == 0 or number == len(loader)."
+    else:
+        whole = sum(len(window.passes) for window in of.windows) + len(lost)
+        says = (
+            f"Of {counted(whole, 'backward pass', 'backward passes')}, {len(lost):,} are cleared before any step uses "
+            f"them ({lost[0].line}, micro-batch {lost[0].micro_batch:,} first)."
+        )
+        means = "A window's step is made with a part of its micro-batches; the others are computed for nothing."
+        cure = "Call zero_grad() once for each window, where it steps, and not for each micro-batch."
+    judgement.find("window", says, means, cure)
+    return True
+
+
+def _are_tails(lost: list[Pass], of: OptimizerWindows) -> bool:
+    """Whether what is lost came at the ends of epochs: after the last step there."""
+    last_step: dict[int, int] = defaultdict(int)
+    for window in of.windows:
+        last_step[window.epoch] = max(last_step[window.epoch], window.micro_batch)
+    return all(one.micro_batch > last_step[one.epoch] for one in lost)
+
+
+def _tail(judgement: Judgement, of: OptimizerWindows) -> bool:
+    """Micro-batches that wait for a step behind an epoch's end, or behind the run's."""
+    used = {one.line for window in of.windows for one in window.passes}
+    left = [one for one in of.left_over if one.line in used]
+    over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
+    sizes = Counter(len(window.passes) for window in of.windows)
+    usual = sizes.most_common(1)[0][0]
+    larger = [window for window in over if len(window.passes) > usual]
+    if not left and not larger:
+        if over:
+            judgement.notes.append(f"window: windows of {usual:,} micro-batches go on across the ends of epochs")
+        return False
+    says = ""
+    if larger:
+        tail = len(larger[0].passes) - usual
+        says = (
+            f"The last {counted(tail, 'micro-batch', 'micro-batches')} of an epoch do not step; their gradients go "
+            f"into the next epoch's first window, which holds {len(larger[0].passes):,} in place of {usual:,}"
+            f" (micro-batch {larger[0].micro_batch:,})"
+        )
+    if left:
+        end = f"{counted(len(left), 'micro-batch', 'micro-batches')} at the end of the run "
+        says = f"{says}, and {end}" if says else end[0].upper() + end[1:]
+        says += "are used by no step" if len(left) > 1 else "is used by no step"
+    judgement.find(
+        "window",
+        f"{says}.",
+        "These samples count in another step than their own, with another weight, or in none.",
+        "Step after the last micro-batch of an epoch as well: if number % k == 0 or number == len(loader).",
+    )
+    return True
+
+
+def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
+    """A loss that is a mean, added up over a window without being divided by its micro-batches."""
+    for line in sorted({weight.line for weight in journal.loss_weights}):
+        weights = [weight for weight in journal.loss_weights if weight.line == line]
+        passes_seen = {weight.backward for weight in weights}
+        if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
+            continue  # a loss of several terms says nothing for sure
+        sizes = Counter(sum(one.line == line for one in window.passes) for window in of.windows)
+        size = sizes.most_common(1)[0][0]
+        factors = {window.factor for window in of.windows[MOST_REAL:]} or {1.0}
+        divisor = 1 / (weights[0].weight * min(factors)) if weights[0].weight and min(factors) else 0.0
+        whole = round(divisor)
+        if size < 2 or whole < 1 or abs(divisor - whole) > ROUNDING * whole or whole == size:
+            continue
+        how = "is not divided" if whole == 1 else f"is divided by {whole:,}"
+        judgement.find(
+            "window",
+            f"A step is made with {size:,} micro-batches, and the loss of each, a mean, {how} ({line}): the gradient "
+            f"is {size / whole:.3g} times that of one big batch.",
+            f"The run trains with {size / whole:.3g} times the rate that is set, where the optimizer does not undo it; "
+            "clipping and weight decay go by the large gradient.",
+            f"Divide the loss by the window's {size:,} micro-batches before its backward pass.",
+        )
+        return True
+    return False
+
+
+def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:
+    """Micro-batches of other sizes in one window, or windows that are shorter, each of which counts as much."""
+    for window in of.windows:
+        sizes = {one.samples for one in window.passes if one.samples}
+        if len(window.passes) > 1 and len(sizes) > 1 and journal.loss_weights:
+            shown = ", ".join(str(one.samples) for one in window.passes[:6])
+            judgement.notes.append(
+                f"window: micro-batches of {shown} samples count alike in one step (micro-batch "
+                f"{window.micro_batch:,}); course_lib.accumulation.accumulate weighs samples alike"
+            )
+            return

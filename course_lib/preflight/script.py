@@ -1,0 +1,271 @@
+"""Is a training script right, before it costs a night? It is played to its end, unchanged, and what it did is judged.
+
+    report = preflight_script("train.py", ["--epochs", "90"])
+    print(report)
+
+The checks are those of :func:`course_lib.preflight.preflight`, by the same names, on the journal of the play.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from course_lib._arguments import int_of_at_least
+from course_lib._words import counted
+from course_lib.preflight.checks.played.changes import judge_changes
+from course_lib.preflight.checks.played.dealing import judge_dealing
+from course_lib.preflight.checks.played.horizon import judge_horizon
+from course_lib.preflight.checks.played.length import judge_length
+from course_lib.preflight.checks.played.no_sync import judge_no_sync
+from course_lib.preflight.checks.played.order import judge_order
+from course_lib.preflight.checks.played.resume import judge_resume
+from course_lib.preflight.checks.played.setup import judge_setup
+from course_lib.preflight.checks.played.validation import judge_validation
+from course_lib.preflight.checks.played.window import judge_windows
+from course_lib.preflight.report import CHAPTERS, Judgement, Kind, PreflightReport, Unjudged, not_judged
+from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
+from course_lib.timelapse.play import Play, play_each
+
+SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
+UNSEEN = {
+    "workers": "a play starts no workers: take the loader to preflight_loop",
+    "bad_step": "a play computes no gradients that could be bad",
+    "memory": "a play holds no graphs",
+    "growth": "a play holds no graphs",
+}
+"""The checks that ask for what a play leaves out."""
+EXPECTATIONS = ("final_lr",)
+MOST_FLIPS = 4
+"""Lines that are played with the other answer."""
+SECONDS_FOR_MORE = 120.0
+"""Of CPU time, up to which a play is made again to see what it hangs on."""
+LINES_OF_OUTPUT = 6
+
+
+class NotPlayed(RuntimeError):
+    """A script that fails, or does nothing that could be judged; the text says why, and what to do."""
+
+
+def preflight_script(
+    path: str | os.PathLike[str],
+    args: Sequence[str] = (),
+    *,
+    seconds: float = 300.0,
+    expect: Mapping[str, Any] | None = None,
+    skip: Collection[str] = (),
+    allow_unjudged: Collection[str] = (),
+    ranks: int = 1,
+    picture: str | os.PathLike[str] | None = None,
+) -> PreflightReport:
+    """Judge a training script by playing it to its end in another process; its files stay as they are.
+
+    Args:
+        path: The script, which stays unchanged.
+        args: Its own arguments.
+        seconds: Of CPU time that a play may take. What takes longer is judged up to there, and length and horizon are
+            not.
+        expect: What is meant so: ``final_lr`` (the rate of the last step).
+        skip: Names of checks to leave out; the report says so.
+        allow_unjudged: Names of checks that may fail to be judged.
+        ranks: How many processes the run has, for a script that torchrun starts; one of them is played, and another
+            to hold what they are dealt against each other.
+        picture: Where the picture of the run is written to, a PNG.
+
+    Raises:
+        FileNotFoundError: There is no such script.
+        NotPlayed: The script fails, refuses its arguments, or never steps.
+        ValueError: An argument names a check or an expectation that does not exist.
+    """
+    wanted = _checked(expect, skip, allow_unjudged, seconds)
+    ranks = int_of_at_least(1, "ranks", ranks)
+    began = time.monotonic()
+    asked = Play(path, tuple(map(str, args)), seconds, ranks)
+    [journal] = play_each([asked])
+    _refuse_what_did_not_play(journal, Path(path).name, seconds)
+    judgement = judged(journal, others_of(journal, asked), final_lr=wanted.get("final_lr"))
+    report = _report(judgement, skip, allow_unjudged, time.monotonic() - began)
+    if picture is not None:
+        from course_lib.timelapse.picture import draw_night
+
+        draw_night(journal, picture, [f"{finding.check}: {finding.says}" for finding in report.findings])
+    return report
+
+
+@dataclass(frozen=True)
+class Others:
+    """The same script, played in other ways."""
+
+    again: Journal | None = None
+    other_rank: Journal | None = None
+    flipped: tuple[tuple[Comparison, Journal], ...] = ()
+
+
+def others_of(journal: Journal, asked: Play) -> Others:
+    """Play it a second time, as another rank, and with the other answer in each line that goes by a value."""
+    if journal.end == CUT or journal.seconds > SECONDS_FOR_MORE:
+        return Others()
+    own = {Path(source).name for source in journal.sources}
+    steers = [
+        one for one in journal.comparisons.values() if one.place.rpartition(":")[0] in own or "callback" in one.place
+    ]
+    steers = steers[:MOST_FLIPS]
+    limit = 3 * journal.seconds + 10.0
+    ranks = journal.world_size
+    plays = [Play(asked.script, asked.arguments, limit, asked.ranks)]
+    plays += [Play(asked.script, asked.arguments, limit, asked.ranks, flipped=one.place) for one in steers]
+    if ranks > 1:
+        plays.append(Play(asked.script, asked.arguments, limit, asked.ranks, rank=1))
+    again, *rest = play_each(plays)
+    other = rest.pop() if ranks > 1 else None
+    return Others(again, other, tuple(zip(steers, rest, strict=True)))
+
+
+def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
+    """What all checks say."""
+    why_no_other = "no other rank was played"
+    other = others.other_rank
+    if other is not None and other.end != ENDED:
+        why_no_other = f"rank {other.rank} could not be played: {other.says or other.end}"
+        other = None
+    checks: dict[str, Callable[[], Judgement]] = {
+        "length": lambda: judge_length(journal),
+        "horizon": lambda: judge_horizon(journal, final_lr=final_lr),
+        "dealing": lambda: judge_dealing(journal, other, why_no_other),
+        "order": lambda: judge_order(journal),
+        "window": lambda: judge_windows(journal),
+        "no_sync": lambda: judge_no_sync(journal),
+        "changes": lambda: judge_changes(journal),
+        "setup": lambda: judge_setup(journal),
+        "resume": lambda: judge_resume(journal),
+        "validation": lambda: judge_validation(journal),
+    }
+    judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})
+    unseen = [name for name in SCRIPT_CHECKS if name not in {*checks, *UNSEEN}]
+    for name in unseen:
+        judgement.not_judged[name] = Unjudged("a play does not see it", Kind.NOT_APPLICABLE)
+    for check in checks.values():
+        judgement.add(check())
+    if journal.end == CUT:
+        steps = journal.counts()["optimizer steps"]
+        why = f"the play was ended after {counted(steps, 'optimizer step')}, before the script's end{_steered(journal)}"
+        for name in ("length", "horizon"):
+            judgement.findings = [finding for finding in judgement.findings if finding.check != name]
+            judgement.add(not_judged(name, why))
+    judgement.notes += journal.notes
+    judgement.notes += _what_hangs_on_values(journal, others)
+    judgement.notes.append(f"What the script printed is kept in {journal.output}")
+    return judgement
+
+
+def _steered(journal: Journal) -> str:
+    asked = max(journal.comparisons.values(), key=lambda one: one.answers.total(), default=None)
+    return f"; it looks at a value in {asked.place}, which a play holds still" if asked else ""
+
+
+COMPARED = ("micro-batches", "optimizer steps", "scheduler steps", "validations", "saves")
+
+
+def _numbers(journal: Journal) -> dict[str, int]:
+    numbers = journal.counts() | {"micro-batches": journal.micro_batches()}
+    return {name: numbers[name] for name in COMPARED}
+
+
+def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
+    notes = []
+    mine = _numbers(journal)
+    if others.again is not None and others.again.end == ENDED:
+        for name, number in _numbers(others.again).items():
+            if number != mine[name]:
+                notes.append(
+                    f"The script is not deterministic in what it does: a second play has {number:,} {name}, and the "
+                    f"first has {mine[name]:,}"
+                )
+                break
+    for asked, journal_of_it in others.flipped:
+        theirs = _numbers(journal_of_it)
+        moved = [
+            f"{theirs[name]:,} {name} in place of {mine[name]:,}" for name in COMPARED if theirs[name] != mine[name]
+        ]
+        answers = " and ".join(f"{answer} ({counted(often, 'time')})" for answer, often in asked.answers.most_common())
+        if journal_of_it.end == CUT:
+            moved = ["the script does not come to its end"]
+        elif journal_of_it.end in (FAILED, REFUSED):
+            moved = ["the script ends there"]
+        if moved:
+            notes.append(
+                f"These counts hold while {asked.place} goes on answering {answers}; with the other answer: "
+                f"{', '.join(moved)}"
+            )
+    return notes
+
+
+def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:
+    if journal.end == FAILED:
+        cure = ""
+        if journal.asked_for_gpu:
+            cure = (
+                "\nIt asks for a GPU, and there is none: let it use the CPU where torch.cuda.is_available() is False."
+            )
+        raise NotPlayed(f"{name} fails by itself:\n{journal.says}{cure}{_output(journal)}")
+    if journal.end == REFUSED:
+        raise NotPlayed(f"{name} ends by itself with exit code {journal.says}:{_output(journal)}")
+    if journal.end not in (ENDED, CUT):
+        raise NotPlayed(f"{name} could not be played: {journal.says}.{_output(journal)}")
+    if journal.counts()["optimizer steps"] or journal.changed_by_hand or journal.counts()["backward passes"]:
+        return
+    if journal.end == CUT:
+        raise NotPlayed(
+            f"{name} has not begun to train after {seconds:g} s of CPU time: give it more (seconds=), or less to "
+            f"prepare.{_output(journal)}"
+        )
+    raise NotPlayed(
+        f"{name} ended without a backward pass and without an optimizer step: give it the arguments with which it "
+        f"trains.{_output(journal)}"
+    )
+
+
+def _output(journal: Journal) -> str:
+    """The last lines that the script printed."""
+    try:
+        lines = Path(journal.output).read_text(encoding="utf-8", errors="replace").strip().splitlines()
+    except OSError:
+        return ""
+    return "\n".join(["\nIts output ends with:", *(f"  {line}" for line in lines[-LINES_OF_OUTPUT:])]) if lines else ""
+
+
+def _checked(
+    expect: Mapping[str, Any] | None, skip: Collection[str], allow_unjudged: Collection[str], seconds: float
+) -> dict[str, Any]:
+    for argument, names in (("skip", skip), ("allow_unjudged", allow_unjudged)):
+        for name in names:
+            if name not in SCRIPT_CHECKS:
+                raise ValueError(f"{argument} must name checks ({', '.join(SCRIPT_CHECKS)}), got {name!r}")
+    for name in expect or ():
+        if name not in EXPECTATIONS:
+            raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    return dict(expect or {})
+
+
+def _report(judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float) -> PreflightReport:
+    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
+    found = {finding.check for finding in findings}
+    open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
+    return PreflightReport(
+        findings=findings,
+        passed=tuple(name for name in SCRIPT_CHECKS if name not in {*found, *open_checks, *skip}),
+        not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
+        notes=tuple(judgement.notes),
+        facts=judgement.facts,
+        skipped=tuple(skip),
+        seconds=seconds,
+        failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
+        left_out=(),
+        allowed=tuple(allowed),
+    )

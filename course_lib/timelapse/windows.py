@@ -1,0 +1,125 @@
+"""Which backward passes are in which optimizer step, and what each loop over a loader gave: read off a journal."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from course_lib.timelapse.journal import Backward, Delivered, Journal, PassBegun, PassEnded, Step
+
+
+@dataclass(frozen=True)
+class Pass:
+    """One backward pass, where it stands in the run."""
+
+    number: int
+    line: str
+    micro_batch: int
+    """How many batches of what is trained on had come."""
+    epoch: int
+    """How many loops over what is trained on had begun, from 1."""
+    samples: int
+    averages: bool
+
+
+@dataclass(frozen=True)
+class Window:
+    """What one optimizer step was made with."""
+
+    passes: tuple[Pass, ...]
+    """Those that no step of this optimizer had used before."""
+    stale: int
+    """Passes in the gradients that an earlier step had used already."""
+    cleared: bool
+    """Whether the gradients had been cleared before the step."""
+    factor: float
+    micro_batch: int
+    epoch: int
+
+
+@dataclass
+class OptimizerWindows:
+    """All steps of one optimizer, and what no step used."""
+
+    windows: list[Window] = field(default_factory=list)
+    lost: list[Pass] = field(default_factory=list)
+    """Cleared before any optimizer stepped with them."""
+    left_over: list[Pass] = field(default_factory=list)
+    """There at the end of the run, and used by no step."""
+
+
+def windows_of(journal: Journal) -> list[OptimizerWindows]:
+    """For each optimizer, its windows."""
+    training = journal.training_loaders()
+    found = [OptimizerWindows() for _ in journal.optimizers]
+    held: list[list[Pass]] = [[] for _ in journal.optimizers]
+    used: list[set[int]] = [set() for _ in journal.optimizers]
+    used_by_any: set[int] = set()
+    suspects: list[list[Pass]] = [[] for _ in journal.optimizers]
+    micro_batch = epoch = samples = number = 0
+    for event in journal.events:
+        if isinstance(event, Delivered) and event.loader in training:
+            micro_batch, samples = micro_batch + 1, event.size
+        elif isinstance(event, PassBegun) and event.loader in training:
+            epoch += 1
+        elif isinstance(event, Backward):
+            number += 1
+            made = Pass(number, event.line, micro_batch or number, epoch, samples, event.averages)
+            for optimizer, cleared in zip(event.reached, event.cleared, strict=True):
+                if cleared:
+                    suspects[optimizer] += held[optimizer]
+                    held[optimizer] = []
+                held[optimizer].append(made)
+        elif isinstance(event, Step) and event.optimizer < len(found):
+            mine, of = held[event.optimizer], found[event.optimizer]
+            if event.cleared:
+                suspects[event.optimizer] += mine
+                mine = held[event.optimizer] = []
+            fresh = tuple(one for one in mine if one.number not in used[event.optimizer])
+            of.windows.append(
+                Window(fresh, len(mine) - len(fresh), event.cleared, event.factor, micro_batch or number, epoch)
+            )
+            used[event.optimizer] |= {one.number for one in fresh}
+            used_by_any |= {one.number for one in fresh}
+    for optimizer, of in enumerate(found):
+        # A pass through one net for the step of another leaves gradients here that are rightly cleared.
+        of.lost = [one for one in suspects[optimizer] if one.number not in used_by_any]
+        of.left_over = [one for one in held[optimizer] if one.number not in used_by_any]
+    return found
+
+
+@dataclass
+class LoaderPass:
+    """One loop over a loader."""
+
+    loader: int
+    promised: int | None
+    batches: list[tuple[int, ...] | None] = field(default_factory=list)
+    """The indices of each; None where they are not known."""
+    ended: bool = False
+    """Whether the loop came to the loader's end."""
+
+    def indices(self) -> list[int] | None:
+        """In their order; None where some are not known."""
+        found: list[int] = []
+        for batch in self.batches:
+            if batch is None:
+                return None
+            found += batch
+        return found
+
+
+def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
+    """The loops over the loaders that are trained on, or over the others, in the order in which they began."""
+    wanted = journal.training_loaders()
+    found: list[LoaderPass] = []
+    running: dict[int, LoaderPass] = {}
+    for event in journal.events:
+        if isinstance(event, PassBegun):
+            running[event.loader] = LoaderPass(event.loader, event.promised)
+            if (event.loader in wanted) == training:
+                found.append(running[event.loader])
+        elif isinstance(event, Delivered):
+            running[event.loader].batches.append(event.indices)
+        elif isinstance(event, PassEnded):
+            running[event.loader].ended = True
+    return found
