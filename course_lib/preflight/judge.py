@@ -21,6 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._arguments import int_of_at_least
+from course_lib._own_files import landlock_version
 from course_lib._words import in_a_line
 from course_lib.preflight.checks.bad_step import one_bad_batch
 from course_lib.preflight.checks.changes import judge_changes
@@ -96,7 +97,8 @@ def preflight(
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged, by an error or for time; without it, ``report.ok``
             is None then, and the report names them.
-        seconds: What each trial may take; a check whose trial takes longer is not judged.
+        seconds: The CPU time that each trial may take, with its workers; a check whose trial takes longer, or waits for
+            some seconds for what does not come, is not judged.
 
     Raises:
         ValueError: An argument is no Trainer, or names a check or an expectation that does not exist.
@@ -159,6 +161,9 @@ def _judged(
     began = time.monotonic()
     with progress_shown():
         judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
+    if not landlock_version():
+        told = "this system has no Landlock: what C code and subprocesses write was not kept from the files here"
+        judgement.notes.append(f"setup: {told}")
     return _report(judgement, skip, allowed, time.monotonic() - began)
 
 

@@ -84,7 +84,7 @@ class Gradients:
         lapse = self.lapse
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
-        line = lapse.line(4)
+        line = lapse.line(4, own=True)
         self._reached = set()
         self._see_changes_by_hand()
         if not lapse.fast:

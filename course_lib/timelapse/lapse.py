@@ -39,9 +39,9 @@ class Numbered:
 class Lapse:
     """What the rooms share. ``fast``: from here on, forwards are replayed and steps are recorded alone."""
 
-    def __init__(self, journal: Journal, *, limit: float, end: Callable[[str], None]) -> None:
+    def __init__(self, journal: Journal, *, folder: str, limit: float, end: Callable[[str], None]) -> None:
         self.journal = journal
-        self.limit, self._end = limit, end
+        self.folder, self.limit, self._end = folder, limit, end
         self.fast = False
         self.backwards = 0
         self.steps_made: set[int] = set()
@@ -73,12 +73,19 @@ class Lapse:
         all_stepped = len(self.steps_made) >= len(self.optimizers.things)
         self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
 
-    def line(self, depth: int = 1) -> str:
-        """The line of the script, or of what it calls, that is being run: the innermost outside of torch."""
+    def line(self, depth: int = 1, *, own: bool = False) -> str:
+        """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
         frame: Any = sys._getframe(depth)
-        while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        innermost = ""
+        while frame is not None:
+            file = frame.f_code.co_filename
+            if not file.startswith(LIBRARIES):
+                place = f"{shortened(file)}:{frame.f_lineno}"
+                if not own or (file.startswith(self.folder) and "site-packages" not in file):
+                    return place
+                innermost = innermost or place
             frame = frame.f_back
-        return "" if frame is None else f"{shortened(frame.f_code.co_filename)}:{frame.f_lineno}"
+        return innermost
 
 
 def take_place(holder: Any, *functions: Any) -> None:

@@ -82,10 +82,10 @@ def marks_of(journal: Journal) -> Marks:
     marks, training = Marks(), journal.training_loaders()
     position, evaluating = 0, True
     for event in journal.events:
-        if isinstance(event, Delivered) and event.loader in training:
-            position += 1
-        elif isinstance(event, Backward) and not training:
-            position += 1
+        if isinstance(event, Delivered):
+            position += event.loader in training
+        elif isinstance(event, Backward):
+            position += not training
         elif isinstance(event, PassBegun) and event.loader in training:
             marks.epochs.append(position)
         elif isinstance(event, Step) and event.rates:

@@ -8,6 +8,7 @@ out its indices and repeats a batch of that length. What is counted is what the 
 from __future__ import annotations
 
 import contextlib
+import json
 import os
 import pickle
 import signal
@@ -16,15 +17,14 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import psutil
 
 from course_lib.timelapse.journal import Journal
-from course_lib.timelapse.stage import Task
 
-IDLE_SECONDS = 20.0
+IDLE_SECONDS = 60.0
 """Without any use of the CPU, after which a script waits for something that does not come."""
 GRACE_SECONDS = 5.0
 """Of CPU time that it may take to write the journal, once it is told to end."""
@@ -93,6 +93,24 @@ def play_each(plays: Sequence[Play], *, at_once: int = 2) -> list[Journal]:
     return [journals[number] for number in range(len(plays))]
 
 
+@dataclass(frozen=True)
+class Task:
+    """What is to be played, and where."""
+
+    script: str
+    arguments: tuple[str, ...]
+    folder: str
+    """Where the journal is written to."""
+    seconds: float
+    """Of CPU time that the script may take."""
+    rank: int = 0
+    flipped: str = ""
+    """The line that answers the other way round."""
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
 class _Playing:
     """A play that goes on in its process."""
 
@@ -131,6 +149,9 @@ class _Playing:
             self.seen, self.since = now, time.monotonic()
         if time.monotonic() - self.since > IDLE_SECONDS:
             self.why = f"it waited for {IDLE_SECONDS:g} s without computing anything, as for another process"
+            if hasattr(signal, "SIGUSR1"):
+                self.process.send_signal(signal.SIGUSR1)  # it writes where it waits
+                time.sleep(0.3)
         if self.used > self.asked.seconds + GRACE_SECONDS and not self.told:
             self.process.send_signal(signal.SIGTERM)
             self.told = True

@@ -21,7 +21,7 @@ from course_lib.timelapse.values import plain
 
 
 def record_saves(lapse: Lapse, files: OwnFiles) -> None:
-    """Take the place of ``torch.save``, of safetensors' ``save_file`` and of every ``load_state_dict``."""
+    """Take the place of ``torch.save``, of what safetensors writes by, and of every ``load_state_dict``."""
     save = torch.save
 
     @functools.wraps(save)
@@ -45,12 +45,12 @@ def record_saves(lapse: Lapse, files: OwnFiles) -> None:
 
 def _record_safetensors(lapse: Lapse, files: OwnFiles) -> None:
     place: Any = importlib.import_module("safetensors.torch")
-    save_file = place.save_file
+    write = place.serialize_file  # below save_file, which libraries import by its name
 
-    @functools.wraps(save_file)
+    @functools.wraps(write)
     def saved(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
         lapse.write(Saved(_name_of(filename), (("", "model"),)))
-        save_file(tensors, files.to_write(filename), *arguments, **options)
+        write(tensors, files.to_write(filename), *arguments, **options)
 
     take_place(place, saved)
 

@@ -7,7 +7,8 @@ however the script ends.
 from __future__ import annotations
 
 import builtins
-import contextlib
+import faulthandler
+import functools
 import json
 import os
 import pickle
@@ -18,7 +19,7 @@ import time
 import traceback
 import warnings
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -31,6 +32,7 @@ from course_lib.timelapse.lapse import Lapse, take_place
 from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
+from course_lib.timelapse.play import Task
 from course_lib.timelapse.ranks import pretend_ranks
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules
@@ -38,24 +40,6 @@ from course_lib.timelapse.values import Comparisons
 
 FRAMES = 6
 """Of a traceback that are told."""
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be played, and where."""
-
-    script: str
-    arguments: tuple[str, ...]
-    folder: str
-    """Where the journal is written to."""
-    seconds: float
-    """Of CPU time that the script may take."""
-    rank: int = 0
-    flipped: str = ""
-    """The line that answers the other way round."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
 
 
 @dataclass
@@ -114,7 +98,7 @@ class Stage:
 
 def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     journal = Journal(rank=task.rank)
-    lapse = Lapse(journal, limit=task.seconds, end=end)
+    lapse = Lapse(journal, folder=str(Path(task.script).parent), limit=task.seconds, end=end)
     replayed = ReplayedModules(lapse)
     gradients = Gradients(lapse, replayed)
     schedules = RecordedSchedules(lapse)
@@ -130,8 +114,7 @@ def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     pretend_ranks(lapse)
     _see_checkpointing(lapse)
     _see_what_is_missing(journal)
-    with contextlib.suppress(Exception):
-        torch.compiler.set_stance("force_eager")
+    _compile_nothing()
     return Stage(task, journal, lapse, replayed, gradients, schedules)
 
 
@@ -149,6 +132,18 @@ def _see_checkpointing(lapse: Lapse) -> None:
             lapse.inside["checkpoint"] -= 1
 
     CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
+
+
+def _compile_nothing() -> None:
+    """Compiled modules run as they are written; what compiles is loaded only where a script asks for it."""
+    compile_it = torch.compile
+
+    @functools.wraps(compile_it)
+    def compile(*arguments: Any, **options: Any) -> Any:
+        torch.compiler.set_stance("force_eager")
+        return compile_it(*arguments, **options)
+
+    take_place(torch, compile)
 
 
 def _see_what_is_missing(journal: Journal) -> None:
@@ -176,7 +171,16 @@ def main(task: Task) -> NoReturn:
         os._exit(0)
 
     stages.append(set_up(task, leave))
-    signal.signal(signal.SIGTERM, lambda *_: leave(CUT))
+    own = os.getpid()
+
+    def told_to_end(*_: Any) -> None:
+        if os.getpid() != own:  # a worker of the script has inherited this
+            os._exit(1)
+        leave(CUT)
+
+    signal.signal(signal.SIGTERM, told_to_end)
+    if hasattr(signal, "SIGUSR1"):
+        faulthandler.register(signal.SIGUSR1)
     end, says = ENDED, ""
     sys.argv = [task.script, *task.arguments]
     sys.path[0] = str(Path(task.script).parent)

@@ -1,6 +1,9 @@
 """Runs that cannot be tried as a whole are judged as far as it goes; nothing hangs, nothing is written."""
 
 import io
+import multiprocessing
+import os
+import threading
 import time
 from itertools import count
 
@@ -11,6 +14,7 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 
 from course_lib.preflight import CHECKS, preflight
 from course_lib.preflight.runs import copies
+from course_lib.preflight.runs.copies import try_on_copies
 from tests import effort
 from tests.preflight.parts import Net, Points, loader, quiet_trainer
 from tests.preflight.resuming import saves
@@ -137,7 +141,7 @@ def test_a_hang_ends_with_its_seconds(data, unjudged, passed):
     trainer = quiet_trainer(callbacks=[saves()], enable_checkpointing=True)
     report = preflight(trainer, Net(), data(), deep=True, seconds=4)
     assert report.ok is None and passed <= set(report.passed), str(report)
-    assert {name for name, why in report.not_judged.items() if why == "it did not finish in 4 s"} >= unjudged
+    assert {name for name, why in report.not_judged.items() if why == "it did nothing for 4 s"} >= unjudged
     assert time.monotonic() - began < 200  # a hang is of 60 s for each sample
 
 
@@ -165,7 +169,7 @@ def test_progress_is_shown_to_who_waits(stream, after, switch, shown, monkeypatc
     preflight(quiet_trainer(), Net(), loader())
     lines = stream.getvalue().splitlines()
     assert bool(lines) == shown
-    assert not shown or (len(lines) == 4 and "(length, horizon, setup)" in lines[0] and "resume" in lines[-1])
+    assert not shown or (len(lines) == 5 and "(length, horizon, setup)" in lines[0] and "resume" in lines[-1])
 
 
 def test_a_step_that_takes_long_is_named_while_it_is_waited_for(monkeypatch):
@@ -179,3 +183,66 @@ def test_a_step_that_takes_long_is_named_while_it_is_waited_for(monkeypatch):
     monkeypatch.setattr("sys.stderr", stream)
     preflight(quiet_trainer(), Slow(), loader(), seconds=3)
     assert "the start and the first windows" in stream.getvalue().splitlines()[0]
+
+
+# ------------------------------------------------------------------------------------------------ what ends a trial
+
+
+def sleeps(folder):
+    time.sleep(60)
+
+
+def deadlocks(folder):
+    lock = threading.Lock()
+    lock.acquire()
+    lock.acquire()
+
+
+def waits_for_input(folder):
+    reading, _ = os.pipe()
+    os.read(reading, 1)
+
+
+def asks_again_and_again(folder):
+    while True:
+        time.sleep(0.01)
+
+
+def works(folder, seconds=60.0):
+    ends = time.process_time() + seconds
+    while time.process_time() < ends:
+        pass
+    return "done"
+
+
+def waits_for_a_worker(folder):
+    with multiprocessing.get_context("fork").Pool(1) as pool:
+        return pool.apply(works, (folder, 3.0))
+
+
+@pytest.mark.parametrize(
+    ("trial", "why"),
+    [
+        (sleeps, "it did nothing for 2 s"),
+        (deadlocks, "it did nothing for 2 s"),
+        (waits_for_input, "it did nothing for 2 s"),
+        (asks_again_and_again, "it did nothing for 2 s"),
+        (works, "it did not finish in 2 s"),
+    ],
+)
+def test_what_does_nothing_and_what_works_too_long_ends(trial, why):
+    [answer] = try_on_copies([trial], seconds=2)
+    assert answer.error == why
+
+
+def test_who_waits_for_its_worker_is_not_idle():
+    [answer] = try_on_copies([waits_for_a_worker], seconds=6)
+    assert answer.value == "done" and answer.error == ""
+
+
+def test_what_is_judged_does_not_depend_on_how_busy_the_machine_is():
+    with multiprocessing.get_context("fork").Pool(8) as pool:
+        busy = [pool.apply_async(works, (None, 60.0)) for _ in range(8)]
+        [answer] = try_on_copies([lambda folder: works(folder, 1.5)], seconds=3)
+        pool.terminate()
+    assert answer.value == "done" and not any(result.ready() for result in busy)

@@ -153,10 +153,9 @@ def test_no_file_is_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("before\n")
     trainer = quiet_trainer(logger=True, enable_checkpointing=True, enable_progress_bar=True)
-    report = preflight(trainer, Writes(tmp_path), loader())
+    assert preflight(trainer, Writes(tmp_path), loader()).ok is True
     assert sorted(path.name for path in tmp_path.iterdir()) == ["log.txt"]
     assert (tmp_path / "log.txt").read_text() == "before\n"
-    assert "was not allowed to write to" in report.not_judged["setup"]
 
 
 def test_no_process_is_left_and_nothing_is_printed(capfd):
@@ -191,7 +190,7 @@ def cargo(request, monkeypatch):
 def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer(cargo):
     began = time.monotonic()
     slow, quick = try_on_copies([lambda _, held=cargo: time.sleep(60), lambda _, held=cargo: 7], seconds=1.0)
-    assert slow.error == "it did not finish in 1 s" and quick.value == 7
+    assert slow.error in ("it did nothing for 1 s", "it did not finish in 1 s") and quick.value == 7
     assert time.monotonic() - began < (40 if torch.cuda.is_initialized() else 5)  # a server may have to start first
 
 
@@ -257,7 +256,7 @@ class Hangs(Net):
 
 def test_a_run_that_hangs_in_a_check_is_judged_in_the_others():
     report = preflight(quiet_trainer(), Hangs(), loader(), seconds=2)
-    assert report.not_judged["setup"] == "it did not finish in 2 s"
+    assert report.not_judged["setup"] == "it did nothing for 2 s"
     assert {"length", "horizon", "dealing", "order"} <= set(report.passed)
 
 

@@ -136,7 +136,7 @@ def count_everything():
     except ImportError:
         pass
     else:
-        counting(safetensors.torch, "save_file", "saves")
+        counting(safetensors.torch, "serialize_file", "saves")
     count_forwards()
 
 

@@ -163,10 +163,10 @@ def parts_of(sampler: Any, depth: int = 3) -> list[Any]:
 
 def _stream(loader: Any, dataset: Any) -> Dealt:
     """Read the beginning of a stream."""
-    began, read = time.monotonic(), 0
+    began, read = time.process_time(), 0
     contents: list[Batch] = []
     for sample in iter(dataset):
-        seconds = time.monotonic() - began
+        seconds = time.process_time() - began
         if read >= STREAM_SAMPLES or seconds > STREAM_SECONDS:
             break
         if read < STREAM_CONTENTS and seconds < STREAM_SECONDS / 2:

@@ -8,9 +8,9 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
+from course_lib._own_files import WritesAFile
 from course_lib._words import counted, in_a_line
 from course_lib.preflight.report import Judgement
-from course_lib.preflight.runs.copies import WritesAFile
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, Started, TrainingRun
 
 

@@ -6,27 +6,20 @@ A short epoch with its validation is run; what it finds stands under setup, leng
 from __future__ import annotations
 
 import difflib
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import DataLoader, Dataset, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset, Subset
 
 from course_lib._fingerprints import fingerprint
 from course_lib._words import counted, first_of, in_a_line
 from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Monitor, TrainingRun, Validation, length_of
 
-CONTENT_SECONDS = 1.0
-"""CPU time in which samples are compared by their contents."""
-MOST_TRAINED = 4_096
-MOST_VALIDATED = 256
-SHARE = 0.2
-"""Of the validation's samples: fewer equal ones may be chance."""
 OTHER_NAMES = ("epoch", "step")
 """What a checkpoint may monitor without anybody who logs it."""
 
@@ -183,7 +176,7 @@ def _same(trained: Any, validated: Any) -> list[int]:
         return []
     if base is other or _equal(base, other):
         return sorted(set(range(len(base)) if mine is None else mine) & set(range(len(other)) if its is None else its))
-    return _same_contents(trained, validated)
+    return []
 
 
 def _equal(base: Any, other: Any) -> bool:
@@ -198,26 +191,3 @@ def _is_data(value: Any, length: int) -> bool:
     if isinstance(value, torch.Tensor | np.ndarray):
         return value.ndim > 1 and len(value) == length
     return isinstance(value, tuple) and bool(value) and all(_is_data(part, length) for part in value[:1])
-
-
-def _same_contents(trained: Any, validated: Any) -> list[int]:
-    if len(trained) > MOST_TRAINED or not len(validated):
-        return []
-    ends = time.process_time() + CONTENT_SECONDS
-    known = set(_contents(trained, len(trained), ends))
-    checked = list(_contents(validated, min(MOST_VALIDATED, len(validated)), ends))
-    if time.process_time() > ends:
-        return []
-    same = [index for index, content in enumerate(checked) if content and content in known]
-    return same if len(same) >= SHARE * len(checked) else []
-
-
-def _contents(dataset: Dataset[Any], samples: int, ends: float) -> Iterator[int]:
-    """A number for each sample; 0 for one that holds too little to be told apart."""
-    for index in range(samples):
-        if time.process_time() > ends:
-            return
-        sample = dataset[index]
-        parts = sample if isinstance(sample, list | tuple) else [sample]
-        rich = any(isinstance(part, torch.Tensor) and part.is_floating_point() and part.numel() > 2 for part in parts)
-        yield fingerprint(sample) if rich else 0

@@ -120,8 +120,8 @@ def _draws_alike(loader: Any, workers: int) -> Judgement | None:
     if alike:
         return Judgement().find(
             "workers",
-            f"Workers 0 and 1 draw the same random numbers: what the dataset's own generator makes of sample {index} is "
-            f"the same in both, and another when it is fetched again in one of {workers}.",
+            f"Workers 0 and 1 draw the same random numbers: what the dataset's own generator makes of sample {index} "
+            f"is the same in both, and another when it is fetched again in one of {workers}.",
             f"Augmentations come {workers} times each, and the batches of one round are alike.",
             "Do not keep a generator in the dataset or seed by a constant in worker_init_fn: draw from torch, or from "
             "default_rng([seed, epoch, index]).",

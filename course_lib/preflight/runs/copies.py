@@ -1,7 +1,8 @@
 """Trials run in a child process: whatever they do to the run, this process keeps it as it is.
 
-The child is a fork, so that it has the very objects, and whatever it does to them stays with it. It writes no file
-outside its temporary folder, and ends with its workers when it has answered, when its time is up, or with this process.
+The child is a fork, so that it has the very objects, and whatever it does to them stays with it. What it writes lands
+in its temporary folder (see ``course_lib._own_files``). With its workers it ends when it has answered, when its time is
+up (the CPU's, so that other processes count for nothing), when it does nothing any more, or with this process.
 Where this process cannot be forked (a GPU that is in use, Windows), copies of the objects are sent to another, which is
 forked in its place; where that one cannot be forked either (a model that is on the GPU), each trial has a process that
 it is sent to. Where somebody watches and it takes longer than a few seconds, a line says what is being tried.
@@ -24,13 +25,15 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
+import psutil
 import torch
 import torch.distributed as dist
 
+from course_lib._own_files import write_only_below
 from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
@@ -56,7 +59,8 @@ def try_on_copies(
 ) -> list[Answer]:
     """Run each trial in a child process of its own, with a temporary folder, and return their answers in order.
 
-    ``seconds`` is what each may take. What they return is pickled. ``folder`` is theirs instead, and stays.
+    ``seconds`` is the CPU time that each may take, with its workers. What they return is pickled. ``folder`` is theirs
+    instead, and stays.
     """
     with contextlib.ExitStack() as stack:
         folders = [folder or Path(stack.enter_context(temporary_folder())) for _ in trials]
@@ -79,12 +83,52 @@ Trials = list[tuple[Callable[[Path], Any], Path]]
 """Each with its folder."""
 
 
+IDLE_SECONDS = 8.0
+IDLE_SHARE = 0.03
+"""Who uses less of a core for so long waits for something that does not come; beside eight busy processes, on two
+cores, one that works has a fifth of a core."""
+MOST_TIMES = 30
+"""The wall clock's time in multiples of the CPU's limit: the end of what does a little now and then."""
+LOOK_SECONDS = 0.5
+"""Between two looks at what a trial has used."""
+
+
 @dataclass
 class _Child:
     pid: int
     pipe: int
-    ends: float
+    seconds: float
     answer: bytes = b""
+    began: float = field(default_factory=time.monotonic)
+    used: float = 0.0
+    """CPU time, with that of its workers."""
+    worked: tuple[float, float] = (0.0, 0.0)
+    """When it was last seen to work, in seconds since it began, and what it had used by then."""
+    looked: float = 0.0
+
+    def why_over(self) -> str:
+        """Why its time is up; empty while it is not."""
+        now = time.monotonic() - self.began
+        if now < self.looked + min(LOOK_SECONDS, self.seconds / 2):
+            return ""
+        self.looked, self.used = now, max(self.used, _cpu_seconds(self.pid))
+        idle = min(IDLE_SECONDS, self.seconds)
+        if self.used - self.worked[1] > IDLE_SHARE * idle:
+            self.worked = now, self.used
+        if self.used >= self.seconds or now >= MOST_TIMES * self.seconds:
+            return f"it did not finish in {self.seconds:g} s"
+        return f"it did nothing for {idle:g} s" if now - self.worked[0] >= idle else ""
+
+
+def _cpu_seconds(pid: int) -> float:
+    """What a process and those that it started have used; 0 where it is gone."""
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
+    return total
 
 
 def _forked(trials: Trials, seconds: float) -> list[Answer]:
@@ -95,27 +139,24 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
         while waiting or running:
             while waiting and len(running) < AT_ONCE:
                 number, (trial, folder) = waiting.pop(0)
-                running[number] = _fork(trial, folder, time.monotonic() + seconds)
-            pause = max(0.0, min(child.ends for child in running.values()) - time.monotonic())
-            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], min(pause, 1.0))
+                running[number] = _fork(trial, folder, seconds)
+            pause = min(LOOK_SECONDS, seconds / 4)
+            readable, _, _ = select.select([child.pipe for child in running.values()], [], [], pause)
             now_trying()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
-                if done or time.monotonic() >= child.ends:
+                why_over = "" if done else child.why_over()
+                if done or why_over:
                     del running[number]
                     code = _end(child)
-                    answers[number] = _answer_of(child, code) if done else _too_late(seconds)
+                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over)
     finally:
         for child in running.values():
             _end(child)
     return answers
 
 
-def _too_late(seconds: float) -> Answer:
-    return Answer(error=f"it did not finish in {seconds:g} s")
-
-
-def _fork(trial: Callable[[Path], Any], folder: Path, ends: float) -> _Child:
+def _fork(trial: Callable[[Path], Any], folder: Path, seconds: float) -> _Child:
     reading, writing = os.pipe()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -129,7 +170,7 @@ def _fork(trial: Callable[[Path], Any], folder: Path, ends: float) -> _Child:
         random.setstate(generator)  # Python seeds it again in a child
         _be_the_child(trial, folder, writing, parent)
     os.close(writing)
-    return _Child(pid, reading, ends)
+    return _Child(pid, reading, seconds)
 
 
 def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent: int) -> NoReturn:
@@ -213,7 +254,7 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
         timeout = seconds * len(trials) + SENT_SECONDS
         answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=timeout, backend="gloo")[0].value
     except RankTimeout:
-        return [_too_late(seconds)] * len(trials)
+        return [Answer(error=f"it did not finish in {seconds:g} s")] * len(trials)
     except RankError as error:
         return [Answer(error=f"its process ended: {str(error).splitlines()[0]}")] * len(trials)
     except ValueError as error:
@@ -226,7 +267,7 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
 
 
 def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
-    _write_nowhere_but_in(folder)
+    write_only_below(folder)
     try:
         return Answer(trial(folder))
     except BaseException as error:
@@ -258,46 +299,6 @@ def _silent() -> Iterator[None]:
                 os.dup2(nowhere.fileno(), number)
         with contextlib.redirect_stdout(nowhere), contextlib.redirect_stderr(nowhere):
             yield
-
-
-class WritesAFile(PermissionError):
-    """The run would have written to a file."""
-
-
-def _write_nowhere_but_in(folder: Path) -> None:
-    """Refuse, for the rest of this process, to change files outside the folder."""
-    sys.dont_write_bytecode = True
-    tempfile.tempdir = str(folder)
-    os.environ["TMPDIR"] = str(folder)
-    inside = os.path.realpath(folder)
-    changes = set("os.remove os.rename os.mkdir os.rmdir os.truncate os.link os.symlink shutil.rmtree".split())
-    devices = ("/dev/", "/proc/")
-
-    def judge(event: str, arguments: tuple[Any, ...]) -> None:
-        if event == "open":
-            path, mode, flags = arguments
-            writes = isinstance(flags, int) and bool(flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC))
-            if not writes and not (isinstance(mode, str) and set(mode) & set("wax+")):
-                return
-        elif event in changes:
-            path = arguments[0]
-        else:
-            return
-        if not isinstance(path, str | bytes | os.PathLike):
-            return  # a file that is open already
-        real = os.path.realpath(os.fsdecode(path))
-        if not real.startswith((inside, *devices)):
-            raise WritesAFile(f"the trial was not allowed to write to {os.fsdecode(path)}")
-
-    sys.addaudithook(judge)
-    save = torch.save
-
-    def guarded_save(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-        if isinstance(f, str | os.PathLike):
-            judge("open", (f, "w", 0))  # torch opens it in C++, where no hook sees it
-        save(obj, f, *arguments, **options)
-
-    torch.save = guarded_save
 
 
 # ------------------------------------------------------------------------------------------- a line for whoever waits

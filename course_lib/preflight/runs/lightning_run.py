@@ -19,7 +19,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib import _lightning
 from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
@@ -113,7 +112,9 @@ class LightningRun(TrainingRun):
         module = _module_of(trainer)
         trainer.callbacks[:] = [callback for callback in trainer.callbacks if not is_any_of(callback, WRITING)]
         if trainer.loggers:
-            trainer.loggers = [importlib.import_module(f"{module}.loggers.logger").DummyLogger()]
+            silent = importlib.import_module(f"{module}.loggers.logger").DummyLogger
+            of_folder = {"save_dir": str(folder), "log_dir": str(folder), "root_dir": str(folder)}
+            trainer.loggers = [type("SilentLogger", (silent,), of_folder)()]
         _lightning.ROOT_FOLDER.put(trainer, str(folder))
         trainer.num_sanity_val_steps = 0
         if validates:
@@ -125,9 +126,7 @@ class LightningRun(TrainingRun):
     def _shorten_the_epoch(self) -> None:
         trainer = self.trainer
         trainer.limit_train_batches = SHORT_EPOCH
-        trainer.limit_val_batches = min(SHORT_EPOCH, trainer.limit_val_batches) if trainer.limit_val_batches else 0
-        if isinstance(trainer.limit_val_batches, float):
-            trainer.limit_val_batches = SHORT_EPOCH
+        trainer.limit_val_batches = SHORT_EPOCH if trainer.limit_val_batches else 0
         trainer.check_val_every_n_epoch, trainer.val_check_interval = 1, 1.0
         _lightning.VALIDATION_SECONDS.put(trainer, None)
         trainer.fit_loop.max_epochs, trainer.fit_loop.epoch_loop.max_steps = 1, -1
@@ -228,7 +227,7 @@ class LightningRun(TrainingRun):
         return device if device.type == "cuda" else None
 
     def callback_names(self) -> list[str]:
-        return [type(callback).__name__ for callback in self.trainer.callbacks if not is_any_of(callback, WRITING)]
+        return [type(one).__name__ for one in self.trainer.callbacks if not is_any_of(one, WRITING)]
 
     # ----------------------------------------------------------------------------------------------------- its loaders
 
@@ -371,12 +370,11 @@ class LightningRun(TrainingRun):
         plans = [plan for plan in (started.plan, *started.other_plans.values()) if plan]
         batches = max([1, *(plan.micro_batches for plan in plans)])
         epochs = max([1, *(plan.epochs_completed + 1 for plan in plans)])
-        configs = self.trainer.lr_scheduler_configs if started.automatic else ()
         schedules = []
-        for config in configs:
+        for config in self.trainer.lr_scheduler_configs if started.automatic else ():
             interval, calls = str(config.interval), epochs if config.interval == "epoch" else batches
-            follows = bool(config.reduce_on_plateau)
-            schedules.append(walked(config.scheduler, interval, int(config.frequency), follows, calls))
+            told = interval, int(config.frequency), bool(config.reduce_on_plateau)
+            schedules.append(walked(config.scheduler, *told, calls))
         if not plans and started.batches and started.max_epochs > 0:
             batches = started.batches * started.max_epochs
         own = [walked(schedule, "step", 1, False, batches) for schedule in self.schedules_of_its_own()]
@@ -384,8 +382,7 @@ class LightningRun(TrainingRun):
 
     def schedules_of_its_own(self) -> list[Any]:
         stepped = {id(c.scheduler) for c in self.trainer.lr_scheduler_configs} if self.settings.automatic else set()
-        alive = schedules_alive(self.optimizers)
-        return [one for one in alive if id(one) not in stepped and not isinstance(one, ReduceLROnPlateau)]
+        return [schedule for schedule in schedules_alive(self.optimizers) if id(schedule) not in stepped]
 
     def schedules_stepped(self) -> list[Any]:
         if not self.settings.automatic or not _is_lightnings(self.model, "lr_scheduler_step"):

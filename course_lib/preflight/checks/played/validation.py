@@ -26,6 +26,7 @@ def judge_validation(journal: Journal) -> Judgement:
                 f"{first_of(shared, 4)}.",
                 "The score counts samples that the model has seen, so that it is too good, and the best epoch another.",
                 "Split the indices once, and give each its own part: random_split, or two Subsets that share none.",
+                chapter="10_check_your_run",
             )
     if not clean:
         judgement.notes.append("validation: all samples that are evaluated are trained on as well")

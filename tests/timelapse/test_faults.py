@@ -1,0 +1,169 @@
+"""A fault planted in a script that was right is found, alone; the script without it is silent."""
+
+from pathlib import Path
+
+import pytest
+
+from course_lib.preflight.report import Judgement
+from course_lib.preflight.script import Others, judged
+from course_lib.timelapse.play import Play, play_each
+
+SCRIPTS = Path(__file__).with_name("scripts")
+
+
+def judgement_of(script: Path, folder: Path, *, ranks: int = 1) -> Judgement:
+    plays = [Play(script, ranks=ranks, rank=rank, folder=folder / f"rank{rank}") for rank in range(min(2, ranks))]
+    journal, *others = play_each(plays)
+    assert (journal.end, journal.says) == ("ended", "")
+    return judged(journal, Others(other_rank=others[0] if others else None))
+
+
+def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of a script with some of its text replaced."""
+    text = (SCRIPTS / f"{name}.py").read_text()
+    for before, after in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    script = folder / f"{name}.py"
+    script.write_text(text)
+    return script
+
+
+@pytest.mark.parametrize(("name", "ranks"), [("classifier", 1), ("ranks", 2), ("gan", 1), ("scaler", 1), ("stream", 1)])
+def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
+    judgement = judgement_of(SCRIPTS / f"{name}.py", tmp_path, ranks=ranks)
+    assert [str(finding) for finding in judgement.findings] == []
+    assert not [name for name, unjudged in judgement.not_judged.items() if unjudged.kind.name == "FAILED"]
+
+
+STEP = """                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+"""
+FAULTS = {
+    "no zero_grad": (
+        "window",
+        "are not cleared: 17 of 18 steps",
+        [(STEP, STEP.replace("optimizer.zero_grad()", "pass"))],
+    ),
+    "horizon in micro-batches": (
+        "horizon",
+        "needs 63 calls, and the run makes 18 (63 is the number of micro-batches of the run)",
+        [("T_max=windows * arguments.epochs", "T_max=len(loader) * arguments.epochs")],
+    ),
+    "a schedule of steps, stepped by epoch": (
+        "horizon",
+        "needs 18 calls, and the run makes 3 (18 is the number of optimizer steps of the run)",
+        [
+            (STEP, STEP.replace("schedule.step()", "pass")),
+            ("        best = max", "        schedule.step()\n        best = max"),
+        ],
+    ),
+    "a schedule of epochs, stepped by step": (
+        "horizon",
+        "is stepped 18 times (3 is the number of epochs of the run)",
+        [("T_max=windows * arguments.epochs", "T_max=arguments.epochs")],
+    ),
+    "a StepLR of epochs, stepped by micro-batch": (
+        "horizon",
+        "by call",
+        [
+            ("CosineAnnealingLR(optimizer, T_max=windows * arguments.epochs)", "StepLR(optimizer, 1, gamma=0.1)"),
+            (STEP, STEP.replace("schedule.step()", "pass")),
+            ("            loss.backward()\n", "            loss.backward()\n            schedule.step()\n"),
+        ],
+    ),
+    "stepped twice": (
+        "horizon",
+        "is stepped 36 times, 18 of them directly behind another call, in 18 optimizer steps",
+        [(STEP, STEP.replace("schedule.step()", "schedule.step()\n                schedule.step()"))],
+    ),
+    "eval left on": (
+        "setup",
+        "left in evaluation mode after an evaluation: from backward pass 22 on, 42 passes of 63",
+        [("        model.train()\n", "")],
+    ),
+    "cleared in each micro-batch": (
+        "window",
+        "Of 63 backward passes, 45 are cleared before any step uses them",
+        [("            loss.backward()\n", "            optimizer.zero_grad()\n            loss.backward()\n")],
+    ),
+    "cleared between backward and step": (
+        "window",
+        "18 of 18 steps are made without any",
+        [(STEP, STEP.replace("optimizer.step()", "optimizer.zero_grad()\n                optimizer.step()"))],
+    ),
+    "loss not divided": (
+        "window",
+        "with 4 micro-batches, and the loss of each, a mean, is not divided (classifier.py:45)",
+        [(" / arguments.accumulate\n            loss", "\n            loss")],
+    ),
+    "the tail waits": (
+        "window",
+        "The last 1 micro-batch of an epoch do not step",
+        [(" or number == len(loader)", ""), ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5")],
+    ),
+    "the tail is cleared": (
+        "window",
+        "The last 1 micro-batch of an epoch are lost",
+        [
+            (" or number == len(loader)", ""),
+            ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5"),
+            ("        model.train()\n", "        model.train()\n        optimizer.zero_grad()\n"),
+        ],
+    ),
+    "a head replaced after the optimizer was made": (
+        "setup",
+        "No optimizer holds 4.weight, 4.bias",
+        [
+            ("    model[-1] = nn.Linear(16, 3)\n", ""),
+            ("    start, best = 0, 0.0\n", "    start, best = 0, 0.0\n    model[-1] = nn.Linear(16, 3)\n"),
+        ],
+    ),
+    "the schedule saved and never loaded": (
+        "resume",
+        'holds the schedule\'s under "schedule", and no line of the script reads it again',
+        [('        schedule.load_state_dict(checkpoint["schedule"])\n', "")],
+    ),
+    "validation samples in the training": (
+        "validation",
+        "30 samples of 50 that are evaluated are trained on as well: 330, 331, 332, 333, …",
+        [("Subset(data, range(330))", "Subset(data, range(360))")],
+    ),
+    "one order in every epoch": (
+        "order",
+        "its generator starts at the same seed in each of them",
+        [("        model.train()\n", "        model.train()\n        torch.manual_seed(0)\n")],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_fault_of_one_process_is_found_alone(fault: str, tmp_path: Path):
+    check, says, changes = FAULTS[fault]
+    judgement = judgement_of(planted("classifier", tmp_path, *changes), tmp_path)
+    assert [finding.check for finding in judgement.findings] == [check], [str(one) for one in judgement.findings]
+    assert says in judgement.findings[0].says
+
+
+FAULTS_OF_RANKS = {
+    "set_epoch never called": ("order", "and nothing calls it", [("    sampler.set_epoch(epoch)\n", "")]),
+    "averaged in all but the last": (
+        "no_sync",
+        "averaged over the 2 ranks in 1 and not in the last",
+        [("nullcontext() if steps else", "nullcontext() if not steps else")],
+    ),
+    "no sampler for the ranks": (
+        "dealing",
+        "Ranks 0 and 1 are both given 90 samples of 90 in one epoch",
+        [("batch_size=6, sampler=sampler", "batch_size=6, shuffle=True")],
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", FAULTS_OF_RANKS)
+def test_a_fault_of_several_ranks_is_found_alone(fault: str, tmp_path: Path):
+    check, says, changes = FAULTS_OF_RANKS[fault]
+    judgement = judgement_of(planted("ranks", tmp_path, *changes), tmp_path, ranks=2)
+    assert [finding.check for finding in judgement.findings] == [check], [str(one) for one in judgement.findings]
+    assert says in judgement.findings[0].says
