@@ -1,24 +1,25 @@
-"""What chapter 06 asks: to deal an order by hand, to repair a sampler, and to repair a wrapper."""
+"""What chapter 06 asks: to deal an order by hand, and to repair a sampler; a wrapper: `ch06_wrapper_exercise`."""
 
 from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import cloudpickle
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch.utils.data import BatchSampler, RandomSampler
+from torch.utils.data import BatchSampler
 
-from course_lib._generators import generators_put_back
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
 from workbook.ch06_two_ranks import fit
+from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
+
+SEARCHED = 200
 
 shard_by_hand = Exercise(
     "shard by hand",
@@ -118,6 +119,37 @@ class _TakesTurns(_Dealt):
         return np.split(self.order(), range(self.batch_size, self.num_samples, self.batch_size))
 
 
+class _FewerSteps(_Dealt):
+    def __init__(self, num_samples: int, batch_size: int, *ranks: int, seed: int = 0, sampler: Any = None) -> None:
+        super().__init__(num_samples, 0, *ranks, seed=seed)
+        self.largest = batch_size  # the kit finds what goes beyond an attribute `batch_size` by itself
+
+    def parts(self) -> list[NDArray[np.int64]]:
+        steps = max(1, self.num_samples // (self.largest * self.num_replicas))
+        return np.array_split(self.order(), steps * self.num_replicas)
+
+
+class _MultipliesSeedByEpoch(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng((self.seed + 1) * (self.epoch + 1)).permutation(self.num_samples)
+
+
+class _TenEpochsApart(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng(10 * self.seed + self.epoch).permutation(self.num_samples)
+
+
+class _RollsOneOrder(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.roll(np.random.default_rng(self.seed).permutation(self.num_samples), self.epoch)
+
+
+class _SeedsGloballyByEpoch(_Dealt):
+    def set_epoch(self, epoch: int) -> None:
+        super().set_epoch(epoch)
+        torch.manual_seed(seed_of(self.seed, epoch))
+
+
 class _CountsFloor(_Dealt):
     def __len__(self) -> int:
         return self.num_samples // (self.batch_size * self.num_replicas)
@@ -179,17 +211,68 @@ def _fault_of_sampler(make: Any) -> str | None:
     if not report.ok:
         rules = ", ".join(str(violation.rule) for violation in report.violations)
         return f"broken: {rules}. First:\n{report.violations[0]}"
-    before = _global_states()
-    list(make(14, 3, 1, 0))
-    if _global_states() != before:
-        return (
-            "the kit finds nothing, but iterating seeds the global generators: whatever else draws from them, dropout "
-            "and augmentation, draws the same numbers in every run. Give the order a generator of its own."
-        )
+    fault = _fault_of_generators(make) or _fault_of_orders(make) or _fault_of_sizes(make)
+    if fault:
+        return f"the kit finds nothing, but {fault}"
     fault = _fault_in_a_trainer(make)
     if fault is None:
         print(f"{sum(report.checks.values()):,} checks of the kit passed, and a Trainer's default flags on two ranks.")
     return fault
+
+
+def _fault_of_generators(make: Any) -> str | None:
+    sampler = make(14, 3, 1, 0)
+    for what, use in {"set_epoch": lambda: sampler.set_epoch(1), "iterating": lambda: list(sampler)}.items():
+        before = global_states()
+        use()
+        if global_states() != before:
+            return (
+                f"{what} seeds the global generators: whatever else draws from them, dropout and augmentation, draws "
+                "the same numbers in every run. Give the order a generator of its own."
+            )
+    return None
+
+
+def _fault_of_orders(make: Any) -> str | None:
+    """The seeds and epochs up to 11 have orders of their own, none another one's that was turned round."""
+    of_order: dict[str, tuple[int, int]] = {}
+    for seed in range(12):
+        sampler, of_circle = make(25, 3, 1, 0, seed=seed), dict[str, int]()
+        for epoch in range(12):
+            sampler.set_epoch(epoch)
+            order = [int(index) for batch in sampler for index in batch]
+            begin = order.index(0)
+            other = of_order.setdefault(str(order), (seed, epoch))
+            if other != (seed, epoch):
+                return (
+                    f"(seed {seed}, epoch {epoch}) and (seed {other[0]}, epoch {other[1]}) have one order: the numbers "
+                    "are mixed by arithmetic, and meet. Give both to the generator: default_rng([seed, epoch])."
+                )
+            turned = of_circle.setdefault(str(order[begin:] + order[:begin]), epoch)
+            if turned != epoch:
+                return (
+                    f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere: the same samples meet in "
+                    "nearly the same batches. Draw a new order in each epoch."
+                )
+    return None
+
+
+def _fault_of_sizes(make: Any) -> str | None:
+    drawn = random.Random(0)
+    for _ in range(SEARCHED):
+        batch_size, replicas = drawn.randint(1, 5), drawn.randint(1, 4)
+        num_samples = drawn.randint(batch_size * replicas, 40)
+        if -(-num_samples // (batch_size * replicas)) * replicas > num_samples:
+            continue  # a batch would be empty, and an answer may refuse that
+        where = f"{num_samples} samples in batches of {batch_size} on {replicas} ranks"
+        ranks = [[list(batch) for batch in make(num_samples, batch_size, replicas, rank)] for rank in range(replicas)]
+        sizes = {len(batch) for batches in ranks for batch in batches}
+        if not sizes <= set(range(1, batch_size + 1)):
+            return f"of {where}, a batch has {max(sizes)} samples: at most {batch_size} are asked for, at least 1."
+        lost, again = lost_and_again(ranks, num_samples)
+        if lost or again or len({len(batches) for batches in ranks}) > 1:
+            return f"of {where}, {lost} are lost and {again} come again; batches: {[*map(len, ranks)]}."
+    return None
 
 
 def _fault_in_a_trainer(make: Any) -> str | None:
@@ -232,6 +315,11 @@ repair_a_sampler = PropertyExercise(
         "the order depends on the global generators": _DrawsGlobally,
         "iterating seeds the global generators": _SeedsGlobally,
         "as the sum seed + epoch makes it": _AddsEpochToSeed,
+        "(seed 1, epoch 0) and (seed 0, epoch 1) have one order": _MultipliesSeedByEpoch,
+        "(seed 1, epoch 0) and (seed 0, epoch 10) have one order": _TenEpochsApart,
+        "is that of epoch 0, begun elsewhere": _RollsOneOrder,
+        "set_epoch seeds the global generators": _SeedsGloballyByEpoch,
+        "are asked for, at least 1": _FewerSteps,
         "set_epoch has no effect": _IgnoresEpoch,
         "the only one that Lightning calls (and accelerate on several ranks), does not exist": _NotReached,
         "because it doesn't subclass PyTorch's `BatchSampler`": _Plain,
@@ -241,150 +329,5 @@ repair_a_sampler = PropertyExercise(
     seconds=300,  # it starts ranks
 )
 
-
-def _global_states() -> tuple[Any, Any, Any]:
-    """Those of torch's, Python's and NumPy's global generators."""
-    numpys = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), random.getstate(), str(numpys)
-
-
-Shard = Callable[..., list[list[int]]]
-
-
-def _part_of(shard: Shard, num_samples: int, num_replicas: int, rank: int, epoch: int, launched: int) -> Any:
-    """What one rank gets; its launcher has seeded the global generator with ``launched``."""
-    torch.manual_seed(launched)
-    batch_sampler = BatchSampler(RandomSampler(range(num_samples)), 2, drop_last=False)
-    batches = shard(batch_sampler, num_replicas, rank, epoch=epoch)
-    return [[int(index) for index in batch] for batch in batches]
-
-
-def _parts_of(shard: Shard, num_samples: int, num_replicas: int) -> list[Any]:
-    """What each rank gets, where launchers seed each rank by its number."""
-    return [_part_of(shard, num_samples, num_replicas, rank, 0, launched=1000 + rank) for rank in range(num_replicas)]
-
-
-def _fault_of_shard(shard: Any) -> str | None:
-    """What is wrong unless the ranks see every index, in one order for each epoch, and in as many batches each."""
-    with generators_put_back():
-        return _first_fault_of_shard(shard)
-
-
-def _first_fault_of_shard(shard: Shard) -> str | None:
-    for num_samples, num_replicas in ((8, 2), (20, 2), (24, 3)):
-        ranks = _parts_of(shard, num_samples, num_replicas)
-        lost, again = _lost_and_again(ranks, num_samples)
-        if lost or again:
-            told = f"of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come again.\n"
-            return told + _why_lost(shard)
-    torch.manual_seed(3)
-    before = torch.get_rng_state()
-    shard(BatchSampler(RandomSampler(range(30)), 2, drop_last=False), 2, 0, epoch=0)
-    if not torch.equal(before, torch.get_rng_state()):
-        return (
-            "every index comes once, and torch's global generator is not as you found it: what draws from it next, "
-            "dropout and augmentation, draws the same numbers on all ranks. Put it back with torch.random.fork_rng()."
-        )
-    orders = [_part_of(shard, 30, 1, 0, epoch, launched=5) for epoch in range(3)]
-    if orders[0] == orders[1] == orders[2]:
-        return "nothing is lost, and all epochs have one order: the epoch belongs in the seed."
-    for num_samples, num_replicas in ((14, 2), (20, 3)):
-        ranks = _parts_of(shard, num_samples, num_replicas)
-        lost, _ = _lost_and_again(ranks, num_samples)
-        where = f"of {num_samples} indices in batches of 2 on {num_replicas} ranks"
-        if lost:
-            return (
-                f"{where}, {lost} are lost: the batches that do not divide are dropped. Repeat the first ones instead."
-            )
-        counts = [len(batches) for batches in ranks]
-        if len(set(counts)) > 1:
-            told = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
-            return f"{where}, the ranks have unequal numbers of batches ({told}): the run hangs."
-    return None
-
-
-def _lost_and_again(ranks: list[Any], num_samples: int) -> tuple[int, int]:
-    seen = Counter(index for batches in ranks for batch in batches for index in batch)
-    return num_samples - len(seen), sum(seen.values()) - len(seen)
-
-
-def _why_lost(shard: Shard) -> str:
-    random.seed(99)
-    np.random.seed(99)  # noqa: NPY002
-    others = _global_states()[1:]
-    first, second = (_part_of(shard, 8, 2, 0, 0, launched) for launched in (1, 2))
-    if others != _global_states()[1:]:
-        return "This seeds Python's or NumPy's generator, but RandomSampler draws from torch's."
-    if first == second and _part_of(shard, 8, 2, 1, 0, launched=1) == first:
-        return "All ranks take the same batches: each needs its own share of them."
-    if first == second:
-        return "The order is seeded, but the ranks do not cut the same one: seed from the epoch, and not from the rank."
-    return "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
-
-
-def _seed_of(*numbers: int) -> int:
-    return int(np.random.SeedSequence(numbers).generate_state(1)[0])
-
-
-def _in_turn(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    return list(batch_sampler)[rank::num_replicas]
-
-
-def _by_the_global_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    torch.manual_seed(epoch)
-    return _in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _by_pythons_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    random.seed(epoch)
-    return _in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _the_first_share(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed_of(epoch))
-        return list(batch_sampler)[::num_replicas]
-
-
-def _by_the_ranks_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed_of(epoch, rank))
-        return _in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _by_a_fixed_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(0)
-        return _in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _in_uneven_turns(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed_of(epoch))
-        return _in_turn(batch_sampler, num_replicas, rank, epoch)
-
-
-def _in_chunks(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(_seed_of(epoch))
-        batches = list(batch_sampler)
-    share = len(batches) // num_replicas
-    return batches[rank * share : (rank + 1) * share]
-
-
-one_order_for_all_ranks = PropertyExercise(
-    "shard",
-    _fault_of_shard,
-    {
-        "Each rank shuffles with its own generator": _in_turn,
-        "RandomSampler draws from torch's": _by_pythons_seed,
-        "seed from the epoch, and not from the rank": _by_the_ranks_seed,
-        "All ranks take the same batches": _the_first_share,
-        "torch's global generator is not as you found it": _by_the_global_seed,
-        "all epochs have one order": _by_a_fixed_seed,
-        "the batches that do not divide are dropped": _in_chunks,
-        "the ranks have unequal numbers of batches (rank 0: 4, rank 1: 3)": _in_uneven_turns,
-    },
-)
 
 EXERCISES = (shard_by_hand, repair_a_sampler, one_order_for_all_ranks)

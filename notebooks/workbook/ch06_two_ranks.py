@@ -6,7 +6,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from textwrap import fill, shorten
+from textwrap import shorten
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 from course_lib.launch import RankError, run_ranks
-from workbook.display import quiet_lightning
+from workbook.display import quiet_lightning, wrapped
 
 Batches = list[list[int]]
 QUIET: dict[str, Any] = dict(
@@ -98,11 +98,6 @@ def outcome(make_batch_sampler: Callable[[], Any], num_samples: int, **options: 
         return fit_on_ranks(make_batch_sampler, num_samples, **options)
     except RankError as error:
         return wrapped(shorten(error.reports[0].error, 165, placeholder=" …"))
-
-
-def wrapped(text: str) -> str:
-    """Each of its lines in as many as it needs to stay within the page."""
-    return "\n".join(fill(line, 88, subsequent_indent="    ") for line in text.splitlines())
 
 
 class EpochAsGradient(Recorder):

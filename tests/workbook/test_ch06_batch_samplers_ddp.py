@@ -1,5 +1,6 @@
 """The numbers behind chapter 06's figures and widget, what its helpers count, and what its exercises say."""
 
+import itertools
 import types
 from functools import partial
 
@@ -121,10 +122,17 @@ def puts_the_generator_back_by_hand(batch_sampler, num_replicas, rank, epoch):
     torch.manual_seed(epoch)
     batches = list(batch_sampler)
     torch.set_rng_state(state)
-    return (batches + batches)[rank : -(-len(batches) // num_replicas) * num_replicas : num_replicas]
+    missing = -len(batches) % num_replicas
+    return [*batches, *itertools.islice(itertools.cycle(batches), missing)][rank::num_replicas]
 
 
-@pytest.mark.parametrize("answer", [shares_indices_out, puts_the_generator_back_by_hand])
+def yields_tuples(batch_sampler, num_replicas, rank, epoch):
+    batches = np.array(seeded(batch_sampler, epoch), dtype=object)
+    for number in range(-(-len(batches) // num_replicas)):
+        yield tuple(batches[(rank + number * num_replicas) % len(batches)])
+
+
+@pytest.mark.parametrize("answer", [puts_the_generator_back_by_hand, yields_tuples])
 def test_other_right_wrappers_pass(answer):
     chapter.one_order_for_all_ranks.check(answer)
 
@@ -139,12 +147,13 @@ def sorts_what_it_gets(batch_sampler, num_replicas, rank, epoch):
 
 
 OTHER_WRAPPERS = {
+    "each rank takes whole batches of the wrapped sampler, none is cut or joined": shares_indices_out,
     "All ranks take the same batches": takes_the_first_share,
     "Each rank shuffles with its own generator": sorts_what_it_gets,
 }
 
 
-@pytest.mark.parametrize(("message", "answer"), OTHER_WRAPPERS.items(), ids=["first share", "sorted"])
+@pytest.mark.parametrize(("message", "answer"), OTHER_WRAPPERS.items(), ids=["joined", "first share", "sorted"])
 def test_other_wrong_wrappers_are_told_what_is_wrong(message, answer):
     with pytest.raises(NotSolved, match=message):
         chapter.one_order_for_all_ranks.check(answer)
