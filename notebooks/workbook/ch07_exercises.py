@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 from workbook.exercises import Exercise
@@ -14,6 +15,7 @@ def _finite(values: list[float]) -> bool:
 
 def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, bool]:
     own, reduced = math.isfinite(own_loss), _finite(reduced_gradient)
+    finite = [math.isfinite(value) for value in reduced_gradient]
     no_nan = not any(math.isnan(value) for value in reduced_gradient)
     one_is_finite = any(math.isfinite(value) for value in reduced_gradient)
     return {
@@ -33,8 +35,30 @@ def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, 
         "you like, but do not skip it here.": math.sqrt(sum(value**2 for value in reduced_gradient)) < 1,
         "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
         "{got} is satisfied with one finite element: the others would be applied too.": one_is_finite,
-        "{got} updates whatever comes: the weights become NaN.": True,
+        "{got} updates with a NaN, and the weights become NaN. (A NaN is equal to nothing, not even to itself, so a "
+        "comparison with `==` or `!=` does not find it. Ask math.isfinite of each element.)": True,
+        "{got} skips for this rank's own NaN, which the other ranks cannot see in the gradient: they update.": (
+            reduced and not math.isnan(own_loss)
+        ),
+        "{got} comes from the first and the last element: one bad element anywhere is enough.": finite[0]
+        and finite[-1],
+        "{got} goes by the majority of the elements: one bad element is enough.": 2 * sum(finite) > len(finite),
+        "{got} takes a large number for an infinite one: 65,504 is the largest in half precision only.": all(
+            abs(value) < 65_504 for value in reduced_gradient
+        ),
+        "{got} looks for the one object math.nan, by `in`: another NaN is not found. Ask math.isfinite of each "
+        "element.": not any(bad in reduced_gradient for bad in (math.nan, math.inf, -math.inf)),
     }
+
+
+def _draw_update(generator: random.Random) -> dict[str, Any]:
+    """Most elements are good, small and large ones; what is bad is in any place, and is no constant of ``math``."""
+    good = [0.0, -0.0, 1e-30, 65_505.0, -1e6, 1e12, generator.uniform(-1, 1), generator.gauss(0, 100)]
+    gradient = [generator.choice(good) for _ in range(generator.randint(1, 7))]
+    bad = [float("nan"), float("inf"), float("-inf")]
+    for _ in range(generator.choice([0, 0, 1, 1, 2])):
+        gradient[generator.randrange(len(gradient))] = generator.choice(bad)
+    return dict(own_loss=generator.choice([0.0, 0.5, -3.0, *bad]), reduced_gradient=gradient)
 
 
 update_together = Exercise(
@@ -53,8 +77,10 @@ update_together = Exercise(
         dict(own_loss=0.5, reduced_gradient=[0.1, -math.inf]),
         dict(own_loss=0.5, reduced_gradient=[30_000.0, -2.0]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
+        dict(own_loss=math.nan, reduced_gradient=[0.1, -0.2]),
     ],
     misconceptions=_wrong_updates,
+    search=_draw_update,
 )
 
 
@@ -84,7 +110,10 @@ def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[Any]]:
             1 - update / (horizon + skips) for update in updates
         ],
         "{got} shortens the horizon by the skips: it is given in updates, and skips do not change it.": [
-            1 - update / (horizon - skips) for update in updates
+            1 - update / max(horizon - skips, 1) for update in updates
+        ],
+        "{got} ends at 0 with the last update: the schedule falls to 0 over `horizon` updates, so divide by it.": [
+            1 - update / max(horizon - 1, 1) for update in updates
         ],
         "{got} starts the schedule from the beginning after a skip. It should go on where it was.": _restarted(
             finite, horizon
@@ -103,6 +132,12 @@ def _restarted(finite: list[bool], horizon: int) -> list[float]:
     return rates
 
 
+def _draw_rates(generator: random.Random) -> dict[str, Any]:
+    """Attempts of any kind, also none; a horizon that the updates reach at most."""
+    finite = [generator.random() < 0.6 for _ in range(generator.randint(0, 16))]
+    return dict(finite=finite, horizon=max(1, sum(finite)) + generator.choice([0, 0, 1, 2, 7]))
+
+
 learning_rates = Exercise(
     "learning_rates",
     solution=lambda finite, horizon: [1 - update / horizon for update in range(sum(finite))],
@@ -113,6 +148,7 @@ learning_rates = Exercise(
         dict(finite=[False, True, False, False, True, True], horizon=8),
     ],
     misconceptions=_wrong_rates,
+    search=_draw_rates,
 )
 
 BATCHES, BAD_BATCHES = 12, ([5, 9], [6], [0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -52,8 +53,15 @@ def _wrong_sizes(sides: list[int], budget: int, multiple_of: int) -> dict[str, l
         "{got} rounds up, and so goes beyond the budget: a batch that does not fit is an out-of-memory error.": [
             math.ceil(multiples) * multiple_of for multiples in exact
         ],
+        "{got} rounds up to the multiple, and so goes beyond the budget: a batch that does not fit is an "
+        "out-of-memory error.": [-(-(budget // side**2) // multiple_of) * multiple_of for side in sides],
         "{got} rounds to the nearest, which may be beyond the budget.": [
             round(multiples) * multiple_of for multiples in exact
+        ],
+        "{got} has powers of two, as the widget has. Here any multiple of `multiple_of` will do, and a larger one may "
+        "fit.": [_power_of_two(budget // side**2) for side in sides],
+        "{got} goes from one stage's batch, already rounded down, to the next: divide the budget in each.": [
+            right[0] * sides[0] ** 2 // side**2 // multiple_of * multiple_of for side in sides
         ],
         "{got} fits, and is no multiple of what was asked for.": [budget // side**2 for side in sides],
         "{got} counts multiples, not samples: multiply by `multiple_of` after the division.": [
@@ -68,6 +76,19 @@ def _wrong_sizes(sides: list[int], budget: int, multiple_of: int) -> dict[str, l
     }
 
 
+def _power_of_two(size: int) -> int:
+    return 1 << (size.bit_length() - 1) if size else 0
+
+
+def _draw_budget(generator: random.Random) -> dict[str, Any]:
+    """Budgets that a size fills exactly, or misses by one pixel; and those that hold nothing."""
+    sides = [generator.choice([1, 2, 3, 7, 8, 16, 24, 32, 47]) for _ in range(generator.randint(1, 4))]
+    multiple_of = generator.choice([1, 1, 2, 3, 4, 8])
+    filled = generator.choice(sides) ** 2 * multiple_of * generator.randint(0, 9)
+    budget = max(0, generator.choice([filled, filled - 1, filled + 1, generator.randint(0, 20_000)]))
+    return dict(sides=sides, budget=budget, multiple_of=multiple_of)
+
+
 batch_sizes = Exercise(
     "batch_sizes",
     solution=_batch_sizes,
@@ -75,14 +96,15 @@ batch_sizes = Exercise(
         dict(sides=[1], budget=8, multiple_of=1),
         dict(sides=[8, 16], budget=16_384, multiple_of=1),
         dict(sides=[8, 16, 24], budget=16_384, multiple_of=1),
+        dict(sides=[24, 8], budget=15_000, multiple_of=8),
         dict(sides=[8, 24, 32], budget=16_384, multiple_of=8),
         dict(sides=[24, 8], budget=1000, multiple_of=1),
-        dict(sides=[8, 24], budget=15_000, multiple_of=8),
         dict(sides=[64, 96], budget=32_768, multiple_of=4),
         dict(sides=[8, 32], budget=1000, multiple_of=1),
     ],
     misconceptions=_wrong_sizes,
     judge=_floats_apart,
+    search=_draw_budget,
 )
 
 
@@ -120,6 +142,14 @@ def _wrong_windows(batch_sizes: list[int], effective_batch_size: int, world_size
     }
 
 
+def _draw_effective_batch(generator: random.Random) -> dict[str, Any]:
+    """Batches that shrink, grow or stay; an effective batch that all divide."""
+    sizes = [generator.choice([1, 2, 3, 4, 6, 8, 12]) for _ in range(generator.randint(1, 4))]
+    world_size = generator.choice([1, 2, 3, 4, 8])
+    effective = math.lcm(*sizes) * world_size * generator.choice([1, 1, 2, 5])
+    return dict(batch_sizes=sizes, effective_batch_size=effective, world_size=world_size)
+
+
 windows = Exercise(
     "windows",
     solution=_windows,
@@ -131,6 +161,7 @@ windows = Exercise(
     ],
     misconceptions=_wrong_windows,
     judge=_floats_apart,
+    search=_draw_effective_batch,
 )
 
 Run = Sequence[tuple[int, float]]
@@ -175,6 +206,26 @@ def _gain(baseline: Run, resized: Run, cost: Callable[[int], float] = _pixels) -
     return round(_within(resized, budget, cost) - _within(baseline, budget, cost), 4)
 
 
+def _nearest(run: Run, budget: float) -> float:
+    """Accuracy after the epoch whose end is nearest the budget."""
+    totals = [_total(run[: number + 1]) for number in range(len(run))]
+    return run[min(range(len(run)), key=lambda number: abs(totals[number] - budget))][1]
+
+
+def _without_dear_epochs(run: Run, budget: float) -> float:
+    """Accuracy after the last epoch, where those that do not fit any more are passed over."""
+    spent, accuracy = 0.0, 0.0
+    for side, after in run:
+        if spent + _pixels(side) <= budget:
+            spent, accuracy = spent + _pixels(side), after
+    return accuracy
+
+
+def _first_at_least(run: Run, budget: float) -> float:
+    """The same as ``_within``, and where no epoch ends within the budget the first one's."""
+    return run[0][1] if _pixels(run[0][0]) > budget else _within(run, budget)
+
+
 def _wrong_gains(baseline: Run, resized: Run) -> dict[str, float]:
     budget = min(_total(baseline), _total(resized))
     of_baseline = _total(baseline)
@@ -201,7 +252,30 @@ def _wrong_gains(baseline: Run, resized: Run) -> dict[str, float]:
             _beyond(resized, budget) - _beyond(baseline, budget)
         ),
     }
-    return {message: round(difference, 4) for message, difference in differences.items()}
+    differences |= {
+        "{got} takes the epoch whose end is nearest the budget: it may end beyond it.": (
+            _nearest(resized, budget) - _nearest(baseline, budget)
+        ),
+        "{got} passes over an epoch that is too dear and counts a later one: the later one was trained on top of it.": (
+            _without_dear_epochs(resized, budget) - _without_dear_epochs(baseline, budget)
+        ),
+        "{got} has the first epoch of a run that completes none within the budget: its accuracy is 0.0 there.": (
+            _first_at_least(resized, budget) - _first_at_least(baseline, budget)
+        ),
+    }
+    rounded = {message: round(difference, 4) for message, difference in differences.items()}
+    exact = _within(resized, budget) - _within(baseline, budget)
+    return rounded | {"{got} is not rounded to 4 digits.": exact}
+
+
+def _draw_runs(generator: random.Random) -> dict[str, Any]:
+    """Runs of all lengths and prices; no two accuracies differ by what rounds to either side."""
+
+    def run(digits: float) -> list[tuple[int, float]]:
+        sides = [generator.choice([1, 8, 16, 16, 24, 32]) for _ in range(generator.randint(1, 6))]
+        return [(side, generator.randrange(1000) / 1000 + digits) for side in sides]
+
+    return dict(baseline=run(0.0), resized=run(0.00003))
 
 
 gain = Exercise(
@@ -222,8 +296,11 @@ gain = Exercise(
             baseline=[(32, 0.25), (32, 0.5), (32, 0.625), (32, 0.875), (32, 0.75)],
             resized=[(16, 0.25), (16, 0.375), (32, 0.75), (32, 0.9375), (32, 0.625)],
         ),
+        dict(baseline=[(16, 0.25), (32, 0.5)], resized=[(32, 0.75)]),
+        dict(baseline=[(32, 0.5)], resized=[(16, 0.25), (16, 0.375)]),
     ],
     misconceptions=_wrong_gains,
+    search=_draw_runs,
 )
 
 EXERCISES = (batch_sizes, windows, gain)

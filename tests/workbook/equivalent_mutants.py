@@ -23,9 +23,19 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
         ): "any default seed is right: the exercise asks for none, and the check hands its own in",
     },
     # ------------------------------------------------------------------------------------------------------------------
-    "07": {},
+    "07": {
+        ("batches-trained", "my_batches = 5 + 6 + 0  ->  my_batches = 5 + 6 - 0"): (
+            "the same number: 0 is neither added nor taken away"
+        ),
+    },
     # ------------------------------------------------------------------------------------------------------------------
-    "08": {},
+    "08": {
+        (
+            "windows",
+            "return [effective_batch_size // (batch_size * world_size) for batch_size in batch_sizes]  ->  "
+            "return [-(-effective_batch_size // (batch_size * world_size)) for batch_size in batch_sizes]",
+        ): "the task says that all divisions come out even, and then up and down are the same",
+    },
     # ------------------------------------------------------------------------------------------------------------------
     "09": {},
     # ------------------------------------------------------------------------------------------------------------------

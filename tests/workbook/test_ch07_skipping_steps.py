@@ -3,8 +3,10 @@
 import math
 import re
 import time
+from fractions import Fraction
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import LightningModule
@@ -276,6 +278,51 @@ WRONG = {
         lambda own_loss, reduced_gradient: any(math.isfinite(g) for g in reduced_gradient),
         "satisfied with one finite element",
     ),
+    "own NaN": (
+        update_together,
+        lambda own_loss, reduced_gradient: not math.isnan(own_loss) and all(map(math.isfinite, reduced_gradient)),
+        "skips for this rank's own NaN",
+    ),
+    "own infinity": (
+        update_together,
+        lambda own_loss, reduced_gradient: not math.isinf(own_loss) and all(map(math.isfinite, reduced_gradient)),
+        "a reason that the other ranks cannot see",
+    ),
+    "first and last": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]) and math.isfinite(reduced_gradient[-1]),
+        "comes from the first and the last element",
+    ),
+    "half precision": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(abs(g) < 65_504 for g in reduced_gradient),
+        "takes a large number for an infinite one",
+    ),
+    "by identity": (
+        update_together,
+        lambda own_loss, reduced_gradient: not any(b in reduced_gradient for b in (math.nan, math.inf, -math.inf)),
+        "looks for the one object math.nan",
+    ),
+    "by equality": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(g not in (float("nan"), math.inf, -math.inf) for g in reduced_gradient),
+        "updates with a NaN",
+    ),
+    "sum is not infinite": (
+        update_together,
+        lambda own_loss, reduced_gradient: sum(reduced_gradient) != math.inf,
+        "updates with a NaN",
+    ),
+    "majority": (
+        update_together,
+        lambda own_loss, reduced_gradient: 2 * sum(map(math.isfinite, reduced_gradient)) > len(reduced_gradient),
+        "goes by the majority",
+    ),
+    "rates: 0 at the last update": (
+        learning_rates,
+        rates(horizon_of=lambda finite, horizon: horizon - 1),
+        "ends at 0 with the last update",
+    ),
     "rates: None": (learning_rates, rates([None]), "has None for each skipped attempt"),
     "rates: 0.0": (learning_rates, rates([0.0]), "has 0.0 for each skipped attempt"),
     "rates: stretched": (
@@ -304,10 +351,83 @@ def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
         exercise.check(answer)
 
 
+NO_MESSAGE = {
+    "update: the mean": (
+        update_together,
+        lambda own_loss, reduced_gradient: abs(sum(reduced_gradient) / len(reduced_gradient)) < 1e9,
+    ),
+    "update: the middle": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[len(reduced_gradient) // 2]),
+    ),
+    "update: all but one": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(map(math.isfinite, reduced_gradient[:-1])),
+    ),
+    "update: even places": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(map(math.isfinite, reduced_gradient[::2])),
+    ),
+    "update: at most three": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(map(math.isfinite, reduced_gradient[:3])),
+    ),
+    "update: no zero": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(g and math.isfinite(g) for g in reduced_gradient),
+    ),
+    "update: sorts": (
+        update_together,
+        lambda own_loss, reduced_gradient: reduced_gradient.sort() or all(map(math.isfinite, reduced_gradient)),
+    ),
+    "update: empties what it gets": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(math.isfinite(reduced_gradient.pop()) for _ in list(reduced_gradient)),
+    ),
+    "rates: rounded": (learning_rates, lambda finite, horizon: [round(1 - u / horizon, 2) for u in range(sum(finite))]),
+    "rates: halved": (learning_rates, lambda finite, horizon: [0.5**u for u in range(sum(finite))]),
+    "rates: by the length": (
+        learning_rates,
+        lambda finite, horizon: [1 - u / len(finite) for u in range(sum(finite))],
+    ),
+    "rates: at least a tenth": (
+        learning_rates,
+        lambda finite, horizon: [max(0.1, 1 - u / horizon) for u in range(sum(finite))],
+    ),
+    "rates: up to a skip": (
+        learning_rates,
+        lambda finite, horizon: [1 - u / horizon for u in range([*finite, False].index(False))],
+    ),
+    "rates: skips at the end alone": (
+        learning_rates,
+        lambda finite, horizon: [
+            1 - u / horizon for u in range(len(finite) - finite[::-1].index(True) if any(finite) else 0)
+        ],
+    ),
+    "rates: floor": (learning_rates, lambda finite, horizon: [1 - u // horizon for u in range(sum(finite))]),
+    "rates: reversed": (
+        learning_rates,
+        lambda finite, horizon: [1 - u / horizon for u in reversed(range(sum(finite)))],
+    ),
+    "rates: changes what it gets": (
+        learning_rates,
+        lambda finite, horizon: [1 - u / horizon for u in range(sum(finite.pop() for _ in range(len(finite))))],
+    ),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer"), NO_MESSAGE.values(), ids=NO_MESSAGE)
+def test_other_wrong_answers_are_refused(exercise, answer):
+    with pytest.raises(NotSolved):
+        exercise.check(answer)
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         lambda own_loss, reduced_gradient: math.isfinite(sum(g**2 for g in reduced_gradient)),
+        lambda own_loss, reduced_gradient: np.bool_(np.isfinite(reduced_gradient).all()),
+        lambda own_loss, reduced_gradient: all(g - g == 0 for g in reduced_gradient),
         lambda own_loss, reduced_gradient: math.isfinite(sum(reduced_gradient)),
         lambda own_loss, reduced_gradient: torch.isfinite(torch.tensor(reduced_gradient)).all(),
         lambda own_loss, reduced_gradient: bool(torch.isfinite(torch.tensor(reduced_gradient).norm())),
@@ -315,6 +435,19 @@ def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
 )
 def test_other_right_answers_pass(answer):
     update_together.check(answer)
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        lambda finite, horizon: 1 - np.arange(sum(finite)) / horizon,
+        lambda finite, horizon: (1 - update / horizon for update in range(sum(finite))),
+        lambda finite, horizon: [Fraction(horizon - update, horizon) for update in range(sum(finite))],
+        lambda finite, horizon: torch.linspace(1, 0, horizon + 1)[: sum(finite)],
+    ],
+)
+def test_the_rates_may_come_in_another_style(answer):
+    learning_rates.check(answer)
 
 
 class EndsEpochs(LightningModule):

@@ -1,7 +1,9 @@
 """The numbers behind chapter 08's figures, widget and exercises, and the wrong answers that its checks name."""
 
+import math
 import re
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
@@ -75,10 +77,10 @@ def test_what_a_model_records_is_told_by_epoch(capsys):
 
 def test_attention_keeps_a_matrix_of_all_pairs_of_pixels_unless_it_is_fused():
     fused, whole = AttentionNet(fused=True), AttentionNet(fused=False)
-    images = torch.rand(2, 1, 6, 6)
+    images = torch.rand(2, 1, 24, 24)
     assert torch.allclose(fused(images), whole(images), atol=1e-6)
-    matrices = 2 * 36 * 36 * 4  # of two images, in float32
-    assert bytes_saved(whole, 2, 6) - bytes_saved(fused, 2, 6) > 0.9 * matrices
+    matrices = 2 * 24**4 * 4  # of two images, in float32
+    assert bytes_saved(whole, 2, 24) - bytes_saved(fused, 2, 24) > 0.9 * matrices
 
 
 def test_the_squares_are_filled_with_their_index():
@@ -190,6 +192,11 @@ def gain_with(budget_of=min, accuracy=within):
     return answer
 
 
+def gain_difference(baseline, resized):
+    budget = min(pixels(baseline), pixels(resized))
+    return within(resized, budget) - within(baseline, budget)
+
+
 def sizes(of_side):
     return lambda sides, budget, multiple_of: [of_side(side, budget, multiple_of) for side in sides]
 
@@ -198,6 +205,31 @@ def window(of_batch):
     return lambda batch_sizes, effective_batch_size, world_size: [
         of_batch(batch, effective_batch_size, world_size) for batch in batch_sizes
     ]
+
+
+def chained(sides, budget, multiple_of):
+    first = budget // sides[0] ** 2 // multiple_of * multiple_of
+    return [first * sides[0] ** 2 // side**2 // multiple_of * multiple_of for side in sides]
+
+
+def nearest(run, budget):
+    spent, ends = 0, []
+    for side, after in run:
+        spent += side**2
+        ends.append((abs(spent - budget), after))
+    return min(ends, key=lambda end: end[0])[1]
+
+
+def passes_over(run, budget):
+    accuracy = 0.0
+    for side, after in run:
+        if side**2 <= budget:
+            budget, accuracy = budget - side**2, after
+    return accuracy
+
+
+def first_at_least(run, budget):
+    return within(run, max(budget, run[0][0] ** 2))
 
 
 WRONG = {
@@ -210,6 +242,19 @@ WRONG = {
     "sizes: by the side": (batch_sizes, sizes(lambda s, b, m: b // s // m * m), "divides by the side"),
     "sizes: multiples": (batch_sizes, sizes(lambda s, b, m: b // (s**2 * m)), "counts multiples, not samples"),
     "sizes: no multiple": (batch_sizes, sizes(lambda s, b, m: int(b / s**2)), "is no multiple of"),
+    "sizes: up": (batch_sizes, sizes(lambda s, b, m: -(-b // (s**2 * m)) * m), "rounds up, and so"),
+    "sizes: images up": (batch_sizes, sizes(lambda s, b, m: -(-b // s**2) // m * m), "rounds up, and so"),
+    "sizes: up to the multiple": (
+        batch_sizes,
+        sizes(lambda s, b, m: -(-(b // s**2) // m) * m),
+        "rounds up to the multiple",
+    ),
+    "sizes: power of two": (
+        batch_sizes,
+        sizes(lambda s, b, m: 2 ** int(math.log2(max(1, b // s**2)))),
+        "powers of two",
+    ),
+    "sizes: chained": (batch_sizes, chained, "goes from one stage's batch"),
     "sizes: nearest": (batch_sizes, sizes(lambda s, b, m: round(b / s**2 / m) * m), "rounds to the nearest"),
     "windows: floats": (windows, window(lambda b, e, w: e / (b * w)), "has floats"),
     "windows: floored floats": (windows, window(lambda b, e, w: float(e // (b * w))), "has floats"),
@@ -235,6 +280,14 @@ WRONG = {
         gain_with(accuracy=lambda run, budget: until(run, budget, lambda spent, budget: spent > budget)),
         "lets the longer run go on",
     ),
+    "gain: nearest": (gain, gain_with(accuracy=nearest), "whose end is nearest the budget"),
+    "gain: passes over": (gain, gain_with(accuracy=passes_over), "passes over an epoch that is too dear"),
+    "gain: first at least": (gain, gain_with(accuracy=first_at_least), "completes none within the budget"),
+    "gain: not rounded": (
+        gain,
+        lambda baseline, resized: gain_difference(baseline, resized),
+        "is not rounded to 4 digits",
+    ),
     "gain: sign": (gain, lambda baseline, resized: -gain_with()(baseline, resized), "has the wrong sign"),
 }
 
@@ -245,10 +298,78 @@ def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
         exercise.check(answer)
 
 
+def best_within(run, budget):
+    spent, best = 0, 0.0
+    for side, after in run:
+        spent += side**2
+        if spent <= budget:
+            best = max(best, after)
+    return best
+
+
+def sorts_first(baseline, resized):
+    resized.sort()
+    return gain_with()(baseline, resized)
+
+
+NO_MESSAGE = {
+    "sizes: at least one multiple less": (batch_sizes, sizes(lambda s, b, m: (b - 1) // s**2 // m * m)),
+    "sizes: multiples of the side": (batch_sizes, sizes(lambda s, b, m: b // (s * m) // s * m if s < 40 else 0)),
+    "sizes: the first for all": (
+        batch_sizes,
+        lambda sides, budget, multiple_of: [budget // sides[0] ** 2 // multiple_of * multiple_of] * len(sides),
+    ),
+    "sizes: sorted": (
+        batch_sizes,
+        lambda sides, budget, multiple_of: sorted(
+            (budget // s**2 // multiple_of * multiple_of for s in sides), reverse=True
+        ),
+    ),
+    "sizes: cubes": (batch_sizes, sizes(lambda s, b, m: b // s**3 // m * m)),
+    "sizes: each side once": (
+        batch_sizes,
+        lambda sides, budget, multiple_of: [budget // s**2 // multiple_of * multiple_of for s in dict.fromkeys(sides)],
+    ),
+    "sizes: multiple last of all": (batch_sizes, sizes(lambda s, b, m: b // (s**2 + m) * m)),
+    "windows: sorted": (windows, lambda **case: sorted(ch08_exercises._windows(**case))),
+    "windows: at most 16": (windows, window(lambda b, e, w: min(16, e // (b * w)))),
+    "windows: at least two": (windows, window(lambda b, e, w: max(2, e // (b * w)))),
+    "windows: ranks added": (windows, window(lambda b, e, w: e // (b + w))),
+    "windows: no rank but the first two": (windows, window(lambda b, e, w: e // (b * min(w, 4)))),
+    "gain: best": (gain, gain_with(accuracy=best_within)),
+    "gain: sorts what it gets": (gain, sorts_first),
+    "gain: three digits": (gain, lambda baseline, resized: round(gain_difference(baseline, resized), 3)),
+    "gain: never negative": (gain, lambda baseline, resized: max(0.0, gain_with()(baseline, resized))),
+    "gain: as many epochs as fit in both": (
+        gain,
+        lambda baseline, resized: round(resized[: len(baseline)][-1][1] - baseline[: len(resized)][-1][1], 4),
+    ),
+    "gain: the baseline's end": (
+        gain,
+        lambda baseline, resized: round(within(resized, pixels(baseline)) - baseline[-1][1], 4),
+    ),
+    "gain: the resized run's end": (
+        gain,
+        lambda baseline, resized: round(resized[-1][1] - within(baseline, pixels(resized)), 4),
+    ),
+    "gain: half the budget": (gain, gain_with(lambda baseline, resized: min(baseline, resized) // 2)),
+}
+
+
+@pytest.mark.parametrize(("exercise", "answer"), NO_MESSAGE.values(), ids=NO_MESSAGE)
+def test_other_wrong_answers_are_refused(exercise, answer):
+    with pytest.raises(NotSolved):
+        exercise.check(answer)
+
+
 @pytest.mark.parametrize(
     ("exercise", "answer"),
     [
         (batch_sizes, sizes(lambda s, b, m: b // (s * s * m) * m)),
+        (batch_sizes, sizes(lambda s, b, m: np.int64(b) // s**2 // m * m)),
+        (windows, lambda batch_sizes, **rest: (k for k in ch08_exercises._windows(batch_sizes, **rest))),
+        (gain, lambda baseline, resized: np.float64(gain_with()(baseline, resized))),
+        (gain, lambda baseline, resized: torch.tensor([gain_with()(baseline, resized)])),
         (batch_sizes, lambda sides, **rest: torch.tensor(ch08_exercises._batch_sizes(sides, **rest))),
         (batch_sizes, lambda sides, **rest: tuple(ch08_exercises._batch_sizes(sides, **rest))),
         (windows, window(lambda b, e, w: e // w // b)),
