@@ -59,17 +59,17 @@ class Culprit:
 def find_culprits(census: Census, counts: list[Count], series: dict[str, list[int]]) -> list[Culprit]:
     """Containers first; then graphs and tensors that no container explains; then what only a process shows."""
     alive = _look_around(census, counts)
-    behind = [_behind(grown, alive) for grown in alive.grown]
-    found = [culprit for one in behind if (culprit := _container(one)) is not None]
-    explained = {id(o) for one in behind for o in one.tensors}
+    by_container = [_held_by_new_entries(grown, alive) for grown in alive.grown]
+    found = [culprit for one in by_container if (culprit := _container(one)) is not None]
+    explained = {id(o) for one in by_container for o in one.tensors}
     rest = [tensor for tensor in alive.tensors if id(tensor) not in explained]
-    seen = {id(node): node for one in behind for node in one.nodes}
+    seen = {id(node): node for one in by_container for node in one.nodes}
 
-    nodes = growth(series["graph_nodes"]) - sum(one.nodes_per_step for one in behind)
+    nodes = growth(series["graph_nodes"]) - sum(one.nodes_per_step for one in by_container)
     if nodes >= 0.5:
         found += _graphs(rest, seen, nodes, alive, len(series["graph_nodes"]))
-    tensors = growth(series["tensors"]) - sum(one.tensors_per_step for one in behind)
-    longer = growth(series["tensor_bytes"]) - sum(one.bytes_per_step for one in behind)
+    tensors = growth(series["tensors"]) - sum(one.tensors_per_step for one in by_container)
+    longer = growth(series["tensor_bytes"]) - sum(one.bytes_per_step for one in by_container)
     if tensors >= 0.5:
         found += _nested(rest, tensors, alive, len(series["tensors"]), alone=not found)
     elif longer >= SMALL_IN_TENSORS and not any(culprit.kind == "graph" for culprit in found):
@@ -83,18 +83,18 @@ def find_culprits(census: Census, counts: list[Count], series: dict[str, list[in
 
 
 # All that is held here is in lists and named tuples of running functions, so that no search finds it by a name.
-class _Grown(NamedTuple):
+class _LongerContainer(NamedTuple):
     container: Any
     rate: float
     entries: int
     """How many it got while it was watched."""
 
 
-class _Alive(NamedTuple):
+class _ObjectsAlive(NamedTuple):
     """What the census leaves behind for the search: what is there after the last step."""
 
-    grown: list[_Grown]
-    grown_arrays: list[_Grown]
+    grown: list[_LongerContainer]
+    grown_arrays: list[_LongerContainer]
     """Holders of arrays, with bytes in place of entries."""
     new: set[int]
     tensors: list[Tensor]
@@ -104,7 +104,7 @@ class _Alive(NamedTuple):
     storage_sizes: set[int]
 
 
-def _look_around(census: Census, counts: list[Count]) -> _Alive:
+def _look_around(census: Census, counts: list[Count]) -> _ObjectsAlive:
     containers, holders = census.containers(), census.array_holders()
     grown, grown_arrays = [], []
     for i in counts[-1].lengths:
@@ -112,23 +112,23 @@ def _look_around(census: Census, counts: list[Count]) -> _Alive:
         lengths = [count.lengths.get(i, before) for count in counts]
         if rate := growth(lengths):
             if i < len(containers):
-                grown.append(_Grown(containers[i], rate, lengths[-1] - before))
+                grown.append(_LongerContainer(containers[i], rate, lengths[-1] - before))
             else:
-                grown_arrays.append(_Grown(holders[i - len(containers)], rate, lengths[-1] - before))
+                grown_arrays.append(_LongerContainer(holders[i - len(containers)], rate, lengths[-1] - before))
     new = {id(o) for o in gc.get_objects()} - set(map(id, containers))
     old = bytes_by_storage(tensor for ref in census.tensors_before if (tensor := ref()) is not None)
     named = {id(one.container) for one in grown}
     grown_arrays = [one for one in grown_arrays if id(one.container) not in named]
     sizes = census.array_sizes, census.graph_sizes, census.storage_sizes
-    alive = _Alive(grown, grown_arrays, new, census.tensors(), set(old), *sizes)
+    alive = _ObjectsAlive(grown, grown_arrays, new, census.tensors(), set(old), *sizes)
     census.thaw()
     return alive
 
 
-class _Behind(NamedTuple):
+class _HeldByNewEntries(NamedTuple):
     """What hangs on the new entries of a container, and on nothing that was there before."""
 
-    grown: _Grown
+    grown: _LongerContainer
     tensors: list[Tensor]
     nodes: list[Any]
     errors: bool
@@ -137,7 +137,7 @@ class _Behind(NamedTuple):
     nodes_per_step: float
 
 
-def _behind(grown: _Grown, alive: _Alive) -> _Behind:
+def _held_by_new_entries(grown: _LongerContainer, alive: _ObjectsAlive) -> _HeldByNewEntries:
     entries = [_walk(entry, alive.new) for entry in _newest(grown.container, grown.entries, alive.new)]
     objects = {key: o for entry in entries for key, o in entry.items()}
     # What two entries share is not what one of them brings.
@@ -152,7 +152,7 @@ def _behind(grown: _Grown, alive: _Alive) -> _Behind:
     stored |= saved_storages(nodes)
     size = sum(map(_size, own)) + sum(n for s, n in stored.items() if s not in alive.old_storages)
     per_step = grown.rate / grown.entries
-    return _Behind(
+    return _HeldByNewEntries(
         grown,
         tensors,
         nodes,
@@ -168,7 +168,7 @@ def _tensors(objects: dict[int, Any]) -> list[Tensor]:
     return [o for o in objects.values() if issubclass(type(o), Tensor)]
 
 
-def _container(one: _Behind) -> Culprit | None:
+def _container(one: _HeldByNewEntries) -> Culprit | None:
     container, rate = one.grown.container, one.grown.rate
     if isinstance(container, deque) and container.maxlen is not None:
         return None  # it ends by itself
@@ -189,7 +189,7 @@ def _container(one: _Behind) -> Culprit | None:
     return Culprit(kind, holder, rate, one.bytes_per_step, what, advice)
 
 
-def _kind_of_growth(one: _Behind, holder: str) -> str:
+def _kind_of_growth(one: _HeldByNewEntries, holder: str) -> str:
     if re.search(r"`_\w*hooks`", holder):
         return "hooks"
     if one.errors:
@@ -243,7 +243,7 @@ def _size(o: Any) -> int:
 # ------------------------------------------------------------------------------------ what no container accounts for
 
 
-def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
+def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _ObjectsAlive, steps: int) -> list[Culprit]:
     with_graph = [tensor for tensor, _ in graph_roots(rest, {})]
     # Python objects of what a graph saved live on without a holder; they would each take a step's nodes.
     held = held_by_python(with_graph, besides=(rest, alive.tensors))
@@ -272,7 +272,7 @@ def _graphs(rest: list[Tensor], seen: dict[int, Any], rate: float, alive: _Alive
     return found
 
 
-def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: bool) -> list[Culprit]:
+def _nested(rest: list[Tensor], rate: float, alive: _ObjectsAlive, steps: int, alone: bool) -> list[Culprit]:
     """Tensors in tuples in tuples, in lists that each step makes again, or in a graph that holds itself."""
     new = [tensor for tensor in rest if id(tensor) in alive.new]
     alike = _most_alike(held_by_python(new, besides=(rest, alive.tensors)))
@@ -294,7 +294,7 @@ def _nested(rest: list[Tensor], rate: float, alive: _Alive, steps: int, alone: b
     return [Culprit("tensors", holder, rate, size, what, _ADVICE["process"])]
 
 
-def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[Culprit]:
+def _longer(rest: list[Tensor], rate: float, alive: _ObjectsAlive, steps: int) -> list[Culprit]:
     """One tensor that gets longer, or several that do so side by side, as the keys and values of each layer."""
     changed = [tensor for tensor in rest if not alive.storage_sizes.issuperset(bytes_by_storage([tensor]).values())]
     if _bytes_of(changed) < rate * steps / 2:
@@ -309,7 +309,7 @@ def _longer(rest: list[Tensor], rate: float, alive: _Alive, steps: int) -> list[
     return [Culprit("tensors", name or "a tensor without a name", 0, rate, what, _ADVICE["tensors"])]
 
 
-def _arrays(alive: _Alive) -> list[Culprit]:
+def _arrays(alive: _ObjectsAlive) -> list[Culprit]:
     """Arrays that a variable, an attribute or an element replaces by larger ones."""
     found: dict[int, Culprit] = {}
     for holder, rate, _ in alive.grown_arrays:

@@ -33,7 +33,7 @@ _UNNAMED = (list, tuple, set, frozenset, deque, types.CellType, types.MethodType
 _NOTEBOOK = re.compile(r"_+|_i*\d*|Out|In|_oh|_ih|_dh")
 
 
-class _Root(NamedTuple):
+class _Name(NamedTuple):
     rank: int
     """0: a name that the reader gave; 1: one that the notebook gave."""
     text: str
@@ -50,7 +50,7 @@ def holder_of(target: Any) -> str | None:
         return f"functools.lru_cache of `{target.__name__}`"
     ring: dict[int, tuple[Any, ...]] = {id(target): (target,)}  # by the outermost object: the way to it
     seen = {id(target)}
-    found: list[_Root] = []
+    found: list[_Name] = []
     for _ in range(_DEEPEST):
         wider: dict[int, tuple[Any, ...]] = {}
         mine = {id(ring), *map(id, ring.values())}
@@ -58,12 +58,12 @@ def holder_of(target: Any) -> str | None:
             if id(holder) not in seen | mine and not is_ours(holder) and not _is_shell(holder):
                 seen.add(id(holder))
                 chain = next(ring[id(o)] for o in gc.get_referents(holder) if id(o) in ring)
-                root = _root(holder, chain, modules)
-                if root is not None:
-                    found.append(root)
+                name = _name_at(holder, chain, modules)
+                if name is not None:
+                    found.append(name)
                 elif len(wider) < _WIDEST:
                     wider[id(holder)] = (*chain, holder)
-        if not wider or any(root.rank == 0 for root in found):
+        if not wider or any(name.rank == 0 for name in found):
             break
         ring = wider
     if not found:
@@ -127,7 +127,7 @@ def _is_shell(holder: Any) -> bool:
     return str(type(holder).__module__).partition(".")[0] in ("IPython", "ipykernel")
 
 
-def _root(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _Root | None:
+def _name_at(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _Name | None:
     """The name that `holder` gives to the last of `chain`, with the way from there down to the first."""
     child = chain[-1]
     if id(holder) in modules:
@@ -136,36 +136,36 @@ def _root(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _Root
         outputs = [f"`{outputs[-1]}{_way(chain)}` (the notebook's outputs)"] if outputs else []
         for name in names:
             if not _NOTEBOOK.fullmatch(name):
-                return _Root(0, ", also ".join([f"`{name}{_way(chain)}` (global of {modules[id(holder)]})", *outputs]))
-        return _Root(1, outputs[0]) if outputs else None
+                return _Name(0, ", also ".join([f"`{name}{_way(chain)}` (global of {modules[id(holder)]})", *outputs]))
+        return _Name(1, outputs[0]) if outputs else None
     if isinstance(holder, types.FunctionType):
-        return _root_in_function(holder, chain)
+        return _name_in_function(holder, chain)
     if isinstance(holder, functools.partial):
-        return _root_in_partial(holder, chain)
+        return _name_in_partial(holder, chain)
     if type(holder) is LruCache:
-        return _Root(0, f"in functools.lru_cache of `{holder.__name__}`")
+        return _Name(0, f"in functools.lru_cache of `{holder.__name__}`")
     if isinstance(holder, types.GeneratorType | types.FrameType):
-        return _root_in_frame(holder, chain)
+        return _name_in_frame(holder, chain)
     if isinstance(holder, _UNNAMED) or _is_dict(holder):
         return None
-    return _root_in_instance(holder, chain)
+    return _name_in_instance(holder, chain)
 
 
-def _root_in_function(function: types.FunctionType, chain: tuple[Any, ...]) -> _Root | None:
+def _name_in_function(function: types.FunctionType, chain: tuple[Any, ...]) -> _Name | None:
     child, code, name = chain[-1], function.__code__, function.__name__
     if child is function.__closure__ and len(chain) > 2:
         variable = code.co_freevars[_index(child, chain[-2])]
-        return _Root(0, f"`{variable}{_way(chain[:-2])}` (closure of `{name}`)")
+        return _Name(0, f"`{variable}{_way(chain[:-2])}` (closure of `{name}`)")
     if isinstance(child, tuple) and child is function.__defaults__ and len(chain) > 1:
         arguments = code.co_varnames[: code.co_argcount][-len(child) :]
-        return _Root(0, f"`{arguments[_index(child, chain[-2])]}{_way(chain[:-1])}` (default argument of `{name}`)")
+        return _Name(0, f"`{arguments[_index(child, chain[-2])]}{_way(chain[:-1])}` (default argument of `{name}`)")
     for inside, where in ((function.__kwdefaults__, "default argument"), (function.__dict__, "attribute")):
         if child is inside and len(chain) > 1:
-            return _Root(0, f"`{_key(inside, chain[-2])}{_way(chain[:-1])}` ({where} of `{name}`)")
+            return _Name(0, f"`{_key(inside, chain[-2])}{_way(chain[:-1])}` ({where} of `{name}`)")
     return None
 
 
-def _root_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) -> _Root | None:
+def _name_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) -> _Name | None:
     child, name = chain[-1], getattr(partial.func, "__name__", "its function")
     if len(chain) < 2 or (child is not partial.args and child is not partial.keywords):
         return None
@@ -176,10 +176,10 @@ def _root_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) ->
             argument = list(inspect.signature(partial.func).parameters)[_index(child, chain[-2])]
         except (TypeError, ValueError, IndexError):
             argument = f"argument {_index(child, chain[-2])}"
-    return _Root(0, f"`{argument}{_way(chain[:-1])}` (argument of `{name}`, in a functools.partial)")
+    return _Name(0, f"`{argument}{_way(chain[:-1])}` (argument of `{name}`, in a functools.partial)")
 
 
-def _root_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
+def _name_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Name | None:
     frame = _frame_of(holder)
     if frame is None:
         return None
@@ -187,17 +187,17 @@ def _root_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         frame.f_locals.clear()  # a copy that would keep what the function itself lets go
     where = "generator" if isinstance(holder, types.GeneratorType) else "function"
-    return _Root(0, f"`{found}{_way(chain)}` (local of the {where} `{frame.f_code.co_name}`)") if found else None
+    return _Name(0, f"`{found}{_way(chain)}` (local of the {where} `{frame.f_code.co_name}`)") if found else None
 
 
-def _root_in_instance(holder: Any, chain: tuple[Any, ...]) -> _Root | None:
+def _name_in_instance(holder: Any, chain: tuple[Any, ...]) -> _Name | None:
     child = chain[-1]
     owner = f"class {holder.__name__}" if isinstance(holder, type) else type(holder).__name__
     attributes = attributes_of(holder)
     if len(chain) > 1 and _is_dict(child) and (child is attributes or isinstance(holder, type)):
         child, chain = chain[-2], chain[:-1]
     name = next((name for name, value in attributes.items() if value is child), None)
-    return _Root(0, f"`{name}{_way(chain)}` (attribute of {owner})") if name else None
+    return _Name(0, f"`{name}{_way(chain)}` (attribute of {owner})") if name else None
 
 
 def attributes_of(holder: Any) -> dict[str, Any]:
