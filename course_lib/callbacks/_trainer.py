@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, SupportsIndex
+from typing import Any, SupportsIndex, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import GradientAccumulationScheduler
@@ -31,8 +31,11 @@ def require_plain_optimization(
         )
 
 
-def callbacks_of(trainer: Trainer) -> list[Callback]:
-    return list(trainer.callbacks)  # type: ignore[attr-defined]
+Kind = TypeVar("Kind", bound=Callback)
+
+
+def callbacks_of_kind(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
+    return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
 class CountsSkips(Callback):
@@ -54,7 +57,7 @@ class CountsSkips(Callback):
 
 def skippers_of(trainer: Trainer) -> list[CountsSkips]:
     """The SkipBadSteps among the callbacks."""
-    return [callback for callback in callbacks_of(trainer) if isinstance(callback, CountsSkips)]
+    return callbacks_of_kind(trainer, CountsSkips)
 
 
 def attempts_of(trainer: Trainer) -> int:
@@ -64,10 +67,8 @@ def attempts_of(trainer: Trainer) -> int:
 
 def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, GradientAccumulationScheduler):
-            return callback.scheduling  # type: ignore[no-any-return]
-    return None
+    schedulers = callbacks_of_kind(trainer, GradientAccumulationScheduler)
+    return schedulers[0].scheduling if schedulers else None
 
 
 def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:

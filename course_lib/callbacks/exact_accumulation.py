@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
-from course_lib.callbacks._trainer import callbacks_of, replace_methods, require_plain_optimization, skippers_of
+from course_lib.callbacks._trainer import callbacks_of_kind, replace_methods, require_plain_optimization, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers import count_batches_everywhere
 
@@ -70,7 +70,7 @@ class ExactAccumulation(Callback):
             other_strategies="which reduces or accumulates gradients in a way that this callback has not been tested "
             "with",
         )
-        if len([callback for callback in callbacks_of(trainer) if isinstance(callback, ExactAccumulation)]) > 1:
+        if len(callbacks_of_kind(trainer, ExactAccumulation)) > 1:
             raise MisconfigurationException(
                 "there are two ExactAccumulation callbacks: gradients would be scaled twice"
             )

@@ -48,7 +48,7 @@ from course_lib.callbacks._refused_runs import (
 )
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
-    callbacks_of,
+    callbacks_of_kind,
     make_no_step_in_averaging_epoch,
     restore_counting_loaders,
     skippers_of,
@@ -400,10 +400,9 @@ def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: 
     """Have the Trainer use an ExactResume, unless it has one: for the ``setup`` of what needs it."""
     if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
         return
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, ExactResume):
-            callback.reseed |= reseed and callback._brought
-            return
+    for callback in callbacks_of_kind(trainer, ExactResume):
+        callback.reseed |= reseed and callback._brought
+        return
     callback = ExactResume(reseed=reseed)
     callback._brought = True
     trainer.callbacks.append(callback)  # type: ignore[attr-defined]  # the Trainer calls its setup next

@@ -18,7 +18,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib._lightning import COMBINED_LOADER, DATA_SOURCE
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
-    callbacks_of,
+    callbacks_of_kind,
     replace_methods,
     require_plain_optimization,
 )
@@ -114,9 +114,10 @@ class FindBatchSize(Callback):
             loss: Tensor = output["loss"] if isinstance(output, Mapping) else output
             return loss
 
-        counting = [callback for callback in callbacks_of(trainer) if isinstance(callback, ExactAccumulation)]
         with ExitStack() as stack:
-            for callback in counting:  # a prediction has no numbers that could be counted
+            for callback in callbacks_of_kind(
+                trainer, ExactAccumulation
+            ):  # a prediction has no numbers that could be counted
                 stack.enter_context(callback.not_counting())
             self.fitted = find_batch_size(pl_module, loader, trainer.optimizers[0], loss_fn=loss_fn, **options)
         size, size_before = self.fitted.batch_size, lightning_getattr(pl_module, self.batch_arg_name)

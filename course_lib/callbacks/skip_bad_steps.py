@@ -25,10 +25,9 @@ from course_lib.callbacks._trainer import CountsSkips, replace_methods, require_
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard, vote
-from course_lib.skipping.buffers import BufferSnapshot
+from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
 from course_lib.skipping.found_inf import give_found_inf, take_found_inf
 from course_lib.skipping.gradients import gradients_of
-from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits
 from course_lib.skipping.skips import ScalerOverflow, WindowLocation
@@ -191,14 +190,7 @@ class SkipBadSteps(CountsSkips):
             self._restore(self._guard)
         self._fetched, self._window, self._backwards, self._scaler_before = 0, [], 0, None
         self._read_counters()
-        # No hook sees the loss between training_step and its backward, or can hold a schedule back.
-        replaced = {
-            "backward": self._marking(pl_module),
-            "optimizer_step": self._stepping(pl_module, trainer),
-            "lr_scheduler_step": self._unless_skipped(pl_module, trainer),
-            "configure_gradient_clipping": self._clipping(pl_module),
-        }
-        self._replaced.callback(replace_methods(pl_module, **replaced))
+        self._replaced.callback(self._replace_methods(self._guard, pl_module, trainer))
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._fetched = 0
@@ -326,9 +318,19 @@ class SkipBadSteps(CountsSkips):
             before.put_back()
             self.left_out_of_statistics += 1
 
-    def _stepping(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
-        optimizer_step, guard = pl_module.optimizer_step, self._guard
-        assert guard is not None
+    def _replace_methods(self, guard: StepGuard, pl_module: LightningModule, trainer: Trainer) -> Callable[[], None]:
+        # No hook sees the loss between training_step and its backward, or can hold a schedule back.
+        backward, clip = pl_module.backward, pl_module.configure_gradient_clipping
+        optimizer_step, step_schedule = pl_module.optimizer_step, pl_module.lr_scheduler_step
+
+        @functools.wraps(backward)
+        def marking_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
+            self._backwards += 1
+            return backward(guard.mark(loss), *args, **kwargs)
+
+        @functools.wraps(clip)
+        def clip_unless_skipped(*args: Any, **kwargs: Any) -> Any:
+            return None if self._skipping else clip(*args, **kwargs)  # by value, torch needs a gradient
 
         @functools.wraps(optimizer_step)
         def watched_step(*args: Any, **kwargs: Any) -> None:
@@ -345,40 +347,21 @@ class SkipBadSteps(CountsSkips):
                 for average in self._averages:
                     average.update_parameters(pl_module)
 
-        return watched_step
-
-    def _marking(self, pl_module: LightningModule) -> Callable[..., Any]:
-        backward, guard = pl_module.backward, self._guard
-        assert guard is not None
-
-        @functools.wraps(backward)
-        def marking_backward(loss: Any, *args: Any, **kwargs: Any) -> Any:
-            self._backwards += 1
-            return backward(guard.mark(loss), *args, **kwargs)
-
-        return marking_backward
-
-    def _clipping(self, pl_module: LightningModule) -> Callable[..., Any]:
-        clip = pl_module.configure_gradient_clipping
-
-        @functools.wraps(clip)
-        def clip_unless_skipped(*args: Any, **kwargs: Any) -> Any:
-            return None if self._skipping else clip(*args, **kwargs)  # by value, torch needs a gradient
-
-        return clip_unless_skipped
-
-    def _unless_skipped(self, pl_module: LightningModule, trainer: Trainer) -> Callable[..., Any]:
-        step = pl_module.lr_scheduler_step
-
-        @functools.wraps(step)
-        def step_unless_skipped(scheduler: Any, metric: Any) -> Any:
+        @functools.wraps(step_schedule)
+        def step_schedule_unless_skipped(scheduler: Any, metric: Any) -> None:
             by_step = any(c.scheduler is scheduler and c.interval == "step" for c in trainer.lr_scheduler_configs)
-            if not (self._skipping and by_step):
-                return step(scheduler, metric)
-            follow_skip(scheduler)
-            return None
+            if self._skipping and by_step:
+                follow_skip(scheduler)
+            else:
+                step_schedule(scheduler, metric)
 
-        return step_unless_skipped
+        return replace_methods(
+            pl_module,
+            backward=marking_backward,
+            configure_gradient_clipping=clip_unless_skipped,
+            optimizer_step=watched_step,
+            lr_scheduler_step=step_schedule_unless_skipped,
+        )
 
 
 class _MicroBatch(NamedTuple):

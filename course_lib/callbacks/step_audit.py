@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
 from course_lib.callbacks._other_ranks import count_batches_again
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of, skippers_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of_kind, skippers_of
 from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -287,7 +287,8 @@ def _plan_of(
     sampler: Any = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
         if samples_done is None:
-            samples_done = _samples_done(loader, sampler.num_samples)
+            state = loader.state_dict()
+            samples_done = state["epoch"] * sampler.num_samples + state["position"]
         plan: StepPlan = sampler.plan(
             max_epochs=_epochs_that_step(trainer),
             max_steps=trainer.max_steps,
@@ -327,14 +328,7 @@ def _plan_of(
     return plan_steps(batches_later, 1, steps_done=steps_done, samples_done=samples_done, **stops_and_windows), ""
 
 
-def _samples_done(loader: Any, num_samples: int) -> int:
-    state = loader.state_dict()
-    return int(state["epoch"] * num_samples + state["position"])
-
-
 def _epochs_that_step(trainer: Trainer) -> int | None:
     """``max_epochs`` without the epoch that StochasticWeightAveraging adds, for BatchNorm's statistics."""
-    for callback in callbacks_of(trainer):
-        if isinstance(callback, StochasticWeightAveraging):
-            return EPOCHS_BEFORE_AVERAGING.of(callback)  # type: ignore[no-any-return]
-    return trainer.max_epochs
+    averages = callbacks_of_kind(trainer, StochasticWeightAveraging)
+    return EPOCHS_BEFORE_AVERAGING.of(averages[0]) if averages else trainer.max_epochs

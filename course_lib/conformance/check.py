@@ -104,9 +104,23 @@ def check_batch_sampler(
         ValueError: An argument is out of its range, ``batch_rule`` returns something else, or there is nothing to
             judge: every shape was refused on every world size, or no epoch has a batch.
     """
-    examination = _examination_of(factory, exactly_once, world_sizes, epochs, shapes)
-    examination.repeats, examination.drops = checked_switch("repeats", repeats), checked_switch("drops", drops)
-    examination.batch_rule = checked_batch_rule(batch_rule)
+    parameters = named_arguments(checked_factory(factory))
+    sizes, given = checked_world_sizes(world_sizes), checked_shapes(shapes)
+    if not sizes or not given:
+        raise ValueError(f"there is nothing to judge: {len(sizes)} world sizes, {len(given)} shapes")
+    examination = Examination(
+        factory,
+        by_name={"num_replicas", "rank"} <= parameters,
+        seeds="seed" in parameters or all("seed" in shape for shape in given),
+        epochs=range(int_of_at_least(2, "epochs", epochs)),
+        repeats=checked_switch("repeats", repeats),
+        drops=checked_switch("drops", drops),
+        batch_rule=checked_batch_rule(batch_rule),
+    )
+    once = exactly_once if callable(exactly_once) else None
+    smallest_first = [(shape, ordered_indices(once(shape) if once else exactly_once, shape)) for shape in given]
+    smallest_first.sort(key=lambda entry: len(entry[1]))
+    examination.worlds += [SimulatedWorld(examination, *entry, size) for size in sizes for entry in smallest_first]
     rules = dict(enumerate(IN_ORDER, start=1))
     if batch_rule is not None:
         rules[OWN_RULE] = own_rule
@@ -119,48 +133,13 @@ def check_batch_sampler(
 
 
 def assert_batch_sampler(
-    factory: Callable[..., Any],
-    exactly_once: Collection[int] | Callable[[Shape], Collection[int]],
-    *,
-    world_sizes: Iterable[int] = (1, 2, 3, 5, 8),
-    epochs: int = 3,
-    shapes: Iterable[Shape] | None = None,
-    repeats: bool = False,
-    drops: bool = False,
-    batch_rule: Callable[[list[int]], object] | None = None,
+    factory: Callable[..., Any], exactly_once: Collection[int] | Callable[[Shape], Collection[int]], **options: Any
 ) -> None:
-    """Raise an ``AssertionError`` with the report if a rule is broken; see :func:`check_batch_sampler`."""
+    """Raise an ``AssertionError`` with the report if a rule is broken; arguments as in :func:`check_batch_sampler`."""
     __tracebackhide__ = True  # pytest shows the caller's line
-    report = check_batch_sampler(
-        factory, exactly_once, world_sizes=world_sizes, epochs=epochs, shapes=shapes, repeats=repeats, drops=drops,
-        batch_rule=batch_rule,
-    )  # fmt: skip
+    report = check_batch_sampler(factory, exactly_once, **options)
     if not report.ok:
         raise AssertionError(str(report))
-
-
-def _examination_of(
-    factory: Callable[..., Any],
-    exactly_once: Collection[int] | Callable[[Shape], Collection[int]],
-    world_sizes: Iterable[int],
-    epochs: int,
-    shapes: Iterable[Shape] | None,
-) -> Examination:
-    parameters = named_arguments(checked_factory(factory))
-    sizes, given = checked_world_sizes(world_sizes), checked_shapes(shapes)
-    if not sizes or not given:
-        raise ValueError(f"there is nothing to judge: {len(sizes)} world sizes, {len(given)} shapes")
-    examination = Examination(
-        factory,
-        by_name={"num_replicas", "rank"} <= parameters,
-        seeds="seed" in parameters or all("seed" in shape for shape in given),
-        epochs=range(int_of_at_least(2, "epochs", epochs)),
-    )
-    once = exactly_once if callable(exactly_once) else None
-    smallest_first = [(shape, ordered_indices(once(shape) if once else exactly_once, shape)) for shape in given]
-    smallest_first.sort(key=lambda entry: len(entry[1]))
-    examination.worlds += [SimulatedWorld(examination, *entry, size) for size in sizes for entry in smallest_first]
-    return examination
 
 
 def _judge(examination: Examination, number: int, rule: Callable[[SimulatedWorld], Checks]) -> int:

@@ -1,9 +1,16 @@
-"""A model's buffers as they were before a window: BatchNorm's statistics take in a NaN before any loss is seen."""
+"""What a window leaves in a model and in its reduction, to be taken back where the window is rejected.
+
+BatchNorm's statistics take in a NaN before any loss is seen; what compresses gradients adds it to the next one.
+"""
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterable
+
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
 
 class BufferSnapshot:
@@ -69,3 +76,14 @@ class BufferSnapshot:
 def _is_expanded(buffer: Tensor) -> bool:
     """Several elements in one place: such a tensor can't be written to, so a forward has not changed it."""
     return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
+
+
+def forget_compression_errors(replicas: Iterable[DistributedDataParallel]) -> None:
+    """Let PowerSGD begin again on all ranks: what it compressed wrongly it adds to the next gradient, a NaN as well."""
+    power_sgd = sys.modules.get("torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook")
+    for replica in replicas:
+        for _, state in replica._comm_hooks:
+            if power_sgd is not None and isinstance(state, power_sgd.PowerSGDState):
+                state.error_dict.clear()
+                state.p_memory_dict.clear()
+                state.q_memory_dict.clear()

@@ -14,12 +14,11 @@ from torch.optim import Optimizer
 
 from course_lib._ranks import ddp_modules, rank_of_this_process, world_size_of
 from course_lib._tensors import parameters_of
-from course_lib.skipping.buffers import BufferSnapshot
+from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
 from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
 from course_lib.skipping.gradients import gradient_norm, gradients_of
 from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
-from course_lib.skipping.hook_memory import forget_compression_errors
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
 from course_lib.skipping.nan_signal import NanSignal, own_reason
@@ -198,13 +197,12 @@ class StepGuard:
                 were: other ranks have not heard of it.
         """
         check_in_charge(self)
-        self.flush()
         location = WindowLocation(epoch, batch_indices, sample_indices)
-        gradients = gradients_of(self.optimizer)
-        if self._decides_on_device(gradients):
-            bad = self._judge_on_device(location, gradients)
+        bad = self.judge_on_device(location)
+        if bad is not None:
             step_unless(self.optimizer, bad)
             return ~bad
+        gradients = gradients_of(self.optimizer)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
         skip = self._judge(location, gradients)
@@ -250,7 +248,18 @@ class StepGuard:
         gradients = gradients_of(self.optimizer)
         if not self._decides_on_device(gradients):
             return None
-        return self._judge_on_device(location, gradients)
+        self._buffers.check_taken()
+        norm, limit = gradient_norm(gradients), self.detector.limit
+        evidence = self._signal.beside(norm)
+        bad = ~torch.isfinite(norm) | (norm > limit)
+        if self._world_size == 1:
+            bad |= evidence[1].isnan() | bool(self._signal.rejections)
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
+        self._buffers.put_back(where=bad)
+        self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
+        self._end_window()
+        return bad
 
     def skip(
         self,
@@ -417,21 +426,6 @@ class StepGuard:
             return False
         # A parameter's first step makes its state, whatever found_inf says: that one is decided on the host.
         return all(p in self._stepped for p in parameters_of(self.optimizer) if p.grad is not None)
-
-    @torch.no_grad()
-    def _judge_on_device(self, location: WindowLocation, gradients: list[Tensor]) -> Tensor:
-        self._buffers.check_taken()
-        norm, limit = gradient_norm(gradients), self.detector.limit
-        evidence = self._signal.beside(norm)
-        bad = ~torch.isfinite(norm) | (norm > limit)
-        if self._world_size == 1:
-            bad |= evidence[1].isnan() | bool(self._signal.rejections)
-        if self.max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
-        self._buffers.put_back(where=bad)
-        self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
-        self._end_window()
-        return bad
 
     def _settle(self) -> None:
         """Do what follows from a decision that was left on the device."""

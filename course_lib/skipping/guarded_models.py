@@ -6,7 +6,7 @@ import weakref
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 from torch.optim import Optimizer
 
 from course_lib._tensors import parameters_of
@@ -34,7 +34,7 @@ def take_charge(guard: Guard) -> BeginAtForward:
     """
     held = set(parameters_of(guard.optimizer))
     related = [other for other in _guards if _is_within(other.model, guard.model)]
-    replaced = [other for other in related if _held_too(held, other)]
+    replaced = [other for other in related if not held.isdisjoint(parameters_of(other.optimizer))]
     if len(replaced) < len(related):
         raise ValueError(
             "the model has a guard already, of another optimizer: each would judge its own gradients, and one would "
@@ -61,10 +61,6 @@ def check_in_charge(guard: Guard) -> None:
 
 def _is_within(one: nn.Module, other: nn.Module) -> bool:
     return any(module is one for module in other.modules()) or any(module is other for module in one.modules())
-
-
-def _held_too(parameters: set[Tensor], guard: Guard) -> bool:
-    return not parameters.isdisjoint(parameters_of(guard.optimizer))
 
 
 class BeginAtForward:

@@ -91,7 +91,7 @@ def read_journal(path: str | os.PathLike[str]) -> tuple[list[Skip], int]:
             try:
                 fields = json.loads(line)
                 for name in ("norm", "norm_limit"):
-                    fields[name] = _number(fields[name])
+                    fields[name] = None if fields[name] is None else float(fields[name])
                 skips.append(Skip(**fields))
             except (ValueError, TypeError, KeyError):
                 if line.strip():
@@ -130,8 +130,7 @@ def summarize(path: str | os.PathLike[str]) -> str:
 
 def _suspects(seen: list[Skip]) -> list[Skip]:
     """Of one attempt, as the ranks saw it: those ranks that caused the skip, or all where none is known to have."""
-    causing = [skip for skip in seen if skip.caused_here]
-    return causing if causing else seen
+    return [skip for skip in seen if skip.caused_here] or seen
 
 
 def _cause(seen: list[Skip]) -> str:
@@ -167,7 +166,3 @@ def _jsonable(value: Any) -> Any:
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)  # JSON has no NaN: as text, every reader can load the line
     return value
-
-
-def _number(value: Any) -> float | None:
-    return None if value is None else float(value)
