@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
+from random import Random
 from typing import Any
 
 from workbook.exercises import Exercise, NotSolved
@@ -13,9 +14,15 @@ NUM_LINES = 14
 
 
 def _judged(answer: Any) -> Any:
+    asked = "faults: a set of line numbers is asked for, as {1, 2}"
     if isinstance(answer, str) or not isinstance(answer, Iterable):
-        raise NotSolved(f"faults: a set of line numbers is asked for, as {{1, 2}}, got {answer!r}.")
-    lines = set(answer)
+        raise NotSolved(f"{asked}, got {answer!r}.")
+    try:
+        lines = {int(line) for line in answer}
+    except (TypeError, ValueError):
+        raise NotSolved(f"{asked}, got {answer!r}.") from None
+    if beyond := sorted(lines - set(range(1, NUM_LINES + 1))):
+        raise NotSolved(f"faults: the script has the lines 1 to {NUM_LINES}, got {beyond} as well.")
     return lambda line: line in lines
 
 
@@ -59,6 +66,23 @@ def _steps(samples_left: int, num_samples: int, epochs_later: int, batch_size: i
     return _windows(samples_left, batch_size, k, ranks) + epochs_later * _windows(num_samples, batch_size, k, ranks)
 
 
+def _short_dropped(samples_left: int, num_samples: int, epochs_later: int, batch_size: int, k: int, ranks: int) -> int:
+    left, whole = (math.ceil(samples // (batch_size * ranks) / k) for samples in (samples_left, num_samples))
+    return left + epochs_later * whole
+
+
+def _drawn_resume(generator: Random) -> dict[str, int]:
+    num_samples = generator.choice([1, 2, 3, generator.randint(1, 60), generator.randint(1, 500)])
+    return dict(
+        samples_left=generator.choice([1, num_samples, generator.randint(1, num_samples)]),
+        num_samples=num_samples,
+        epochs_later=generator.randint(0, 3),
+        batch_size=generator.choice([1, generator.randint(1, 9)]),
+        k=generator.choice([1, generator.randint(1, 5)]),
+        ranks=generator.choice([1, 2, generator.randint(1, 7)]),
+    )
+
+
 def _wrong_steps(
     samples_left: int, num_samples: int, epochs_later: int, batch_size: int, k: int, ranks: int
 ) -> dict[str, int]:
@@ -68,6 +92,11 @@ def _wrong_steps(
     return {
         "{got} forgets that the ranks share the samples.": _steps(*here, batch_size, k, 1),
         "{got} counts micro-batches: a window of k is one step.": _steps(*here, batch_size, 1, ranks),
+        "{got} rounds a rank's share down. Where the ranks do not divide the samples, the longest share counts.": (
+            _steps(samples_left // ranks, num_samples // ranks, epochs_later, batch_size, k, 1)
+        ),
+        "{got} leaves out the last samples of an epoch, which fill no micro-batch on every rank: they are trained, "
+        "too.": _short_dropped(*here, batch_size, k, ranks),
         "{got} rounds down: the short window at an epoch's end steps as well.": samples_left // per_update
         + epochs_later * (num_samples // per_update),
         "{got} rounds down within the epoch that goes on: its short window steps as well.": samples_left // per_update
@@ -98,6 +127,7 @@ steps_after_resume = Exercise(
         dict(samples_left=87, num_samples=187, epochs_later=1, batch_size=9, k=4, ranks=3),
     ],
     misconceptions=_wrong_steps,
+    search=_drawn_resume,
 )
 
 PLANNED = 30

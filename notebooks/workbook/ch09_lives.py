@@ -22,6 +22,7 @@ from torch import Tensor
 
 from course_lib.callbacks import SkipBadSteps, StepAudit
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
+from workbook.ch09_training_script import EPOCHS, NUM_SAMPLES
 
 
 class MicroBatch(NamedTuple):
@@ -138,6 +139,12 @@ def missing_and_twice(diary: Iterable[MicroBatch], num_samples: int, epochs: int
         twice = sum(times > 1 for times in count.values())
         told.append((missing, twice))
     return told
+
+
+def missing_and_twice_of_run(diary: Iterable[MicroBatch]) -> tuple[int, int]:
+    """The same for all epochs of the script's run together."""
+    by_epoch = missing_and_twice(diary, NUM_SAMPLES, EPOCHS)
+    return sum(missing for missing, _ in by_epoch), sum(twice for _, twice in by_epoch)
 
 
 def weights_of_labels(diary: Sequence[MicroBatch], k: int, ranks: int) -> list[float]:
