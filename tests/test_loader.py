@@ -53,6 +53,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import course_lib.loader.loader as loader_module
 import course_lib.loader.workers as workers_module
 from course_lib.callbacks import ExactResume
+from course_lib.datasets import Integers, IntegerStream
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader, trace
 from course_lib.loader.pinning import pin
@@ -1657,3 +1658,11 @@ def test_it_is_annotated_with_what_it_yields_as_torchs():
 def test_its_signature_is_torchs():
     ours, its = (inspect.signature(kind.__init__).parameters.values() for kind in (MiniDataLoader, DataLoader))
     assert [(each.name, each.kind, each.default) for each in ours] == [(p.name, p.kind, p.default) for p in its]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_epoch_without_a_batch_is_not_taken_for_one_that_is_over(workers):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        for dataset in (Integers(3), IntegerStream(3)):
+            assert list(MiniDataLoader(dataset, batch_size=4, drop_last=True, num_workers=workers)) == []

@@ -315,7 +315,7 @@ class _Batches:
         try:
             batch = self._next_batch()
         except StopIteration:
-            if self._read and not self._yielded:
+            if self._position.get("batches_delivered") and not self._yielded:
                 warnings.warn(NOTHING_LEFT, stacklevel=2)
             self._position.clear()
             raise

@@ -36,28 +36,29 @@ RECORDED_SECONDS = {
 
 SENTENCES = {
     "symptom": (
-        "Accuracy after three epochs, by batch size, at a learning rate of 0.5. With batches of 1 the net guesses; with "
-        "batches of 16 nearly all test digits are right; and with ever larger batches the net falls behind."
+        "Accuracy after three epochs, by batch size, at a learning rate of 0.5. With batches of 1 the net guesses; "
+        "with batches of 16 nearly all test digits are right; and with ever larger batches the net falls behind."
     ),
     "two rates": (
-        "The same figure with a second curve, at a learning rate of 0.03. It falls from left to right: there one sample "
-        "at a time is best, and from batches of 256 on the net guesses. The first curve rises from 1 to 16, then falls."
+        "The same figure with a second curve, at a learning rate of 0.03. It falls from left to right: there one "
+        "sample at a time is best, and from batches of 256 on the net guesses. The first curve rises from 1 to 16, "
+        "then falls."
     ),
     "throughput": (
         "Samples per second, as recorded. At first they rise with the batch; from about 256 on they reach a plateau."
     ),
     "winners": (
-        "Two charts over the batch size, a dot for each of eight runs. On the left, the samples needed rise from about a "
-        "thousand with small batches to more than forty thousand with all at once. On the right, the time falls from 1 "
-        "to 128 samples, and rises again to all at once."
+        "Two charts over the batch size, a dot for each of eight runs. On the left, the samples needed rise from "
+        "about a thousand with small batches to more than forty thousand with all at once. On the right, the time "
+        "falls from 1 to 128 samples, and rises again to all at once."
     ),
     "trade": (
-        "The widget as it opens. Over the batch size, the samples needed rise from about 20 on, the time for each sample "
-        "falls until about 250, and their product has its lowest point between the two, at 71 (grey line)."
+        "The widget as it opens. Over the batch size, the samples needed rise from about 20 on, the time for each "
+        "sample falls until about 250, and their product has its lowest point between the two, at 71 (grey line)."
     ),
     "fitted": (
-        "The symptom's figure with a third curve, for a rate that follows the size. It starts at the top with one sample "
-        "at a time, and follows the symptom's curve from 16 on."
+        "The symptom's figure with a third curve, for a rate that follows the size. It starts at the top with one "
+        "sample at a time, and follows the symptom's curve from 16 on."
     ),
 }
 """What the figures show, for those who cannot see them."""
@@ -126,7 +127,7 @@ def figure_of_sizes(accuracies: dict[str, dict[int, float]], chance: float, titl
 
 
 def figure_of_winners(needed: dict[int, list[int]], seconds_of_update: dict[int, float]) -> Figure:
-    """The samples that runs needed, by batch size, and the time of their updates: a dot for each run, a line of means."""
+    """The samples that runs needed, and the time of their updates, by batch size: dots for runs, a line for means."""
     figure, (left, right) = new_figure(9.6, 3.4, columns=2)
     for size, runs in needed.items():
         milliseconds = [1000 * samples / size * seconds_of_update[size] for samples in runs]

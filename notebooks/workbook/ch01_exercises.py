@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import copy
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+import math
+import random
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from workbook.exercises import Exercise, PropertyExercise
+from workbook.exercises import SEARCHED, Exercise, PropertyExercise
 
 
 def _cut(samples: Sequence[Any], batch_size: int) -> list[list[Any]]:
@@ -20,7 +23,7 @@ def _cut(samples: Sequence[Any], batch_size: int) -> list[list[Any]]:
 
 def _batches(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop_last: bool) -> list[list[Any]]:
     batches = _cut([samples[i] for i in order], batch_size)
-    if drop_last and len(batches[-1]) < batch_size:
+    if drop_last and len(order) % batch_size:
         batches.pop()
     return batches
 
@@ -33,8 +36,10 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
     lacking = -len(samples) % batch_size
     with_empty = right if lacking or drop_last else [*right, []]
     filled_up = _cut(ordered + ordered[:lacking], batch_size)
+    number = -(-len(ordered) // batch_size)
+    evened = [part.tolist() for part in np.array_split(np.arange(len(ordered)), number)] if number else []
     return {
-        "This is an iterator: return the batches as a list, not with `yield`.": iter(right),
+        "{got} evens out the sizes: each batch is full, up to the last.": [[ordered[i] for i in p] for p in evened],
         "This is one flat list of samples: each batch is a list of its own.": ordered,
         "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": with_empty,
         "{got} are positions. A batch holds the samples that stand there.": _cut(order, batch_size),
@@ -47,12 +52,12 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
     }
 
 
-def _as_list(by_hand: Callable[..., Any]) -> Callable[..., Any]:
-    def judged(**case: Any) -> Any:
-        batches = by_hand(**case)
-        return "an iterator" if isinstance(batches, Iterator) else batches
-
-    return judged
+def _draw_batches(draw: random.Random) -> dict[str, Any]:
+    number = draw.choice([1, 2, draw.randrange(3, 14)])
+    samples = [draw.choice([f"sample {i}", i, 0, "", None]) for i in range(number)]
+    batch_size = draw.choice([1, max(1, number), number + 1, draw.randint(1, 6)])
+    order = draw.sample(range(number), number)
+    return dict(samples=samples, batch_size=batch_size, order=order, drop_last=draw.random() < 0.5)
 
 
 by_hand = Exercise(
@@ -62,13 +67,14 @@ by_hand = Exercise(
         dict(samples=list("abcd"), batch_size=2, order=[0, 1, 2, 3], drop_last=False),
         dict(samples=list("abcd"), batch_size=2, order=[3, 1, 2, 0], drop_last=False),
         dict(samples=list("abcde"), batch_size=2, order=[2, 0, 4, 1, 3], drop_last=False),
+        dict(samples=list("abcdefg"), batch_size=3, order=[2, 0, 6, 4, 1, 5, 3], drop_last=False),
         dict(samples=list("abcde"), batch_size=2, order=[2, 0, 4, 1, 3], drop_last=True),
         dict(samples=list("abcdef"), batch_size=3, order=[5, 3, 1, 0, 2, 4], drop_last=True),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=False),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=True),
     ],
     misconceptions=_wrong_batches,
-    judge=_as_list,
+    search=_draw_batches,
 )
 
 
@@ -76,6 +82,7 @@ PAIR = "Return a pair of tensors, the letters and the mask: without it a model t
 TENSORS = "Both have to be tensors: a model cannot compute on lists."
 TRANSPOSED = "There is one column for each word: one row is asked for. `pad_sequence` needs batch_first=True."
 WHOLE = "The letters are floats: `nn.Embedding` looks up whole numbers only. Make them torch.long."
+LONG = "Whole numbers, but not torch.long, which was asked for: a loss takes labels of no other type."
 TOO_WIDE = "The longest word of this batch is wide enough: more columns cost memory and time."
 CUT = "Letters are lost: the longest word of the batch decides the width."
 UNSHIFTED = "These are the codes of `ord`: subtract those of the letter before a, so that a is 1."
@@ -109,7 +116,12 @@ def _padded(
 
 
 def _fault_of_collate(collate: Any) -> str | None:
-    for words in (["c"], ["ab", "cd"], ["ab", "c"], ["a", "hat", "up"], ["alice", "i", "am"]):
+    cases = [["c"], ["ab", "cd"], ["ab", "c"], ["a", "hat", "up"], ["alice", "i", "am"], ["is"]]
+    draw = random.Random(0)
+    for _ in range(SEARCHED):
+        lengths = [draw.choice([1, draw.randint(1, 9)]) for _ in range(draw.randint(1, 6))]
+        cases.append(["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for length in lengths])
+    for words in cases:
         got = collate(copy.copy(words))
         if got is None:
             return f"for {words} it returned nothing. Does it end with `return`?"
@@ -128,9 +140,11 @@ def _fault_of_letters(words: list[str], letters: Tensor) -> str | None:
     expected, _ = _padded(words)
     rows, width = expected.shape
     transposed = letters.ndim == 2 and letters.shape != expected.shape and letters.shape == expected.T.shape
-    if letters.dtype not in (torch.int32, torch.int64):
+    if letters.dtype.is_floating_point:
         return WHOLE
-    if transposed or (rows > 1 and torch.equal(letters, expected.T)):
+    if letters.dtype != torch.int64:
+        return LONG
+    if transposed or (torch.equal(letters, expected.T) and not torch.equal(letters, expected)):
         return TRANSPOSED
     if letters.ndim != 2 or len(letters) != rows:
         return f"The letters have the shape {list(letters.shape)}: one row for each of the {rows} words is asked for."
@@ -210,6 +224,7 @@ padded = PropertyExercise(
         TENSORS: _lists,
         TRANSPOSED: _without_batch_first,
         WHOLE: _as_floats,
+        LONG: lambda words: (_padded(words)[0].int(), _padded(words)[1]),
         TOO_WIDE: lambda words: _padded(words, width=20),
         CUT: lambda words: _padded(words, width=min(map(len, words))),
         UNSHIFTED: lambda words: _by_pad_sequence(words, first=ord("a")),
@@ -229,6 +244,7 @@ def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
     shares = [right / size for right, size in zip(correct, sizes, strict=True)]
     averaged, as_if_full = sum(shares) / len(sizes), sum(correct) / (len(sizes) * sizes[0])
     without_last = sum(correct[:-1]) / max(1, sum(sizes[:-1]))
+    only_last_short = sum(correct) / (sizes[0] * (len(sizes) - 1) + sizes[-1])
     weighted = sum(itertools.starmap(lambda share, size: share * size, zip(shares, sizes, strict=True)))
     return {
         "{got} averages the batches: a sample of the short last batch weighs more than one of the others.": averaged,
@@ -236,6 +252,7 @@ def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
         "{got} is a sum over samples, divided by batches: an accuracy is at most 1.": sum(correct) / len(sizes),
         "{got} is the accuracy of the last batch: the others were forgotten on the way.": shares[-1],
         "{got} leaves out the last batch: its samples belong to the test set, too.": without_last,
+        "{got} takes it that all batches but the last are as large as the first.": only_last_short,
         "{got} is in percent: a share from 0 to 1 is asked for.": 100 * sum(correct) / sum(sizes),
         "{got} adds up the batches' accuracies and divides by nothing.": sum(shares),
         "{got} is the number of right answers: divide it by the number of samples.": weighted,
@@ -244,16 +261,23 @@ def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
 
 
 def _as_float(accuracy: Callable[..., Any]) -> Callable[..., Any]:
-    """A tensor or an array of one number counts as that number; six digits are compared, as float32 has seven."""
+    """A tensor or an array of one number counts as that number, and may be rounded as float32 is."""
 
-    def judged(**case: Any) -> Any:
-        got = accuracy(**case)
+    def judged(correct: list[int], sizes: list[int]) -> Any:
+        right = sum(correct) / sum(sizes)
+        got = accuracy(correct=correct, sizes=sizes)
         try:
-            return float(f"{float(got):.6g}")
+            got = float(got)
         except (TypeError, ValueError, RuntimeError):
             return got
+        return right if math.isclose(got, right, rel_tol=1e-6) else float(f"{got:.6g}")
 
     return judged
+
+
+def _draw_accuracies(draw: random.Random) -> dict[str, Any]:
+    sizes = [draw.choice([1, 128, draw.randint(1, 200)]) for _ in range(draw.randint(1, 7))]
+    return dict(correct=[draw.choice([0, size, draw.randint(0, size)]) for size in sizes], sizes=sizes)
 
 
 mean_accuracy = Exercise(
@@ -267,6 +291,7 @@ mean_accuracy = Exercise(
     ],
     misconceptions=_wrong_accuracies,
     judge=_as_float,
+    search=_draw_accuracies,
 )
 
 EXERCISES = (by_hand, padded, mean_accuracy)

@@ -30,26 +30,25 @@ from workbook.ch02_stream_exercises import prefetched, share
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, add_legend, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
 
-
 SENTENCES = {
     "epochs": (
-        "Six batches of torch's loader, time from left to right. Without workers fetching and computing take turns. One "
-        "worker fetches while the step computes, and the step still waits for each batch. Two workers fetch two batches "
-        "at a time, and after the first batch the step hardly waits."
+        "Six batches of torch's loader, time from left to right. Without workers fetching and computing take turns. "
+        "One worker fetches while the step computes, and the step still waits for each batch. Two workers fetch two "
+        "batches at a time, and after the first batch the step hardly waits."
     ),
     "widget": (
-        "Twenty batches, two workers, time from left to right. After the first batch the step computes without a pause "
-        "until it needs batch 14, whose fetch takes 300 ms. It then waits. Meanwhile the other worker fetches the two "
-        "batches that it may fetch ahead, and stops."
+        "Twenty batches, two workers, time from left to right. After the first batch the step computes without a "
+        "pause until it needs batch 14, whose fetch takes 300 ms. It then waits. Meanwhile the other worker fetches "
+        "the two batches that it may fetch ahead, and stops."
     ),
     "sizes": (
-        "Image size against batch, over three epochs of two batches. The attribute's images stay at 8 pixels. The size "
-        "in the task is 8, 16 and 32 pixels, as set."
+        "Image size against batch, over three epochs of two batches. The attribute's images stay at 8 pixels. The "
+        "size in the task is 8, 16 and 32 pixels, as set."
     ),
     "sweep": (
-        "Samples per second against the number of workers, relative to no workers, on a logarithmic scale; recorded on "
-        "2 cores. In memory: any worker makes it more than ten times slower. 2 ms of CPU time: little is gained, as "
-        "returning a batch costs what the worker saves. 20 ms of CPU time: a gain up to the number of cores, not "
+        "Samples per second against the number of workers, relative to no workers, on a logarithmic scale; recorded "
+        "on 2 cores. In memory: any worker makes it more than ten times slower. 2 ms of CPU time: little is gained, "
+        "as returning a batch costs what the worker saves. 20 ms of CPU time: a gain up to the number of cores, not "
         "beyond. 20 ms of waiting: each further worker helps, and eight make it more than six times as fast."
     ),
 }

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import builtins
+import contextlib
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -13,7 +15,7 @@ import numpy as np
 import torch
 
 from course_lib.datasets import load_words
-from workbook.exercises import PropertyExercise
+from workbook.exercises import SEARCHED, PropertyExercise
 
 
 def missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
@@ -57,12 +59,8 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
         return [[int(index) for index in batch] for batch in batches]
 
     words = [len(word) for word in load_words()]
-    for lengths, batch_size in (([1, 2, 3, 4], 2), ([5, 1, 4, 1, 3], 2), (words, 32)):
-        batches = made(lengths, batch_size, 0, 0)
-        if lost := missing_and_twice(itertools.chain(*batches), range(len(lengths))):
-            return f"{lost}.\nEach index belongs in exactly one batch, also those of a short last batch."
-        if max(map(len, batches)) > batch_size:
-            return f"a batch has {max(map(len, batches))} indices, and at most {batch_size} are allowed."
+    if fault := _fault_of_dealing(made, words):
+        return fault
     batches, shuffled = made(words, 32, 0, 0), _shuffled_batches(words, 32, 0, 0)
     if padding(batches, words) * 2 > padding(shuffled, words):
         return (
@@ -71,6 +69,9 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
         )
     if made(words, 32, 0, 0) != batches:
         return "two calls with the same (seed, epoch) differ.\nDraw from a generator made of the two, not a global one."
+    with _another_hash():
+        if made(words, 32, 0, 0) != batches:
+            return f"another process would give other tasks for the same (seed, epoch).\n{HASH}"
     generators = _global_generators()
     made([1, 1, 2], 2, 3, 7)
     if _global_generators() != generators:
@@ -78,22 +79,85 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
             "the call changed a global generator.\nEverything that draws from it later now depends on your order. "
             "Make a generator of your own: np.random.default_rng(...)."
         )
+    return _fault_of_pairs(made, words) or _fault_of_order(made, words)
+
+
+def _fault_of_dealing(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
+    draw = random.Random(0)
+    cases = [([1, 2, 3, 4], 2), ([5, 1, 4, 1, 3], 2), (words, 32), ([], 3), ([2], 1)]
+    for _ in range(SEARCHED):
+        number = draw.choice([1, 2, draw.randint(3, 20)])
+        lengths = [draw.choice([0, 1, draw.randint(0, 9)]) for _ in range(number)]
+        cases.append((lengths, draw.choice([1, number, number + 1, draw.randint(1, 6)])))
+    for number, (lengths, batch_size) in enumerate(cases):
+        batches = made(lengths, batch_size, number % 5, number % 3)
+        if lost := missing_and_twice(itertools.chain(*batches), range(len(lengths))):
+            return f"{lost}.\nEach index belongs in exactly one batch, also those of a short last batch."
+        longest = max(map(len, batches), default=0)
+        if longest > batch_size:
+            return f"a batch has {longest} indices, and at most {batch_size} are allowed."
+        if not all(batches):
+            return "a batch is empty.\nA loader would ask `collate_fn` to make a batch of nothing."
+    return None
+
+
+def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
+    batches = made(words, 32, 0, 0)
     if made(words, 32, 0, 1) == batches:
         if made(words, 32, 1, 1) != made(words, 32, 1, 0):
             told = "A product is 0 for all of them. Make the generator of the pair."
             return f"all epochs of seed 0 have one order.\n{told}"
         return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
-    if collision := _collision(made):
-        return collision
-    longest = [max(words[index] for index in batch) for batch in batches]
-    if longest == sorted(longest) or longest == sorted(longest, reverse=True):
-        return "the batches come sorted by length: the net sees only short words, then only long.\nShuffle the batches."
-    if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, batches)):
+    if made(words, 32, 1, 0) == batches and made(words, 32, 1, 1) == made(words, 32, 0, 1):
+        return "seed 1 comes in the orders of seed 0.\nThe seed belongs in the generator, too, not the epoch alone."
+    return _collision(made)
+
+
+def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
+    for epoch in range(4):
+        batches = made(words, 32, 0, epoch)
+        longest = [max(words[index] for index in batch) for batch in batches]
+        rises = sum(before < after for before, after in itertools.pairwise(longest))
+        falls = sum(before > after for before, after in itertools.pairwise(longest))
+        if min(rises, falls) == 0:
+            return (
+                "the batches come sorted by length: the net sees only short words, then only long.\n"
+                "Shuffle the batches."
+            )
+        if min(rises, falls) < 5:
+            return (
+                f"the longest words of the batches rise {rises} times and fall {falls} times.\n"
+                "The batches still follow the lengths, from another one on, or by turns. Permute them."
+            )
+    if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, made(words, 32, 0, 0))):
         return (
             "every epoch has the same batches, in another order.\n"
             "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths."
         )
     return None
+
+
+HASH = "hash() of a text has another value in each process. Make the generator of the numbers themselves."
+
+
+@contextlib.contextmanager
+def _another_hash() -> Iterator[None]:
+    """As in another process: hash() of what holds a text has another value."""
+
+    def salted(value: Any) -> int:
+        return original(value) ^ (0x5DEECE66D if _holds_text(value) else 0)
+
+    original, builtins.hash = builtins.hash, salted
+    try:
+        yield
+    finally:
+        builtins.hash = original
+
+
+def _holds_text(value: Any) -> bool:
+    if isinstance(value, (tuple, frozenset)):
+        return any(map(_holds_text, value))
+    return isinstance(value, (str, bytes))
 
 
 def _global_generators() -> list[Any]:
@@ -114,6 +178,8 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
         return told((1, 1), (0, 0), "A number such as seed ^ epoch is 0 wherever the two are equal.")
     if order(1, 0) == order(1, 1):
         return told((1, 0), (1, 1), "The epoch is lost where it is combined with this seed.")
+    if order(1, 0) == order(0, 1) and order(1, 1) == order(0, 3):
+        return told((1, 0), (0, 1), "Their product, also of seed + 1 and epoch + 1, is one number for many pairs.")
     if order(1, 0) == order(0, 1):
         return told((1, 0), (0, 1), "Their sum is one number for many pairs.")
     first, factors = order(1, 0), {*range(2, 1100), *(10**k for k in range(4, 8)), *(2**k for k in range(11, 21))}
@@ -134,6 +200,12 @@ def _with_global_generator(lengths: Sequence[int], batch_size: int, seed: int, e
     return _buckets(lengths, batch_size, seed, epoch)
 
 
+def _turned(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
+    first = int(np.random.default_rng([seed, epoch]).integers(len(batches))) if batches else 0
+    return batches[first:] + batches[:first]
+
+
 bucket_batches = PropertyExercise(
     "bucket_batches",
     _fault_of_buckets,
@@ -148,6 +220,11 @@ bucket_batches = PropertyExercise(
         ),
         "Make a generator of your own: np.random.default_rng(...).": _with_global_generator,
         "The epoch belongs in the generator's seed.": _of_seed(lambda seed, epoch: seed),
+        "The seed belongs in the generator, too, not the epoch alone.": _of_seed(lambda seed, epoch: epoch),
+        HASH: _of_seed(lambda seed, epoch: abs(hash(f"{seed}-{epoch}"))),
+        "Their product, also of seed + 1 and epoch + 1, is one number": _of_seed(
+            lambda seed, epoch: (seed + 1) * (epoch + 1)
+        ),
         "Their sum is one number for many pairs. Make the generator of the pair.": _of_seed(
             lambda seed, epoch: seed + epoch
         ),
@@ -157,6 +234,7 @@ bucket_batches = PropertyExercise(
         ),
         "seed * 1000 + epoch is one number for both": _of_seed(lambda seed, epoch: 1000 * seed + epoch),
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
+        "The batches still follow the lengths, from another one on": _turned,
         "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.": partial(
             _buckets, shuffle_samples=False
         ),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import random
 import threading
 import time
 import types
@@ -12,9 +13,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 from workbook.ch02_exercises import missing_and_twice
-from workbook.exercises import PropertyExercise
+from workbook.exercises import SEARCHED, PropertyExercise
 
 
 class _Observed(NamedTuple):
@@ -55,7 +57,22 @@ def _observed(prefetched: Any, number: int, ahead: int) -> _Observed:
 
 
 def _fault_of_prefetched(prefetched: Any) -> str | None:
-    for number, ahead in ((1, 2), (6, 2), (6, 1), (50, 4)):
+    try:
+        return _fault_of_results(prefetched) or _fault_of_searched(prefetched) or _fault_of_errors(prefetched)
+    except RuntimeError as error:
+        if "StopIteration" not in str(error):
+            raise
+        return f"raised RuntimeError: {error}.\n{BARE_NEXT}"
+
+
+BARE_NEXT = (
+    "After the last task, `next(tasks)` raises StopIteration, which inside of a generator becomes this error. "
+    "`itertools.islice(tasks, 1)` gives one task, or none."
+)
+
+
+def _fault_of_results(prefetched: Any) -> str | None:
+    for number, ahead in ((0, 2), (1, 2), (6, 2), (6, 1), (50, 4)):
         observed = _observed(prefetched, number, ahead)
         results, drawn_at = observed.results, observed.drawn_at
         setting = f"{number} tasks, {ahead} ahead: "
@@ -75,6 +92,63 @@ def _fault_of_prefetched(prefetched: Any) -> str | None:
             told = "One thread fetches one task at a time: give the pool more."
             return f"{setting}the second fetch waits for the first.\n{told}"
     return None
+
+
+class _Result:
+    """What a fetch makes; its life can be followed."""
+
+    def __init__(self, task: Any) -> None:
+        self.task = task
+
+
+def _fault_of_searched(prefetched: Any) -> str | None:
+    """Tasks of any kind, the false ones too, and what is kept of results that were given out."""
+    draw = random.Random(0)
+    for _ in range(60):
+        number, ahead = draw.randrange(12), draw.randint(1, 4)
+        tasks = [draw.choice([0, None, False, "", position]) for position in range(number)]
+        alive: WeakSet[_Result] = WeakSet()
+
+        def fetch(task: Any, alive: WeakSet[_Result] = alive) -> _Result:
+            result = _Result(task)
+            alive.add(result)
+            return result
+
+        most, got = 0, []
+        for result in prefetched(fetch, iter(tasks), ahead):
+            got.append(getattr(result, "task", result))
+            most = max(most, len(alive))
+            del result
+        if got != tasks:
+            return f"the tasks {tasks}, {ahead} ahead: the results are those of {got}.\n{FALSE_TASKS}"
+        if most > ahead + 3:
+            return f"{number} tasks, {ahead} ahead: {most} results are alive at the same time.\n{KEPT}"
+    return None
+
+
+FALSE_TASKS = "A task may be 0, None or an empty text. Ask whether there is a task, not whether it is true."
+KEPT = "What was given out is the caller's. A list that keeps all futures keeps all their results."
+
+
+def _fault_of_errors(prefetched: Any) -> str | None:
+    def fetch(task: int) -> int:
+        if task == 2:
+            raise KeyError(f"task {task}")
+        return task
+
+    for ahead in (1, 3):
+        results = []
+        try:
+            for result in prefetched(fetch, iter(range(6)), ahead):
+                results.append(result)
+        except KeyError:
+            if results == [0, 1]:
+                continue
+        return f"where `fetch` raises for the third of 6 tasks, {ahead} ahead, {results} came.\n{ERRORS}"
+    return None
+
+
+ERRORS = "The results before it come first, then its error is raised: whoever swallows it trains on fewer samples."
 
 
 def _fault_of_drawing(drawn_at: list[int], number: int, ahead: int) -> str | None:
@@ -153,6 +227,48 @@ def _ahead_in_this_thread(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
         yield result
 
 
+def _by_walrus(fetch: Any, tasks: Any, ahead: int, ask: Any = None) -> Iterator[Any]:
+    tasks = iter(tasks)
+    with ThreadPoolExecutor(4) as pool:
+        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+        while pending:
+            oldest = pending.popleft()
+            if ask(task := next(tasks, None)):
+                pending.append(pool.submit(fetch, task))
+            yield oldest.result()
+
+
+def _by_bare_next(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    tasks = iter(tasks)
+    with ThreadPoolExecutor(4) as pool:
+        pending = deque(pool.submit(fetch, next(tasks)) for _ in range(ahead))
+        while pending:
+            oldest = pending.popleft()
+            pending.append(pool.submit(fetch, next(tasks)))
+            yield oldest.result()
+
+
+def _by_list(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    tasks, given = iter(tasks), 0
+    with ThreadPoolExecutor(4) as pool:
+        futures = [pool.submit(fetch, task) for task in itertools.islice(tasks, ahead)]
+        while given < len(futures):
+            futures.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+            yield futures[given].result()
+            given += 1
+
+
+def _without_errors(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    tasks = iter(tasks)
+    with ThreadPoolExecutor(4) as pool:
+        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+        while pending:
+            oldest = pending.popleft()
+            pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+            with contextlib.suppress(KeyError):
+                yield oldest.result()
+
+
 prefetched = PropertyExercise(
     "prefetched",
     _fault_of_prefetched,
@@ -165,6 +281,10 @@ prefetched = PropertyExercise(
         "and with ahead = 1 none. Submit before you yield.": _refilled_after_yield,
         "One thread fetches one task at a time: give the pool more.": partial(_by_window, threads=1),
         "A future is a promise: `future.result()` waits for what was fetched.": _by_futures,
+        BARE_NEXT: _by_bare_next,
+        FALSE_TASKS: partial(_by_walrus, ask=bool),
+        KEPT: _by_list,
+        ERRORS: _without_errors,
     },
 )
 
@@ -195,9 +315,24 @@ def _fault_of_share(share: Any) -> str | None:
             return f"{setting}\n{lost}. {told}"
         if not _is_even(read):
             return f"{setting}\n{UNEVEN}"
-    return _fault_of_reading(share)
+    return _fault_of_content(share) or _fault_of_reading(share)
 
 
+def _fault_of_content(share: Any) -> str | None:
+    draw = random.Random(0)
+    for _ in range(SEARCHED):
+        workers = draw.choice([0, 1, draw.randint(2, 6)])
+        infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
+        lines = [draw.choice(["", "\n", " a \n", "a", "b\n", 0, None]) for _ in range(draw.randrange(14))]
+        read = [list(share(iter(lines), info)) for info in infos]
+        if missing_and_twice(map(repr, itertools.chain(*read)), map(repr, lines)):
+            return f"of the lines {lines}, {workers} workers read {read}.\n{AS_IT_IS}"
+        if not _is_even(read):
+            return f"of the lines {lines}, {workers} workers read {read}.\n{UNEVEN}"
+    return None
+
+
+AS_IT_IS = "A line is handed on as it is: blank ones count, and nothing is stripped."
 UNEVEN = "Shares may differ by one line: here some still read while others have nothing left."
 
 
@@ -209,7 +344,7 @@ def _content_decides(share: Any, infos: list[Any], number: int) -> bool:
     return len(sizes) > 1
 
 
-def _is_even(read: list[list[str]]) -> bool:
+def _is_even(read: list[list[Any]]) -> bool:
     return max(map(len, read)) - min(map(len, read)) <= 1
 
 
@@ -277,6 +412,11 @@ share = PropertyExercise(
             lines if info is None else itertools.islice(lines, len(lines) // info.num_workers)
         ),
         "Go by the number of the line.": _by_content,
+        AS_IT_IS: lambda lines, info: (
+            (line.strip() if isinstance(line, str) else line for line in lines)
+            if info is None
+            else _dealt((line for line in lines if line), info.num_workers, info.id)
+        ),
         "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come.": (
             lambda lines, info: lines if info is None else list(lines)[info.id :: info.num_workers]
         ),

@@ -20,14 +20,15 @@ from torch.utils.data import Dataset
 
 from course_lib.memory import CATEGORIES, Moment, PeakPrediction, predict_peak
 from course_lib.memory.allocator import MIB
-from workbook.ch03_exercises import EXERCISES, SavedTensor, graph_nodes, kept, peak_bytes, three_trials
+from workbook.ch03_exercises import SavedTensor, graph_nodes, kept, peak_bytes
+from workbook.ch03_three_trials import three_trials
 from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, add_legend, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
 
 __all__ = [
     "EXERCISES",
-    "Records",
     "SENTENCES",
+    "Records",
     "SavedTensor",
     "figure_of_line",
     "figure_of_lines",
@@ -47,22 +48,22 @@ __all__ = [
 
 SENTENCES = {
     "step": (
-        "What the step holds after each allocation and free. Activations pile up during the forward pass, the peak of "
-        "21 MiB comes early in the backward pass, and they are freed one after the other; inputs and the optimizer's "
-        "state are a thin line at the bottom, parameters and gradients too thin to be drawn."
+        "What the step holds after each allocation and free. Activations pile up during the forward pass, the peak "
+        "of 21 MiB comes early in the backward pass, and they are freed one after the other; inputs and the "
+        "optimizer's state are a thin line at the bottom, parameters and gradients too thin to be drawn."
     ),
     "lines": (
-        "The most that each phase holds, against the batch size. The optimizer's step hardly depends on it, 68 to 70 "
-        "MiB, and is the peak of small batches. The backward pass starts at 64 MiB, bends at about 230 samples, and is "
-        "the peak from there on. On the right the same, enlarged, up to 512 samples."
+        "The most that each phase holds, against the batch size. The optimizer's step hardly depends on it, 68 to "
+        "70 MiB, and is the peak of small batches. The backward pass starts at 64 MiB, bends at about 230 samples, "
+        "and is the peak from there on. On the right the same, enlarged, up to 512 samples."
     ),
     "trades": (
-        "What the step holds at its peak, by category, for five ways to train, with batches of 256 and of 1,024. The "
-        "bars have the categories as colours, and at their end the peak relative to the plain step."
+        "What the step holds at its peak, by category, for five ways to train, with batches of 256 and of 1,024. "
+        "The bars have the categories as colours, and at their end the peak relative to the plain step."
     ),
     "widget": (
-        "64 images of 224 pixels a side, 64 channels, fp32, AdamW: tensors hold 2 GB at the peak, nearly all of them "
-        "activations, and 2.6 GB are reserved. That fits in a card of 8 GB."
+        "64 images of 224 pixels a side, 64 channels, fp32, AdamW: tensors hold 2 GB at the peak, nearly all of "
+        "them activations, and 2.6 GB are reserved. That fits in a card of 8 GB."
     ),
     "line": (
         "Measured peaks lie on a straight line that meets the limit at 6,000 samples. The line through 64 and 128 "
@@ -70,6 +71,8 @@ SENTENCES = {
     ),
 }
 """What the figures show, for those who cannot see them."""
+
+EXERCISES = (peak_bytes, kept, three_trials)
 
 COLOURS = dict(zip(CATEGORIES, (BLUE, GREY, ORANGE, PURPLE, SKY, GREEN, VERMILION), strict=True))
 PHASES = ("forward", "backward", "step")

@@ -9,7 +9,18 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     # ------------------------------------------------------------------------------------------------------------------
     "02": {},
     # ------------------------------------------------------------------------------------------------------------------
-    "03": {},
+    "03": {
+        (
+            "validate",
+            "with torch.no_grad(): / for number, batch in enumerate(batches): / "
+            "losses.append(model(batch).square().mean().item()) / if losses[-1] >= max(losses): / worst = number  ->  "
+            "for number, batch in enumerate(batches): / losses.append(model(batch).square().mean().item()) / "
+            "if losses[-1] >= max(losses): / worst = number",
+        ): "no name holds the loss, so its graph is freed at the end of the line, with gradients or without",
+        ("find", "half = usual // 2  ->  half = -(-usual // 2)"): (
+            "the half rounded up lies on the backward pass's line as well, so it is another right answer"
+        ),
+    },
     # ------------------------------------------------------------------------------------------------------------------
     "04": {},
     # ------------------------------------------------------------------------------------------------------------------

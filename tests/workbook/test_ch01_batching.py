@@ -2,6 +2,7 @@
 
 import math
 import re
+from fractions import Fraction
 
 import numpy as np
 import pytest
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader
 from workbook import ch01_exercises
 from workbook.ch01_batching import (
     RECORDED_SECONDS,
-    UnshardedStream,
     WhoLoads,
     best_size,
     by_hand,
@@ -21,8 +21,6 @@ from workbook.ch01_batching import (
     figure_of_trade,
     figure_of_winners,
     mean_accuracy,
-    numbers_of,
-    one_digit,
     padded,
     seconds_of_update,
     throughput_explorer,
@@ -40,10 +38,11 @@ def test_the_accuracies_are_drawn_as_they_are():
     assert lines[1].get_xydata().tolist() == [[1, 0.9], [32, 0.5], [100, 0.1]]
 
 
-def test_a_run_is_drawn_by_samples_and_by_the_time_of_its_updates():
-    figure = figure_of_winners({32: [(64, 2.0), (128, 0.2)]}, {32: 0.5}, target=0.3)
-    drawn = [axes.lines[0].get_xydata().tolist() for axes in figure.axes]
-    assert drawn == [[[64, 2.0], [128, 0.2]], [[1000.0, 2.0], [2000.0, 0.2]]]
+def test_runs_are_drawn_by_samples_and_by_the_time_of_their_updates():
+    figure = figure_of_winners({1: [10, 30], 32: [64, 128]}, {1: 0.1, 32: 0.5})
+    drawn = [[line.get_xydata().tolist() for line in axes.lines] for axes in figure.axes]
+    assert drawn[0] == [[[1, 10], [1, 30]], [[32, 64], [32, 128]], [[1, 20], [32, 96]]]
+    assert drawn[1] == [[[1, 1000], [1, 3000]], [[32, 1000], [32, 2000]], [[1, 2000], [32, 1500]]]
 
 
 def test_the_recorded_seconds_rise_and_their_throughput_bends():
@@ -94,7 +93,7 @@ def test_the_trade_is_drawn_over_all_sizes():
 
 def test_the_widget_follows_its_controls():
     explorer = trade_explorer(largest=100)
-    assert explorer.text.startswith("best size: 87, the square root of 30 × 250\nbatches of 1 take 17.2 times as long")
+    assert explorer.text.startswith("best size: 71, the square root of 20 × 250\nbatches of 1 take 12.8 times as long")
     assert explorer.set(noise_size=4, fixed_cost=9).startswith("best size: 6, the square root of 4 × 9")
     assert explorer.text.endswith("batches of 100 take 4.5 times as long")
     assert figure_of_trade(600, 1000, 100).axes[0].get_title().endswith("all at once finishes first")
@@ -103,15 +102,6 @@ def test_the_widget_follows_its_controls():
 def test_the_figures_are_pictures():
     for figure in (figure_of_trade(30, 250, 1437), figure_of_sizes({"0.5": {1: 0.1}}, 0.1, "title")):
         assert png_bytes(figure).startswith(b"\x89PNG")
-
-
-def test_a_number_is_rounded_to_its_first_digit():
-    assert [one_digit(n) for n in (1, 9.6, 1001, 1499, 4154, 50_295)] == [1, 10, 1000, 1000, 4000, 50_000]
-
-
-def test_each_worker_reads_the_whole_of_a_stream_that_is_not_shared_out():
-    batches = list(DataLoader(UnshardedStream(4), 2, num_workers=2))
-    assert numbers_of(batches) == [[0, 1], [0, 1], [2, 3], [2, 3]]
 
 
 def test_a_sample_knows_its_reader():
@@ -138,6 +128,15 @@ def fixed_width(words, width=20):
     for row, numbers in enumerate(letters_of(words)):
         letters[row, : len(numbers)] = numbers
     return letters, letters > 0
+
+
+class KeepsItsWidth:
+    def __init__(self):
+        self.width = 0
+
+    def __call__(self, words):
+        self.width = max(self.width, *map(len, words))
+        return fixed_width(words, self.width)
 
 
 def with_mask(words, make_mask):
@@ -177,6 +176,8 @@ def shifted(words, shift):
         (lambda words: with_mask(words, lambda _: [len(w) for w in words]), ch01_exercises.TENSORS),
         (lambda words: shifted(words, 0), ch01_exercises.UNSHIFTED),
         (lambda words: shifted(words, 97), ch01_exercises.FROM_ZERO),
+        (lambda words: (padded_with(words, 0)[0].int(), padded_with(words, 0)[1]), ch01_exercises.LONG),
+        (KeepsItsWidth(), ch01_exercises.TOO_WIDE),
         (fixed_width, ch01_exercises.TOO_WIDE),
         (lambda words: fixed_width(words, 64), ch01_exercises.TOO_WIDE),
         (lambda words: with_mask(words, lambda letters: letters == 0), ch01_exercises.FLIPPED),
@@ -195,13 +196,12 @@ def test_each_wrong_padding_gets_its_own_message_alone():
         assert [each for each in messages if each in fault] == [message]
 
 
-@pytest.mark.parametrize("kind", [torch.int64, torch.int32])
-def test_right_paddings_pass_however_they_are_made(kind, capsys):
+def test_right_paddings_pass_however_they_are_made(capsys):
     padded.check(lambda words: padded_with(words, 0))
-    padded.check(lambda words: [part.to(kind) if part.dtype != torch.bool else part for part in padded_with(words, 0)])
+    padded.check(lambda words: list(padded_with(words, 0)))
     embed = nn.Embedding(27, 4)
     letters, mask = padded_with(["alice", "i"], 0)
-    assert embed(letters.to(kind))[mask].shape == (6, 4)  # what both types of letters and the mask are for
+    assert embed(letters)[mask].shape == (6, 4)  # what the letters and the mask are for
     assert capsys.readouterr().out.count("solved") == 2
 
 
@@ -212,6 +212,7 @@ def test_right_paddings_pass_however_they_are_made(kind, capsys):
         lambda correct, sizes: np.sum(correct) / np.sum(sizes),
         lambda correct, sizes: torch.tensor(correct, dtype=torch.double).sum() / sum(sizes),
         lambda correct, sizes: torch.tensor([sum(correct) / sum(sizes)]),
+        lambda correct, sizes: Fraction(sum(correct), sum(sizes)),
     ],
 )
 def test_an_accuracy_may_be_a_tensor(answer, capsys):
@@ -225,6 +226,10 @@ def test_an_accuracy_may_be_a_tensor(answer, capsys):
         (lambda correct, sizes: torch.tensor(correct).div(torch.tensor(sizes)).mean(), "averages the batches"),
         (lambda correct, sizes: sum(correct) // sum(sizes), "rounds down to a whole number"),
         (lambda correct, sizes: sum(correct) / (128 * len(sizes)), "should be 0.5, got 0.015625"),
+        (
+            lambda correct, sizes: sum(correct) / (sizes[0] * (len(sizes) - 1) + sizes[-1]),
+            "all batches but the last are as large as the first",
+        ),
         (lambda correct, sizes: sum(correct), "is the number of right answers"),
     ],
 )
@@ -235,6 +240,42 @@ def test_what_is_told_of_a_wrong_accuracy(answer, message):
 def by_hand_with_yield(samples, batch_size, order, drop_last):
     for start in range(0, len(order), batch_size):
         yield [samples[i] for i in order[start : start + batch_size]]
+
+
+def by_hand_of_even_sizes(samples, batch_size, order, drop_last):
+    ordered = np.array([samples[i] for i in order], dtype=object)
+    batches = [part.tolist() for part in np.array_split(ordered, math.ceil(len(order) / batch_size))]
+    return batches[:-1] if drop_last and len(order) % batch_size else batches
+
+
+def by_hand_in_chunks(samples, batch_size, order, drop_last):
+    parts = torch.tensor(order).chunk(math.ceil(len(order) / batch_size))
+    batches = [[samples[i] for i in part] for part in parts]
+    return batches[:-1] if drop_last and len(order) % batch_size else batches
+
+
+def by_hand_that_pops(samples, batch_size, order, drop_last):
+    batches = []
+    while order:
+        batches.append([samples[order.pop(0)] for _ in range(min(batch_size, len(order)))])
+    return batches[:-1] if drop_last and batches and len(batches[-1]) < batch_size else batches
+
+
+def by_hand_in_place(samples, batch_size, order, drop_last):
+    samples[:] = [samples[i] for i in order]
+    full = len(samples) - (len(samples) % batch_size if drop_last else 0)
+    return [samples[start : start + batch_size] for start in range(0, full, batch_size)]
+
+
+def by_hand_of_tuples(samples, batch_size, order, drop_last):
+    for batch in by_hand_with_yield(samples, batch_size, order, drop_last):
+        if len(batch) == batch_size or not drop_last:
+            yield tuple(batch)
+
+
+def test_batches_may_be_yielded_and_be_tuples(capsys):
+    by_hand.check(by_hand_of_tuples)
+    assert "solved" in capsys.readouterr().out
 
 
 def by_hand_always_dropping(samples, batch_size, order, drop_last):
@@ -255,7 +296,10 @@ def by_hand_dropping_the_last(samples, batch_size, order, drop_last):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (by_hand_with_yield, "return the batches as a list, not with `yield`"),
+        (by_hand_of_even_sizes, "evens out the sizes: each batch is full, up to the last"),
+        (by_hand_in_chunks, "should be"),
+        (by_hand_that_pops, "changes `order`, which is its caller's"),
+        (by_hand_in_place, "changes `samples`, which is its caller's"),
         (by_hand_always_dropping, "loses the short last batch"),
         (by_hand_one_batch_more, "ends with an empty batch"),
         (by_hand_dropping_the_last, "lacks a batch that was full"),

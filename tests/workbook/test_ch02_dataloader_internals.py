@@ -181,47 +181,6 @@ def test_padding_is_what_fills_up_each_batch_to_its_longest():
     assert padding([[0, 1], [2]], lengths=[5, 2, 9]) == 3
 
 
-def padded(samples, pad):
-    width = max(map(len, samples))
-    return [[*sample, *[pad] * (width - len(sample))] for sample in samples], [len(sample) for sample in samples]
-
-
-def padded_by_torch(samples, pad, **options):
-    tensors = [torch.tensor(sample, **options) for sample in samples]
-    rows = torch.nn.utils.rnn.pad_sequence(tensors, batch_first=True, padding_value=pad)
-    return rows, torch.tensor([len(sample) for sample in samples])
-
-
-def in_place(samples, pad):
-    lengths = torch.tensor([len(sample) for sample in samples])
-    for sample in samples:
-        sample.extend([pad] * (int(lengths.max()) - len(sample)))
-    return torch.tensor(samples), lengths
-
-
-def in_place_too_early(samples, pad):
-    rows, _ = in_place(samples, pad)
-    return rows, torch.tensor([len(sample) for sample in samples])
-
-
-@pytest.mark.parametrize(
-    ("answer", "message"),
-    [
-        (lambda samples, pad: (torch.tensor(padded(samples, pad)[0]), padded(samples, pad)[1]), "Make the lengths a t"),
-        (lambda samples, pad: padded(samples, pad), "Make the rows a tensor"),
-        (lambda samples, pad: padded_by_torch(samples, pad, dtype=torch.float32), "The rows must be whole numbers"),
-        (padded_by_torch, "unless a dtype is given"),
-        (in_place, "The answer changes its samples"),
-        (in_place_too_early, "Each sample got the length of the longest"),
-        (lambda samples, pad: None, "two tensors are asked for"),
-    ],
-)
-def test_wrong_ways_to_pad_are_told_apart(answer, message):
-    for _ in range(2):  # an answer that changes its samples does not change the question
-        with pytest.raises(NotSolved, match=message):
-            chapter.pad_collate.check(answer)
-
-
 def shuffled_by(seed_of):
     def buckets(lengths, batch_size, seed, epoch):
         rng = np.random.default_rng(seed_of(seed, epoch))
@@ -231,6 +190,21 @@ def shuffled_by(seed_of):
         return [tasks[i] for i in rng.permutation(len(tasks))]
 
     return buckets
+
+
+def turned(lengths, batch_size, seed, epoch):
+    rng = np.random.default_rng([seed, epoch])
+    order = rng.permutation(len(lengths)).tolist()
+    order.sort(key=lengths.__getitem__)
+    tasks = [order[start : start + batch_size] for start in range(0, len(order), batch_size)]
+    k = int(rng.integers(len(tasks))) if tasks else 0
+    return tasks[k:] + tasks[:k]
+
+
+def sorting_its_argument(lengths, batch_size, seed, epoch):
+    answer = shuffled_by(lambda *pair: pair)(lengths, batch_size, seed, epoch)
+    lengths.sort()
+    return answer
 
 
 def by_torchs_global_generator(lengths, batch_size, seed, epoch):
@@ -248,6 +222,13 @@ def by_torchs_global_generator(lengths, batch_size, seed, epoch):
         (shuffled_by(lambda seed, epoch: 1000 * seed + epoch), "seed \\* 1000 \\+ epoch is one number"),
         (shuffled_by(lambda seed, epoch: (seed << 16) + epoch), "seed \\* 65536 \\+ epoch is one number"),
         (by_torchs_global_generator, "the call changed a global generator"),
+        (shuffled_by(lambda seed, epoch: epoch), "The seed belongs in the generator, too"),
+        (shuffled_by(lambda seed, epoch: seed), "The epoch belongs in the generator's seed"),
+        (shuffled_by(lambda seed, epoch: (seed + 1) * (epoch + 1)), "Their product, also of seed \\+ 1 and epoch"),
+        (shuffled_by(lambda seed, epoch: abs(hash(f"{seed}, {epoch}"))), "hash\\(\\) of a text has another value"),
+        (shuffled_by(lambda seed, epoch: abs(hash(("run", seed, epoch)))), "hash\\(\\) of a text has another value"),
+        (turned, "The batches still follow the lengths"),
+        (sorting_its_argument, "changes `lengths`, which is its caller's"),
     ],
 )
 def test_wrong_ways_to_combine_seed_and_epoch_are_told_apart(answer, message):
@@ -280,11 +261,60 @@ def with_threads(number_of, take_first=True):
     return prefetched
 
 
+def with_next(take, there_is=lambda task: True):
+    def prefetched(fetch, tasks, ahead):
+        tasks = iter(tasks)
+        with ThreadPoolExecutor() as pool:
+            pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+            while pending:
+                oldest = pending.popleft()
+                if there_is(task := take(tasks)):
+                    pending.append(pool.submit(fetch, task))
+                yield oldest.result()
+
+    return prefetched
+
+
+def keeping_all(fetch, tasks, ahead):
+    tasks, given = iter(tasks), 0
+    with ThreadPoolExecutor() as pool:
+        futures = [pool.submit(fetch, task) for task in itertools.islice(tasks, ahead)]
+        while given < len(futures):
+            futures += [pool.submit(fetch, task) for task in itertools.islice(tasks, 1)]
+            yield futures[given].result()
+            given += 1
+
+
+def forgiving(skip):
+    def prefetched(fetch, tasks, ahead):
+        tasks = iter(tasks)
+        with ThreadPoolExecutor() as pool:
+            pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+            while pending:
+                oldest = pending.popleft()
+                pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+                try:
+                    result = oldest.result()
+                except Exception:
+                    if skip:
+                        continue
+                    result = None
+                yield result
+
+    return prefetched
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
         (refilled_after_yield, "Submit before you yield"),
         (with_threads(lambda ahead: 1), "One thread fetches one task at a time"),
+        (with_next(lambda tasks: next(tasks)), "islice\\(tasks, 1\\)` gives one task, or none"),
+        (with_next(lambda tasks: next(tasks, None), lambda task: task), "Ask whether there is a task, not whether"),
+        (with_next(lambda tasks: next(tasks, None), lambda task: task is not None), "Ask whether there is a task"),
+        (keeping_all, "A list that keeps all futures keeps all their results"),
+        (forgiving(skip=True), "whoever swallows it trains on fewer samples"),
+        (forgiving(skip=False), "whoever swallows it trains on fewer samples"),
         (lambda fetch, tasks, ahead: map(fetch, tasks), "the thread that asks fetches"),
         (lambda fetch, tasks, ahead: [fetch(task) for task in tasks], "the thread that asks fetches"),
     ],
@@ -292,6 +322,18 @@ def with_threads(number_of, take_first=True):
 def test_wrong_ways_to_prefetch_are_told_apart(answer, message):
     with pytest.raises(NotSolved, match=message):
         chapter.prefetched.check(answer)
+
+
+def dealt(lines, info):
+    return lines if info is None else itertools.islice(lines, info.id, None, info.num_workers)
+
+
+def without_blank_lines(lines, info):
+    return dealt((line for line in lines if line is not None and str(line).strip()), info)
+
+
+def stripping(lines, info):
+    return (line.strip() if isinstance(line, str) else line for line in dealt(lines, info))
 
 
 def by_hash(lines, info):
@@ -306,6 +348,8 @@ def by_hash(lines, info):
         (lambda lines, info: lines if info is None else lines[info.id :: info.num_workers], "islice does the same"),
         (lambda lines, info: itertools.islice(lines, info.id, None, info.num_workers), "`info` is None, and one"),
         (lambda lines, info: None, "`return` what this worker reads"),
+        (without_blank_lines, "blank ones count, and nothing is stripped"),
+        (stripping, "blank ones count, and nothing is stripped"),
         (lambda lines, info: lines if info is None else [*lines][: len(lines)], "Nobody knows how many"),
     ],
 )
@@ -319,7 +363,6 @@ def test_other_right_answers_pass(capsys):
         return (line for i, line in enumerate(lines) if info is None or i % info.num_workers == info.id)
 
     chapter.share.check(by_remainder)
-    chapter.pad_collate.check(lambda samples, pad: padded_by_torch(samples, pad, dtype=torch.int64))
     chapter.prefetched.check(with_threads(lambda ahead: ahead))
     chapter.prefetched.check(with_threads(lambda ahead: ahead + 1, take_first=False))
     chapter.bucket_batches.check(shuffled_by(lambda seed, epoch: [epoch, seed]))
@@ -337,7 +380,7 @@ def test_other_right_answers_pass(capsys):
         return [batches[i] for i in rng.permutation(len(batches))]
 
     chapter.bucket_batches.check(chunks)
-    assert capsys.readouterr().out.count("solved.") == 6
+    assert capsys.readouterr().out.count("solved.") == 5
 
 
 def test_the_dataset_for_readers_projects_draws_by_epoch_and_index():

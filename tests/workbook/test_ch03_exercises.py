@@ -1,16 +1,10 @@
 """What readers of chapter 03 really hand in, and what each of them is told."""
 
+import numpy as np
 import pytest
 import torch
-from workbook.ch03_exercises import (
-    DEVICES,
-    Device,
-    fault_of_search,
-    fault_of_validation,
-    kept,
-    peak_bytes,
-    three_trials,
-)
+from workbook.ch03_exercises import fault_of_validation, kept, peak_bytes
+from workbook.ch03_three_trials import DEVICES, Device, fault_of_search, three_trials
 from workbook.exercises import NotSolved
 
 
@@ -26,6 +20,9 @@ from workbook.exercises import NotSolved
         (lambda p, s, b, o: 4 * (p + s * b), "leaves out the optimizer's state"),
         (lambda p, s, b, o: 4 * (p * (1 + o) + s * b), "is the end of the forward pass"),
         (lambda p, s, b, o: 4 * p * (2 + o), "is the optimizer's step"),
+        (lambda p, s, b, o: 4 * (p * (1 + o) + max(s * b, p if o else 0)), "SGD's step holds them, too"),
+        (lambda p, s, b, o: 4 * (p * (1 + o) + max(s * b, o * p // 2)), "half as large as the optimizer's copies"),
+        (lambda p, s, b, o: 4 * (p * (1 + o) + (s * b if b > 1 else p)), "no activations where the batch is a single"),
     ],
 )
 def test_peaks_by_hand(answer, message):
@@ -81,6 +78,58 @@ def test_validation_loops(answer, message):
         kept.check(answer)
 
 
+def loop_with(first, last=""):
+    """A loop that is right but for what it does to the model or the process before and after it."""
+    code = f"""
+def validate(model, batches):
+    {first}
+    losses, worst = [], None
+    for number, batch in enumerate(batches):
+        with torch.no_grad():
+            loss = model(batch).square().mean().item()
+        losses.append(loss)
+        if loss >= max(losses):
+            worst = number
+    {last or "pass"}
+    return {{"losses": losses, "worst": worst}}
+"""
+    names = {"torch": torch}
+    exec(code, names)
+    return names["validate"]
+
+
+def freed_by_backward(model, batches):
+    losses, worst = [], None
+    for number, batch in enumerate(batches):
+        loss = model(batch).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        del loss
+        if losses[-1] >= max(losses):
+            worst = number
+    return {"losses": losses, "worst": worst}
+
+
+@pytest.mark.parametrize(
+    ("answer", "message"),
+    [
+        (loop_with("torch.set_grad_enabled(False)"), "Gradients are switched off afterwards"),
+        (loop_with("model.requires_grad_(False)"), "other parameters require a gradient"),
+        (loop_with("model.eval()"), "its layers are in evaluation mode"),
+        (freed_by_backward, "its parameters have other gradients"),
+    ],
+)
+def test_what_a_validation_loop_must_leave_as_it_was(answer, message):
+    with pytest.raises(NotSolved, match=message):
+        kept.check(answer)
+    assert torch.is_grad_enabled()
+
+
+def test_validation_loops_that_put_everything_back_pass(capsys):
+    kept.check(loop_with("model.eval()", "model.train()"))
+    assert "solved" in capsys.readouterr().out
+
+
 def test_validation_loops_that_are_right():
     assert fault_of_validation(validation(after="del loss")) is None
     assert fault_of_validation(validation(guard="False")) is None
@@ -98,7 +147,7 @@ def find(run, limit, usual):
     {"run(size)" if run_it else ""}
     return size
 """
-    names = {}
+    names = {"np": np}
     exec(code, names)
     return names["find"]
 
@@ -132,6 +181,16 @@ def with_a_slash(run, limit, usual):
     return size
 
 
+def slope_by(half, to_int):
+    def find(run, limit, usual):
+        low, high = run(usual // 2), run(usual)
+        size = to_int(usual + (limit - high) / ((high - low) / half(usual)))
+        run(size)
+        return size
+
+    return find
+
+
 def float_at_the_end(run, limit, usual):
     size = search()(run, limit, usual)
     return float(size)
@@ -143,6 +202,10 @@ def float_at_the_end(run, limit, usual):
         (search("1, 2"), "The line through 1 and 2|the line through 1 and 2 promised 13815.*lies on another line"),
         (search("1, usual"), "lies on another line"),
         (search("usual, 2 * usual"), "nothing says that twice the usual size fits"),
+        (search("usual, usual + 1"), "nothing says that one more than the usual size fits"),
+        (search("usual // 4, usual"), "another moment is the worst"),
+        (slope_by(lambda usual: usual / 2, int), "leaves .* bytes free|is one too few|a larger batch fits"),
+        (slope_by(lambda usual: usual - usual // 2, round), "it is one too many"),
         (search("1, 100"), "nothing that was measured said that it would fit"),
         (search(answer="size + 1"), "it is one too many"),
         (search(answer="size - 1"), "is one too few"),
@@ -170,8 +233,9 @@ def test_a_flat_step_is_named():
 
 
 def test_other_right_searches_pass():
-    assert fault_of_search(search("usual, usual + 1")) is None
     assert fault_of_search(search("usual - 1, usual")) is None
+    assert fault_of_search(search("usual - usual // 2, usual")) is None
+    assert fault_of_search(search(answer="np.int64(size)")) is None
 
 
 @pytest.mark.parametrize("settings", DEVICES)
