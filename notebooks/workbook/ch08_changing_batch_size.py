@@ -137,7 +137,7 @@ def figure_of_runs(long: Points, resized: Points, own: Sequence[float], stopped:
     for name, points in (("16 pixels throughout", long), ("8, then 12, then 16 pixels", resized)):
         drawn[name] = ([x for x, _ in points], [y for _, y in points])
     unit = "accuracy on test digits (share)"
-    draw_curves(left, drawn, title="Fewer pixels, and a similar end", x="million pixels trained", y=unit)
+    draw_curves(left, drawn, title="As many pixels, and a similar end", x="million pixels trained", y=unit)
     x, y = long[stopped - 1]
     left.plot([x], [y], "D", markersize=13, fillstyle="none", color=GREEN, label=f"stopped after {stopped} epochs")
     by_epoch = {"at the size it trains on": numbered(own), "at 16 pixels a side": numbered([y for _, y in resized])}
@@ -275,7 +275,7 @@ def told(run: Budgeted) -> str:
     for stage, peak in zip(run.schedule.stages, run.peaks(), strict=True):
         update = run.schedule.samples_per_step(stage)
         lines.append(
-            f"from epoch {stage.start}: {stage.size} pixels a side, batches of {stage.batch_size}, "
+            f"from epoch {stage.start}: side {stage.size}, batches of {stage.batch_size}, "
             f"{update // stage.batch_size} to an update of {update} samples; peak {peak / 2**20:.2f} MiB"
         )
     return "\n".join([*lines, f"{run.plan.total_steps:,} optimizer steps, {run.plan.micro_batches:,} batches"])

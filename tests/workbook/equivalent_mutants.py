@@ -43,8 +43,8 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     "08": {
         (
             "windows",
-            "return [effective_batch_size // (batch_size * world_size) for batch_size in batch_sizes]  ->  "
-            "return [-(-effective_batch_size // (batch_size * world_size)) for batch_size in batch_sizes]",
+            "return [effective_batch_size // (size * world_size) for size in batch_sizes]  ->  "
+            "return [-(-effective_batch_size // (size * world_size)) for size in batch_sizes]",
         ): "the task says that all divisions come out even, and then up and down are the same",
     },
     # ------------------------------------------------------------------------------------------------------------------
