@@ -27,7 +27,8 @@ PUBLIC = {
     "memory": "measure_peak predict_peak find_batch_size find_batch_sizes watch_growth peak_report saved_bytes "
     "CATEGORIES PeakMemory PeakPrediction FittedBatchSize GrowthReport Moment StorageLedger",
     "pipeline": "trace predict_throughput simulate_pipeline BatchTrace",
-    "preflight": "assert_ready preflight preflight_loop CHECKS Finding NotReady PreflightReport",
+    "preflight": "assert_ready preflight preflight_loop preflight_script CHECKS Finding NotPlayed NotReady "
+    "PreflightReport",
     "resume": "ResumableDataLoader epoch_of_this_batch",
     "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "
     "count_batches_everywhere EpochBatchSampler SamplerTail",
@@ -35,6 +36,7 @@ PUBLIC = {
     "LrRule LrFactor",
     "skipping": "StepGuard vote Vote SpikeDetector Journal Skip TooManySkips gradient_norm read_journal summarize",
     "steps": "plan_steps max_steps_for StepPlan Window Windows",
+    "timelapse": "play Journal",
 }
 """What README.md and the chapters document, by module."""
 
@@ -118,7 +120,7 @@ def test_no_topic_imports_itself_in_a_circle():
 LAYERS = {"workbook": 2, "course_lib.callbacks": 1}
 """What stands above the topics, which have 0; each imports its own layer and those below it."""
 ABOVE_TOPICS = {"lightning", "pytorch_lightning", "matplotlib", "ipywidgets", "IPython"}
-WITHIN_FUNCTIONS = {"course_lib._lightning": {"lightning"}}
+WITHIN_FUNCTIONS = {"course_lib._lightning": {"lightning"}, "course_lib.timelapse.picture": {"matplotlib"}}
 """The topics that import such a thing, where it is needed; importing them loads nothing of it."""
 
 

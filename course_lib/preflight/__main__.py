@@ -1,7 +1,7 @@
-"""``python -m course_lib.preflight package.module:make_run``: judge a run from a shell.
+"""``python -m course_lib.preflight package.module:make_run``, or ``… [options] train.py [its arguments]``.
 
-``make_run()`` returns ``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of
-``preflight_loop``.
+A script is played to its end as it stands; see :func:`course_lib.preflight.preflight_script`. ``make_run()`` returns
+``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of ``preflight_loop``.
 The exit code is 0 where the run is ready, 1 where something was found, and 2 where that is not known: the run could
 not be tried, or a check failed to be judged, by an error or for time, and ``--allow-unjudged`` does not name it.
 """
@@ -10,45 +10,78 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import json
 import sys
+from pathlib import Path
 from typing import Any
 
 from course_lib._words import in_a_line
-from course_lib.preflight import PreflightReport, preflight, preflight_loop
+from course_lib.preflight import NotPlayed, PreflightReport, preflight, preflight_loop, preflight_script
 
 READY, FINDINGS, NOT_JUDGED = 0, 1, 2
 
 
 def main(argv: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(
-        prog="python -m course_lib.preflight", description="Judge a training run before it starts."
-    )
-    parser.add_argument("make_run", metavar="package.module:make_run", help="returns (trainer, model, data)")
-    parser.add_argument("--deep", action="store_true", help="make the checks that take longer as well")
-    parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave a check out")
-    parser.add_argument(
-        "--allow-unjudged", action="append", default=[], metavar="CHECK", help="accept that it fails to be judged"
-    )
-    parser.add_argument("--seconds", type=float, default=20.0, help="what each trial may take (20)")
-    arguments = parser.parse_args(argv)
-    options = vars(arguments).copy()
-    options.pop("make_run")
+    words = sys.argv[1:] if argv is None else argv
+    # Our options stand before the path, as Python's own do; what stands behind it is the script's.
+    script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
     try:
-        report = judged(made(arguments.make_run), options)
+        if script is None:
+            report, json_file = _run_judged(words)
+        else:
+            report, json_file = _script_judged(words[:script], words[script], words[script + 1 :])
+    except NotPlayed as error:
+        print(f"Could not judge: {error}", file=sys.stderr)
+        return NOT_JUDGED
     except Exception as error:
         print(f"Could not judge: {in_a_line(error)}", file=sys.stderr)
         return NOT_JUDGED
     print(report)
+    if json_file:
+        Path(json_file).write_text(json.dumps(report.to_dict(), indent=1), encoding="utf-8")
     if report.findings:
         return FINDINGS
     return READY if report.ok else NOT_JUDGED
+
+
+def _parser(what: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m course_lib.preflight", description=f"Judge {what}.")
+    parser.add_argument("--skip", action="append", default=[], metavar="CHECK", help="leave a check out")
+    parser.add_argument(
+        "--allow-unjudged", action="append", default=[], metavar="CHECK", help="accept that it fails to be judged"
+    )
+    parser.add_argument("--json", metavar="FILE", help="write the report there as well")
+    return parser
+
+
+def _run_judged(words: list[str]) -> tuple[PreflightReport, str | None]:
+    parser = _parser("a training run before it starts")
+    parser.epilog = "A script is given by its path: … train.py [its arguments]; see … --help train.py"
+    parser.add_argument("make_run", metavar="package.module:make_run", help="returns (trainer, model, data)")
+    parser.add_argument("--deep", action="store_true", help="make the checks that take longer as well")
+    parser.add_argument("--seconds", type=float, default=20.0, help="what each trial may take (20)")
+    options = vars(parser.parse_args(words))
+    json_file = options.pop("json")
+    return judged(made(options.pop("make_run")), options), json_file
+
+
+def _script_judged(words: list[str], script: str, arguments: list[str]) -> tuple[PreflightReport, str | None]:
+    parser = _parser("a training script before it starts, by playing it to its end; its own arguments stand behind it")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that the play may take (300)")
+    parser.add_argument("--ranks", type=int, default=1, help="processes that torchrun would start (1)")
+    parser.add_argument("--plot", metavar="FILE", dest="picture", help="write a picture of the night there, a PNG")
+    options = vars(parser.parse_args(words))
+    json_file = options.pop("json")
+    return preflight_script(script, arguments, **options), json_file
 
 
 def made(place: str) -> Any:
     """The run that ``package.module:make_run`` makes; modules are found from the working directory on."""
     module, _, function = place.partition(":")
     if not function:
-        raise ValueError(f"say the function as well, as in package.module:make_run, got {place!r}")
+        raise ValueError(
+            f"say the function as well, as in package.module:make_run, or a script's path, as in train.py; got {place!r}"
+        )
     if "" not in sys.path:
         sys.path.insert(0, "")
     return getattr(importlib.import_module(module), function)()

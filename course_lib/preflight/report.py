@@ -206,4 +206,6 @@ def _shown(value: Any) -> str:
         return f"{value:,}"
     if isinstance(value, float):
         return f"{value:.3g}"
+    if isinstance(value, list):
+        return ", ".join(map(_shown, value))
     return str(value)

@@ -14,13 +14,12 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from course_lib.timelapse.files import OwnFiles
 from course_lib.timelapse.journal import Loaded, Saved
 from course_lib.timelapse.lapse import Lapse, take_place
 from course_lib.timelapse.values import plain
 
 
-def record_saves(lapse: Lapse, files: OwnFiles) -> None:
+def record_saves(lapse: Lapse) -> None:
     """Take the place of ``torch.save``, of what safetensors writes by, and of every ``load_state_dict``."""
     save = torch.save
 
@@ -28,11 +27,11 @@ def record_saves(lapse: Lapse, files: OwnFiles) -> None:
     def saved(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
         obj = plain(obj)
         lapse.write(Saved(_name_of(f), states_in(obj)))
-        save(obj, files.to_write(f), *arguments, **options)
+        save(obj, f, *arguments, **options)
 
-    take_place(torch, saved)
+    vars(torch).update(save=saved)
     if importlib.util.find_spec("safetensors"):
-        _record_safetensors(lapse, files)
+        _record_safetensors(lapse)
     kinds: list[tuple[Any, str]] = [
         (nn.Module, "model"),
         (Optimizer, "optimizer"),
@@ -43,14 +42,16 @@ def record_saves(lapse: Lapse, files: OwnFiles) -> None:
         kind.load_state_dict = _recording(lapse, kind.load_state_dict, what)
 
 
-def _record_safetensors(lapse: Lapse, files: OwnFiles) -> None:
+def _record_safetensors(lapse: Lapse) -> None:
     place: Any = importlib.import_module("safetensors.torch")
     write = place.serialize_file  # below save_file, which libraries import by its name
 
     @functools.wraps(write)
     def saved(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
         lapse.write(Saved(_name_of(filename), (("", "model"),)))
-        write(tensors, files.to_write(filename), *arguments, **options)
+        with open(filename, "ab") as file:  # where Python would write to; this is written by other code
+            there = file.name
+        write(tensors, there, *arguments, **options)
 
     take_place(place, saved)
 

@@ -16,9 +16,17 @@ ROUNDING = 1e-3
 def judge_windows(journal: Journal) -> Judgement:
     """The first fault that an optimizer's steps have, and what is worth knowing."""
     windows = windows_of(journal)
-    if not any(of.windows for of in windows):
-        return not_applicable("window", "no optimizer steps")
     judgement = Judgement()
+    if not any(of.windows for of in windows):
+        backwards = journal.counts()["backward passes"]
+        if not journal.optimizers or not backwards:
+            return not_applicable("window", "the script makes no step of an optimizer")
+        return judgement.find(
+            "window",
+            f"The script makes {counted(backwards, 'backward pass', 'backward passes')} and no optimizer step.",
+            "Nothing is trained.",
+            "Call optimizer.step() once for each window.",
+        )
     for number, of in enumerate(windows):
         if not of.windows:
             continue

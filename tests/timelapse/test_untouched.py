@@ -1,0 +1,177 @@
+"""A play leaves files, environment and processes as they were; and what goes wrong is told in a sentence."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from course_lib.preflight.script import NotPlayed, preflight_script
+from course_lib.timelapse import play
+
+SCRIPTS = Path(__file__).with_name("scripts")
+TRAIN = """
+import sys
+import torch
+model = torch.nn.Linear(2, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+def step():
+    optimizer.zero_grad()
+    loss = model(torch.ones(4, 2)).mean()
+    loss.backward()
+    optimizer.step()
+    return loss.item()
+"""
+
+
+def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_files_are_read_where_they_are_and_written_elsewhere(tmp_path: Path):
+    theirs = tmp_path / "theirs"
+    (theirs / "kept").mkdir(parents=True)
+    (theirs / "log.txt").write_text("there\n")
+    (theirs / "old.txt").write_text("old\n")
+    (theirs / "kept" / "a.txt").write_text("a\n")
+    before, environment, folder = contents(theirs), dict(os.environ), os.getcwd()
+    journal = play(SCRIPTS / "files.py", [str(theirs)], folder=tmp_path / "own")
+    assert (journal.end, journal.says) == ("ended", "")
+    assert "all is as it says" in Path(journal.output).read_text()
+    assert contents(theirs) == before
+    assert (dict(os.environ), os.getcwd()) == (environment, folder)
+    assert not (Path.home() / ".timelapse_test").exists()
+
+
+def test_an_interrupt_ends_the_play_and_its_processes(tmp_path: Path):
+    script = tmp_path / "endless.py"
+    script.write_text(TRAIN + "while True:\n    step()\n")
+    code = f"from course_lib.timelapse import play; play({str(script)!r}, folder={str(tmp_path / 'own')!r})"
+    ours = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
+    caller = subprocess.Popen([sys.executable, "-c", ours + code], stderr=subprocess.PIPE, text=True)
+    try:
+        while not (children := psutil.Process(caller.pid).children()) or not (tmp_path / "own" / "output.txt").exists():
+            time.sleep(0.05)
+        caller.send_signal(signal.SIGINT)
+        _, said = caller.communicate(timeout=60)
+        assert "KeyboardInterrupt" in said
+        _, alive = psutil.wait_procs(children, timeout=60)
+        assert alive == []
+    finally:
+        caller.kill()
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments", "says"),
+    [
+        ("import torch\nraise ValueError('no such layer')\n", [], "line 2: raise ValueError('no such layer')"),
+        ("import argparse\nargparse.ArgumentParser().parse_args()\n", ["--wrong"], "unrecognized arguments: --wrong"),
+        ("print('nothing to do')\n", [], "without a backward pass and without an optimizer step"),
+        ("name = input('Which run? ')\n", [], "asks for an input (Which run? )"),
+        ("import torch\ntorch.nn.Linear(2, 2).to('cuda')\n", [], "It asks for a GPU, and there is none"),
+        (TRAIN + "sys.exit('no data found')\n", [], "no data found"),
+        ("import torch.distributed as d\nd.init_process_group('gloo')\n", [], "give the number of ranks, --ranks 2"),
+    ],
+)
+def test_a_script_that_cannot_be_played_is_told_in_a_sentence(
+    text: str, arguments: list[str], says: str, tmp_path: Path
+):
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    with pytest.raises(NotPlayed) as raised:
+        preflight_script(script, arguments)
+    assert says in str(raised.value)
+
+
+def test_a_script_that_never_begins_is_ended(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("while True:\n    pass\n")
+    with pytest.raises(NotPlayed, match=r"train\.py has not begun to train after 1 s of CPU time"):
+        preflight_script(script, seconds=1)
+
+
+def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_line_is_named(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN + "loss = 1.0\nwhile loss > -1e9:\n    loss = step()\n")
+    report = preflight_script(script, seconds=3)
+    assert report.ok is None
+    assert set(report.failed) == {"length", "horizon"}
+    assert "it looks at a value in train.py:13" in report.not_judged["length"]
+    assert "window" in report.passed
+
+
+def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN + "for number in range(40):\n    if step() < -5:\n        break\n")
+    report = preflight_script(script)
+    assert report.facts["optimizer steps"] == 40
+    [note] = [note for note in report.notes if "train.py:13" in note]
+    assert "answering False (38 times)" in note
+    assert "3 optimizer steps in place of 40" in note
+
+
+def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        TRAIN + "import os\nfor number in range(5 + int.from_bytes(os.urandom(2), 'big') % 60000):\n    step()\n"
+    )
+    report = preflight_script(script)
+    assert any("not deterministic in what it does" in note for note in report.notes)
+
+
+def test_updates_by_hand_are_told_with_their_number(tmp_path: Path):
+    script = tmp_path / "train.py"
+    text = """
+import torch
+model = torch.nn.Linear(2, 1)
+for number in range(30):
+    model.zero_grad()
+    model(torch.ones(4, 2)).mean().backward()
+    for parameter in model.parameters():
+        parameter.data.add_(parameter.grad, alpha=-0.1)
+"""
+    script.write_text(text)
+    report = preflight_script(script)
+    assert report.facts["parameters changed in place"] == 30
+    assert report.facts["optimizer steps"] == 0
+
+
+def test_a_script_that_forgets_to_step_is_a_finding(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(TRAIN.replace("    optimizer.step()\n", "") + "for number in range(30):\n    step()\n")
+    report = preflight_script(script)
+    assert [finding.check for finding in report.findings] == ["window"]
+    assert "30 backward passes and no optimizer step" in report.findings[0].says
+
+
+def shell(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "course_lib.preflight", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=folder)
+
+
+def test_the_door_of_the_shell(tmp_path: Path):
+    script = SCRIPTS / "classifier.py"
+    picture, file = tmp_path / "night.png", tmp_path / "report.json"
+    options = ["--json", str(file), "--plot", str(picture), "--skip", "order"]
+    done = shell(*options, str(script), "--epochs", "2", folder=tmp_path)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("Ready: ")
+    told = json.loads(file.read_text())
+    assert (told["ok"], told["skipped"]) == (True, ["order"])
+    facts = told["facts"]
+    assert (facts["micro-batches"], facts["optimizer steps"], facts["scheduler steps"]) == (42, 12, 12)
+    first, last = facts["rate of the first, the last step"]
+    assert (first, round(last, 6)) == (0.01, 0.00017)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    refused = shell(str(script), "--epochs", "two", folder=tmp_path)
+    assert refused.returncode == 2
+    assert "invalid int value: 'two'" in refused.stderr
+    missing = shell("nowhere.py", folder=tmp_path)
+    assert missing.returncode == 2
+    assert "there is no script 'nowhere.py'" in missing.stderr
