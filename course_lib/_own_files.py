@@ -115,10 +115,10 @@ class OwnFiles:
 
     def _gone(self, path: Any) -> Any:
         """Where a path is that is about to go."""
-        if os.path.isdir(path) and any(self._entries(path)):
-            self._unfold(str(self.place(path, writes=True)))
         twin = self.place(path, writes=True)
         if isinstance(twin, str) and twin.startswith(f"{self.root}/"):
+            if os.path.isdir(path):
+                self._unfold(twin)
             self.removed.add(twin.removeprefix(self.root))
         return twin
 

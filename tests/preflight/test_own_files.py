@@ -6,6 +6,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import numpy as np
@@ -82,6 +83,14 @@ def made(folder):
     return walked, sorted(os.listdir("data")), (folder / "data" / "cache" / "b.txt").read_text()
 
 
+def in_the_temporary_folder(_):
+    with tempfile.TemporaryDirectory() as name:
+        (Path(name) / "a" / "b").mkdir(parents=True)
+        (Path(name) / "a" / "b" / "c.txt").write_text("c")
+        found = [path.name for path in Path(name).rglob("*")]
+    return sorted(found), Path(name).exists()
+
+
 def by_a_process(command):
     return subprocess.run(command, shell=True, capture_output=True, text=True).stdout
 
@@ -94,6 +103,7 @@ TRIES = {
         made,
         (["a.txt", "b.txt", "log.txt", "runs.db", "x.txt"], ["cache", "x.txt"], "b"),
     ),
+    "a temporary folder": (in_the_temporary_folder, (["a", "b", "c.txt"], False)),
     "rename": (moved, (["y.txt"], "1\n")),
     "remove": (removed, (False, False, ["runs.db"])),
     "sqlite": (lambda folder: rows("runs.db"), 1),
