@@ -28,6 +28,10 @@ CHAPTERS = {
 """The checks, in the order in which they are made, and the chapter that explains each."""
 
 
+COLUMNS = 88
+"""A notebook's cell and a narrow terminal show so many."""
+
+
 @dataclass(frozen=True)
 class Finding:
     """One cause for which the run will not do what its settings promise."""
@@ -196,7 +200,7 @@ class NotReady(AssertionError):
 
 
 def _filled(text: str, indent: str) -> str:
-    return textwrap.fill(text, 110, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
+    return textwrap.fill(text, COLUMNS, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False)
 
 
 def _shown(value: Any) -> str:

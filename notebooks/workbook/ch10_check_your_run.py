@@ -13,12 +13,14 @@ import ipywidgets
 import torch
 from lightning.pytorch import Callback
 from matplotlib.figure import Figure
+from torch.utils.data import DataLoader, RandomSampler
 
 from course_lib.datasets import data_path
 from course_lib.preflight import PreflightReport
 from workbook.ch10_exercises import EXERCISES, masked_labels, stops_early, two_ranks
-from workbook.ch10_runs import mended, night
+from workbook.ch10_runs import mended, night, parts
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, new_figure
+from workbook.trainers import quiet_trainer
 from workbook.widgets import Explorer
 
 __all__ = ["EXERCISES", "masked_labels", "stops_early", "two_ranks"]
@@ -83,6 +85,35 @@ def _heard(caught: Iterable[warnings.WarningMessage]) -> Iterable[str]:
 def print_report(report: PreflightReport) -> None:
     """Print a report without the seconds that it took, which are this machine's."""
     print(str(replace(report, seconds=0.0)).replace(" (0.0 s)", "", 1))
+
+
+# ------------------------------------------------------------------------------------------------ what may be meant
+
+
+class _Frozen(parts.Line):
+    """A layer that is not trained, below one that is."""
+
+    def __init__(self, horizon: int) -> None:
+        super().__init__(horizon)
+        self.first = torch.nn.Linear(4, 4).requires_grad_(False)
+
+    def loss(self, batch: Any) -> Any:
+        x, y, index = batch
+        return super().loss((self.first(x), y, index))
+
+
+def runs_of_choice() -> dict[str, Any]:
+    """By what may be meant: a right run of two epochs that has it."""
+
+    def run(model: Any, samples: int = 40, **options: Any) -> Any:
+        trainer = quiet_trainer(max_epochs=2, accelerator="cpu")
+        return trainer, model, DataLoader(parts.Points(samples), 8, **(options or {"shuffle": True}))
+
+    with_replacement = RandomSampler(range(43), replacement=True)
+    return {
+        "frozen layer, drop_last, replacement": run(_Frozen(10), 43, sampler=with_replacement, drop_last=True),
+        "constant rate": run(parts.Line()),
+    }
 
 
 # ----------------------------------------------------------------------------------------------- what trials see

@@ -45,8 +45,11 @@ class Record(Callback):
         """That of the first optimizer step, flat."""
         self.counts: list[int] = []
         """The batches of an epoch on each rank."""
+        self.samples = 0
+        """Of the dataset."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
+        self.samples = len(trainer.train_dataloader.dataset)
         if trainer.world_size > 1:
             own = sum(1 for _ in trainer.train_dataloader.batch_sampler)
             counts: list[Any] = [None] * trainer.world_size
@@ -96,6 +99,8 @@ EPOCHS = 10
 
 def _fault_of_length(make_run: MakeRun) -> str | None:
     record = _fitted(make_run())
+    if record.samples != 36:
+        return f"the dataset has {record.samples} samples, and 36 were asked for: the data stay as they are."
     samples = [len(set(chain.from_iterable(epoch))) for epoch in record.epochs]
     missing = 36 - max(samples, default=0)
     whole = samples.count(36)
@@ -104,6 +109,23 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     if whole != EPOCHS or len(record.epochs) != EPOCHS:
         steps = len(record.rates)
         return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
+    return _fault_of_batches(record) or _fault_of_rate(record) or _fault_of_preflight(make_run)
+
+
+def _fault_of_batches(record: Record) -> str | None:
+    sizes = [len(batch) for batch in record.epochs[0]]
+    if sizes != [8, 8, 8, 8, 4]:
+        return f"all epochs are trained, in batches of {sizes}: the batches stay as they were, 8 and a short last one."
+    orders = {tuple(chain.from_iterable(epoch)) for epoch in record.epochs}
+    if len(orders) < EPOCHS or len(record.rates) != len(sizes) * EPOCHS:
+        return (
+            f"all epochs are trained, in {len(orders)} different orders and {len(record.rates)} optimizer steps: the "
+            f"batches stay shuffled, and each of them is a step."
+        )
+    return None
+
+
+def _fault_of_rate(record: Record) -> str | None:
     peak, last = max(record.rates), record.rates[-1]
     if last > min(record.rates):
         return (
@@ -112,13 +134,16 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
         )
     if last > 0.01 * peak:
         return f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0."
-    return _fault_of_preflight(make_run)
+    return None
 
 
-def _ten_epochs(max_steps: int, horizon: int | None, max_epochs: int = EPOCHS, **options: Any) -> MakeRun:
+def _ten_epochs(
+    max_steps: int, horizon: int | None, max_epochs: int = EPOCHS, samples: int = 36, **options: Any
+) -> MakeRun:
     def make_run() -> Any:
         trainer = quiet_trainer(max_epochs=max_epochs, max_steps=max_steps, accelerator="cpu")
-        return trainer, Line(horizon), DataLoader(Points(36), 8, shuffle=True, **options)
+        loader = {"batch_size": 8, "shuffle": True, **options}
+        return trainer, Line(horizon), DataLoader(Points(samples), **loader)
 
     return make_run
 
@@ -133,6 +158,9 @@ stops_early = PropertyExercise(
         "rises again, to 12 % at the last step": _ten_epochs(50, 40),
         "the rate ends at 43 % of its peak": _ten_epochs(-1, 90),
         "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
+        "the batches stay as they were, 8 and a short last one": _ten_epochs(-1, 40, batch_size=9),
+        "the batches stay shuffled": _ten_epochs(-1, 50, shuffle=False),
+        "the dataset has 40 samples, and 36 were asked for": _ten_epochs(-1, 50, samples=40),
     },
     allowed=Allowed(draw=True),  # the weights of a model
     seconds=300,  # it trains
@@ -146,6 +174,8 @@ class _Dealt(NamedTuple):
     batches: list[list[int]]
     """Of this rank, in the first epoch."""
     counts: list[int]
+    samples: int
+    epochs: int
     raised: str
 
 
@@ -157,7 +187,8 @@ def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
         pass
     except Exception as error:
         raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
-    return _Dealt(record.epochs[0] if record.epochs else [], record.counts, raised)
+    first = record.epochs[0] if record.epochs else []
+    return _Dealt(first, record.counts, record.samples, len(record.epochs), raised)
 
 
 def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
@@ -187,6 +218,10 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
             f"rank 0 has {first.counts[0]} batches in an epoch and rank 1 has {first.counts[1]}: the one with more "
             "waits for gradients that never come. (The check stopped before that.)"
         )
+    if first.samples != 44:
+        return f"the dataset has {first.samples} samples, and 44 were asked for: the data stay as they are."
+    if first.epochs != 2:
+        return f"two epochs were asked for, and the run trains {first.epochs}."
     given = Counter(chain.from_iterable(chain.from_iterable(rank.batches for rank in ranks)))
     missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
     if twice == 44:
@@ -215,13 +250,15 @@ class _Injected(Neighbours):
         super().__init__(num_samples)
 
 
-def _two_ranks(make_batches: Callable[[], Any] | None, deal: bool = False, devices: int = 2) -> MakeRun:
+def _two_ranks(
+    make_batches: Callable[[], Any] | None, deal: bool = False, devices: int = 2, max_epochs: int = 2, samples: int = 44
+) -> MakeRun:
     def make_run() -> Any:
         several = {"devices": 2, "strategy": "ddp"} if devices == 2 else {"devices": 1}
-        trainer = quiet_trainer(max_epochs=2, accelerator="cpu", use_distributed_sampler=deal, **several)
+        trainer = quiet_trainer(max_epochs=max_epochs, accelerator="cpu", use_distributed_sampler=deal, **several)
         if make_batches is None:
             return trainer, Line(), DataLoader(Points(44), 4, shuffle=True)
-        return trainer, Line(), DataLoader(Points(44), batch_sampler=make_batches())
+        return trainer, Line(), DataLoader(Points(samples), batch_sampler=make_batches())
 
     return make_run
 
@@ -240,6 +277,13 @@ two_ranks = PropertyExercise(
         "0 are trained by no rank in the first epoch, and 4 twice": _two_ranks(
             lambda: ShardedBatchSampler(Neighbours(44), tail="pad")
         ),
+        "two epochs were asked for, and the run trains 1": _two_ranks(
+            lambda: ShardedBatchSampler(Neighbours(44)), max_epochs=1
+        ),
+        "the dataset has 45 samples, and 44 were asked for": _two_ranks(
+            lambda: ShardedBatchSampler(Neighbours(44)), samples=45
+        ),
+        "the run has one rank": _two_ranks(lambda: Neighbours(44), devices=1),
     },
     allowed=Allowed(draw=True),  # the weights of a model
     seconds=300,  # it trains

@@ -50,5 +50,45 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
     # ------------------------------------------------------------------------------------------------------------------
     "09": {},
     # ------------------------------------------------------------------------------------------------------------------
-    "10": {},
+    "10": {
+        (
+            "stops-early",
+            "trainer = quiet_trainer(max_epochs=10, accelerator='cpu')  ->  trainer = quiet_trainer(max_epochs=10)",
+        ): "a Trainer takes the CPU where there is no GPU, and the run is right on a GPU too",
+        (
+            "two-ranks",
+            "two_ranks = {'devices': 2, 'strategy': 'ddp', 'accelerator': 'cpu'}  ->  "
+            "two_ranks = {'devices': 2, 'accelerator': 'cpu'}",
+        ): "a Trainer with two devices takes ddp where no strategy is given",
+        (
+            "two-ranks",
+            "two_ranks = {'devices': 2, 'strategy': 'ddp', 'accelerator': 'cpu'}  ->  "
+            "two_ranks = {'devices': 2, 'strategy': 'ddp'}",
+        ): "a Trainer takes the CPU where there is no GPU, and the run is right on two GPUs too",
+        (
+            "two-ranks",
+            "trainer = quiet_trainer(max_epochs=2, use_distributed_sampler=False, **two_ranks)  ->  "
+            "trainer = quiet_trainer(max_epochs=2, **two_ranks)",
+        ): "ShardedBatchSampler deals alike under the Trainer's default flag, as the solution says",
+        (
+            "two-ranks",
+            "trainer = quiet_trainer(max_epochs=2, use_distributed_sampler=False, **two_ranks)  ->  "
+            "trainer = quiet_trainer(max_epochs=2, use_distributed_sampler=True, **two_ranks)",
+        ): "ShardedBatchSampler deals alike with the flag on, as the solution says",
+        (
+            "masked-labels",
+            "trainer = quiet_trainer(max_epochs=1, accelerator='cpu', **flags)  ->  "
+            "trainer = quiet_trainer(max_epochs=1, **flags)",
+        ): "a Trainer takes the CPU where there is no GPU, and the run is right on a GPU too",
+        (
+            "masked-labels",
+            "loss_sum = cross_entropy(scores, tags, ignore_index=-100, reduction='sum')  ->  "
+            "loss_sum = cross_entropy(scores, tags, reduction='sum')",
+        ): "-100 is what cross_entropy leaves out by default",
+        (
+            "masked-labels",
+            "flags = {'accumulate_grad_batches': 4, 'callbacks': [ExactAccumulation()]}  ->  "
+            "flags = {'accumulate_grad_batches': 5, 'callbacks': [ExactAccumulation()]}",
+        ): "the epoch has four micro-batches, so that a window of five ends with it, weighed by its labels",
+    },
 }

@@ -50,6 +50,8 @@ class Neighbours:
     """Batches of four samples that are neighbours, as sentences of one length are; another order in each epoch."""
 
     def __init__(self, num_samples):
+        if num_samples % 4:
+            raise ValueError(f"num_samples must be a multiple of 4, as batches have four neighbours: got {num_samples}")
         self.num_samples, self.epoch = num_samples, 0
 
     @property
