@@ -80,7 +80,7 @@ def made(place: str) -> Any:
     module, _, function = place.partition(":")
     if not function:
         raise ValueError(
-            f"say the function as well, as in package.module:make_run, or a script's path, as in train.py; got {place!r}"
+            f"say the function as well, as in package.module:make_run, or a script's path, train.py; got {place!r}"
         )
     if "" not in sys.path:
         sys.path.insert(0, "")

@@ -8,7 +8,9 @@ The checks are those of :func:`course_lib.preflight.preflight`, by the same name
 
 from __future__ import annotations
 
+import functools
 import os
+import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -116,11 +118,13 @@ def others_of(journal: Journal, asked: Play) -> Others:
     steers = steers[:MOST_FLIPS]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
-    plays = [Play(asked.script, asked.arguments, limit, asked.ranks)]
-    plays += [Play(asked.script, asked.arguments, limit, asked.ranks, flipped=one.place) for one in steers]
-    if ranks > 1:
-        plays.append(Play(asked.script, asked.arguments, limit, asked.ranks, rank=1))
-    again, *rest = play_each(plays)
+    with tempfile.TemporaryDirectory(prefix="timelapse-") as folder:
+        in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
+        plays = [in_this_way(folder=f"{folder}/again")]
+        plays += [in_this_way(flipped=one.place, folder=f"{folder}/{number}") for number, one in enumerate(steers)]
+        if ranks > 1:
+            plays.append(in_this_way(rank=1, folder=f"{folder}/rank"))
+        again, *rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
     return Others(again, other, tuple(zip(steers, rest, strict=True)))
 

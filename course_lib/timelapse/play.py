@@ -11,6 +11,7 @@ import contextlib
 import json
 import os
 import pickle
+import shutil
 import signal
 import subprocess
 import sys
@@ -50,7 +51,8 @@ def play(
         ranks: How many processes the run has, of which one is played; for a script that torchrun starts.
         rank: Which of them is played.
         flipped: A line that compares a value, ``"train.py:57"``, and answers the other way round.
-        folder: Where the script's files and its output land; by default a temporary one, which stays.
+        folder: Where the script's output is kept; by default a temporary one, which stays. The files that it writes
+            are gone with the play.
 
     Raises:
         FileNotFoundError: There is no such script.
@@ -119,9 +121,11 @@ class _Playing:
         if not path.is_file():
             raise FileNotFoundError(f"there is no script {os.fspath(asked.script)!r}: give the path of a Python file")
         self.asked = asked
-        self.folder = Path(asked.folder or tempfile.mkdtemp(prefix="timelapse-")).resolve()
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.output = self.folder / "output.txt"
+        kept = Path(asked.folder or tempfile.mkdtemp(prefix="timelapse-")).resolve()
+        kept.mkdir(parents=True, exist_ok=True)
+        self.output = kept / "output.txt"
+        # Not in the other one, whose path may be too long for the sockets of workers.
+        self.folder = Path(tempfile.mkdtemp(prefix="played-")).resolve()
         arguments = tuple(map(str, asked.arguments))
         task = Task(str(path), arguments, str(self.folder), asked.seconds, asked.rank, asked.flipped)
         with self.output.open("wb") as file:
@@ -138,6 +142,7 @@ class _Playing:
         """Whether it was told to end."""
         self.why = ""
         """Why it was ended."""
+        self._journal: Journal | None = None
 
     def has_ended(self) -> bool:
         if self.process.poll() is not None:
@@ -166,14 +171,14 @@ class _Playing:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-
-    def journal(self) -> Journal:
         written = self.folder / "journal"
         if written.exists():
-            journal: Journal = pickle.loads(written.read_bytes())
-        else:
-            ended = f"its process ended with exit code {self.process.returncode}"
-            journal = Journal(rank=self.asked.rank, says=self.why or ended)
+            self._journal = pickle.loads(written.read_bytes())
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def journal(self) -> Journal:
+        ended = f"its process ended with exit code {self.process.returncode}"
+        journal = self._journal or Journal(rank=self.asked.rank, says=self.why or ended)
         journal.output = str(self.output)
         return journal
 

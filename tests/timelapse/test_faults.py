@@ -66,7 +66,7 @@ FAULTS = {
     ),
     "a StepLR of epochs, stepped by micro-batch": (
         "horizon",
-        "by call",
+        "is below 1e-08 of its peak from call 9 of 63 on",
         [
             ("CosineAnnealingLR(optimizer, T_max=windows * arguments.epochs)", "StepLR(optimizer, 1, gamma=0.1)"),
             (STEP, STEP.replace("schedule.step()", "pass")),

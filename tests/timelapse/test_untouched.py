@@ -112,8 +112,8 @@ def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(tmp_path:
     report = preflight_script(script)
     assert report.facts["optimizer steps"] == 40
     [note] = [note for note in report.notes if "train.py:13" in note]
-    assert "answering False (38 times)" in note
-    assert "3 optimizer steps in place of 40" in note
+    assert "answering False (39 times)" in note
+    assert "2 optimizer steps in place of 40" in note
 
 
 def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):

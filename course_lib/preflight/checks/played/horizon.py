@@ -13,9 +13,6 @@ from course_lib.preflight.report import Judgement
 from course_lib.timelapse.journal import Backward, Forward, Journal, SchedulePlayed, ScheduleStep, Step
 from course_lib.timelapse.windows import passes_of
 
-VANISHED = 1e-8
-"""Of a schedule's highest rate: below, single precision's weights do not move."""
-
 
 def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgement:
     judgement = Judgement()
@@ -85,17 +82,9 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
     walked: Any = WalkedSchedule(schedule.name, "step", 1, False, tuple(rows.values()), schedule.refused)
     for row in rows.values():
         fault = next(faults(walked, row, calls), None)
-        end = None if fault is None else fault.end
-        says, means = ("", "") if fault is None else (fault.says, fault.means)
-        last = float(row[min(calls.before_last_step, len(row) - 1)])
-        if fault is None and last < VANISHED * row.max() and float(row[-1]) == row.min():
-            gone = int(np.argmax(row < VANISHED * row.max()))
-            if 2 * gone < calls.made:
-                says = f"the rate has fallen to {row[gone]:.3g} by call {gone:,} of {calls.made:,}, by {schedule.name}"
-                means = "The rest of the run trains nothing."
-        if says:
-            unit = _unit(journal, end, made)
-            judgement.find("horizon", f"{says[0].upper()}{says[1:]}{unit}.", means, _cure(journal, made))
+        if fault is not None:
+            says = f"{fault.says[0].upper()}{fault.says[1:]}{_unit(journal, fault.end, made)}."
+            judgement.find("horizon", says, fault.means, _cure(journal, made))
             return True
     return False
 
