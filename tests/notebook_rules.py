@@ -29,8 +29,6 @@ SITTING, SITTINGS_OF_TWO = 60, 50
 IN_TWO_SITTINGS = ("06",)
 PLACE_TO_STOP = "**A place to stop.**"
 NOT_YET = (
-    *("00", "09", "10"),
-    # ------------------------------------------------------------------------------------------------------------------
     *("04", "05"),
 )
 """Chapters whose minutes and columns are not yet within their bounds. The end is an empty list."""
