@@ -41,7 +41,11 @@ ON_THE_DEVICE = sorted(name for name, notebook in NOTEBOOKS.items() if names_the
 
 SLOW = {
     "00_start_here": {"ranks"},
-    "01_batching": {"symptom", "fix-by-hand", "winners"},  # "noise-scale" and "fix-loader" train, too
+    # "fix-loader" trains, too
+    "01_batching": {
+        *("symptom-between", "length", "winners", "right-end"),
+        *("seeds", "three-rates", "yardstick", "optimizers"),
+    },
     "03_memory": {"trades", "too-small"},  # "lines" predicts, too
     "07_skipping_steps": {"job", "fix-symptom"},  # "job-detector" trains so, too
 }
