@@ -7,11 +7,13 @@ import re
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import ipywidgets
 import torch
 from lightning.pytorch import Callback
+from matplotlib import image
 from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, RandomSampler
 
@@ -83,8 +85,18 @@ def _heard(caught: Iterable[warnings.WarningMessage]) -> Iterable[str]:
 
 
 def print_report(report: PreflightReport) -> None:
-    """Print a report without the seconds that it took, which are this machine's."""
-    print(str(replace(report, seconds=0.0)).replace(" (0.0 s)", "", 1))
+    """Print a report without the seconds that it took and the folder of its output, which are this machine's."""
+    notes = tuple(note for note in report.notes if "is kept in" not in note)
+    print(str(replace(report, seconds=0.0, notes=notes)).replace(" (0.0 s)", "", 1))
+
+
+def figure_of_file(path: Path) -> Figure:
+    """A picture that was written to a file."""
+    picture = image.imread(path)
+    figure, axes = new_figure(10.0, 10.0 * picture.shape[0] / picture.shape[1])
+    axes.imshow(picture)
+    axes.set_axis_off()
+    return figure
 
 
 # ------------------------------------------------------------------------------------------------ what may be meant

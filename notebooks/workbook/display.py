@@ -12,6 +12,7 @@ import logging
 import textwrap
 import warnings
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, Literal
 
 import matplotlib
@@ -96,9 +97,14 @@ def print_wrapped(text: object) -> None:
     print(wrapped(str(text)))
 
 
-def show_source(*objects: Callable[..., Any] | property | type) -> None:
-    """Show the source of functions, classes or properties as the library has it."""
-    sources = [inspect.getsource(o.fget if isinstance(o, property) and o.fget else o) for o in objects]  # type: ignore[arg-type]
+def show_source(*objects: Callable[..., Any] | property | type | Path) -> None:
+    """Show the source of functions, classes or properties as the library has it, or a whole file."""
+    sources = []
+    for source in objects:
+        if isinstance(source, Path):
+            sources.append(source.read_text(encoding="utf-8"))
+        else:
+            sources.append(inspect.getsource(source.fget if isinstance(source, property) and source.fget else source))  # type: ignore[arg-type]
     code = "\n".join(textwrap.dedent(source) for source in sources)
     display(Markdown(f"```python\n{code}```"))
 

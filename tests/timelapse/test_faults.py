@@ -100,7 +100,7 @@ FAULTS = {
     ),
     "the tail waits": (
         "window",
-        "The last 1 micro-batch of an epoch do not step",
+        "The gradients of an epoch's last 1 micro-batch wait",
         [(" or number == len(loader)", ""), ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5")],
     ),
     "the tail is cleared": (

@@ -115,8 +115,8 @@ def _tail(judgement: Judgement, of: OptimizerWindows) -> bool:
     if larger:
         tail = len(larger[0].passes) - usual
         says = (
-            f"The last {counted(tail, 'micro-batch', 'micro-batches')} of an epoch do not step; their gradients go "
-            f"into the next epoch's first window, which holds {len(larger[0].passes):,} in place of {usual:,}"
+            f"The gradients of an epoch's last {counted(tail, 'micro-batch', 'micro-batches')} wait for a step of the "
+            f"next epoch, whose first window holds {len(larger[0].passes):,} in place of {usual:,}"
             f" (micro-batch {larger[0].micro_batch:,})"
         )
     if left:
