@@ -8,6 +8,7 @@ The checks are those of :func:`course_lib.preflight.preflight`, by the same name
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import os
 import tempfile
@@ -87,9 +88,10 @@ def preflight_script(
     ranks = int_of_at_least(1, "ranks", ranks)
     began = time.monotonic()
     asked = Play(path, tuple(map(str, args)), seconds, ranks)
-    [journal] = play_each([asked])
+    with tempfile.TemporaryDirectory(prefix="timelapse-") as folder:
+        journal, again = play_each([asked, dataclasses.replace(asked, folder=folder)])
     _refuse_what_did_not_play(journal, Path(path).name, seconds)
-    judgement = judged(journal, others_of(journal, asked), final_lr=wanted.get("final_lr"))
+    judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
     report = _report(judgement, skip, allow_unjudged, time.monotonic() - began)
     if picture is not None:
         from course_lib.timelapse.picture import draw_night
@@ -107,10 +109,10 @@ class Others:
     flipped: tuple[tuple[Comparison, Journal], ...] = ()
 
 
-def others_of(journal: Journal, asked: Play) -> Others:
-    """Play it a second time, as another rank, and with the other answer in each line that goes by a value."""
+def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
+    """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
     if journal.end == CUT or journal.seconds > SECONDS_FOR_MORE:
-        return Others()
+        return Others(again)
     own = {Path(source).name for source in journal.sources}
     steers = [
         one for one in journal.comparisons.values() if one.place.rpartition(":")[0] in own or "callback" in one.place
@@ -120,11 +122,10 @@ def others_of(journal: Journal, asked: Play) -> Others:
     ranks = journal.world_size
     with tempfile.TemporaryDirectory(prefix="timelapse-") as folder:
         in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
-        plays = [in_this_way(folder=f"{folder}/again")]
-        plays += [in_this_way(flipped=one.place, folder=f"{folder}/{number}") for number, one in enumerate(steers)]
+        plays = [in_this_way(flipped=one.place, folder=f"{folder}/{number}") for number, one in enumerate(steers)]
         if ranks > 1:
             plays.append(in_this_way(rank=1, folder=f"{folder}/rank"))
-        again, *rest = play_each(plays)
+        rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
     return Others(again, other, tuple(zip(steers, rest, strict=True)))
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Sequence
 from typing import Any
 
@@ -20,7 +19,8 @@ def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequenc
     Args:
         journal: A script that was played.
         file: Where the picture is written to.
-        findings: Sentences that are told under it; one that names a micro-batch is marked there.
+        findings: Sentences that are told under it. Where there are some, what was lost, left over or used twice is
+            marked at its micro-batch.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -52,11 +52,9 @@ def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequenc
     moments.set_yticks(range(len(rows)), list(rows))
     moments.set_ylim(-0.6, len(rows) - 0.4)
     moments.set_xlabel("micro-batch")
+    if findings and marks.wrong:
+        window.plot(marks.wrong, [0] * len(marks.wrong), "X", color=RED, markersize=6, clip_on=False)
     for number, text in enumerate(findings):
-        place = re.search(r"micro-batch ([\d,]+)", text)
-        if place:
-            for axes in (rate, window, moments):
-                axes.axvline(int(place[1].replace(",", "")), color=RED, linestyle="--", linewidth=1)
         figure.text(0.01, -0.03 - 0.045 * number, f"✗ {text}", color=RED, fontsize=8, wrap=True, va="top")
     counts = journal.counts()
     title = f"{journal.micro_batches():,} micro-batches, {counts['optimizer steps']:,} optimizer steps"
@@ -75,6 +73,8 @@ class Marks:
         self.epochs: list[int] = []
         self.validations: list[int] = []
         self.saves: list[int] = []
+        self.wrong: list[int] = []
+        """Micro-batches whose gradients no step used, and steps with gradients that were used before, or with none."""
 
 
 def marks_of(journal: Journal) -> Marks:
@@ -101,4 +101,6 @@ def marks_of(journal: Journal) -> Marks:
     for of in windows_of(journal):
         marks.windows[0].extend(window.micro_batch for window in of.windows)
         marks.windows[1].extend(len(window.passes) for window in of.windows)
+        marks.wrong += [one.micro_batch for one in (*of.lost, *of.left_over)]
+        marks.wrong += [window.micro_batch for window in of.windows if window.stale or window.cleared]
     return marks

@@ -160,10 +160,20 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
 
 
 def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:
-    """Micro-batches of other sizes in one window, or windows that are shorter, each of which counts as much."""
+    """Windows that are shorter, and micro-batches of other sizes in one window, each of which counts as much."""
+    sizes = Counter(len(window.passes) for window in of.windows)
+    usual = sizes.most_common(1)[0][0]
+    shorter = [window for window in of.windows if 0 < len(window.passes) < usual]
+    if shorter and {round(weight.weight * usual, 3) for weight in journal.loss_weights} == {1.0}:
+        held = len(shorter[-1].passes)
+        judgement.notes.append(
+            f"window: a short window of {counted(held, 'micro-batch', 'micro-batches')} is divided by {usual:,} as "
+            f"well (micro-batch {shorter[-1].micro_batch:,}): its samples count {held / usual:.3g} times as much"
+        )
+        return
     for window in of.windows:
-        sizes = {one.samples for one in window.passes if one.samples}
-        if len(window.passes) > 1 and len(sizes) > 1 and journal.loss_weights:
+        lengths = {one.samples for one in window.passes if one.samples}
+        if len(window.passes) > 1 and len(lengths) > 1 and journal.loss_weights:
             shown = ", ".join(str(one.samples) for one in window.passes[:6])
             judgement.notes.append(
                 f"window: micro-batches of {shown} samples count alike in one step (micro-batch "
