@@ -81,11 +81,34 @@ def big_batch(case: Case) -> list[Tensor]:
 def make_model(dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(12) if batch_norm else nn.Identity()
-    return nn.Sequential(nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4)).double()
+    head = nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4)
+    return nn.Sequential(nn.Linear(6, 12), norm, *head).double()
 
 
 def loss_sum(model: nn.Module, batch: Tokens) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="sum", ignore_index=-100)
+
+
+def classify(net: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), (x[:, 0] > 0.5).long())
+
+
+def contrastive(net: nn.Module, x: Tensor) -> Tensor:
+    one, other = (F.normalize(net(view), dim=1) for view in (x, x + 0.1 * x.flip(1)))
+    return F.cross_entropy(one @ other.T / 0.1, torch.arange(len(x)))
+
+
+def dice(net: nn.Module, x: Tensor) -> Tensor:
+    guess, truth = net(x)[:, 0].sigmoid(), (x[:, 0] > 0.5).double()
+    return 1 - 2 * (guess * truth).sum() / (guess.sum() + truth.sum())
+
+
+def gradient_of_mean(loss: Callable[[nn.Module, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """That of the mean of the parts' losses, by the usual recipe."""
+    model = make_model()
+    for x in parts:
+        (loss(model, x) / len(parts)).backward()
+    return gradient(model)
 
 
 def count(batch: Tokens) -> Tensor:

@@ -62,6 +62,12 @@ def _draw_weights(axes: Any, sizes: Sequence[int], weights: Sequence[float], nam
     axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=8)
 
 
+def distances_of_means(some: Tensor, others: Tensor, draws: Sequence[int]) -> list[float]:
+    """How far the means of the first rows are from each other, relative to the second."""
+    means = [(some[:n].mean(0), others[:n].mean(0)) for n in draws]
+    return [((mean - other).norm() / other.norm()).item() for mean, other in means]
+
+
 def figure_of_draws(distances: Mapping[str, Sequence[float]], draws: Sequence[int]) -> Figure:
     """How far the mean of accumulated gradients is from the mean of big batches', against how many were averaged."""
     figure, axes = new_figure(8.0, 3.4)
@@ -82,7 +88,7 @@ def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]
     unit = "accuracy on the test digits"
     draw_curves(left, curves, title="After as many steps, larger batches are ahead …", x="optimizer steps", y=unit)
     by_epoch = {name: numbered(accuracies) for name, (_, accuracies) in curves.items()}
-    draw_curves(right, by_epoch, title="… after as many samples, they end behind", x="epochs", y=unit)
+    draw_curves(right, by_epoch, title="… after as many samples, they catch up late", x="epochs", y=unit)
     left.set(xscale="log", xticks=[12, 24, 48, 90, 180, 360, 540])
     left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.xaxis.set_minor_locator(NullLocator())
