@@ -22,6 +22,18 @@ from workbook.widgets import Explorer, int_slider
 __all__ = ["EXERCISES", "applied_gradients", "logged_loss", "rank_factor"]  # the notebook reads them here
 
 
+ARROWS = (
+    "Five arrows from 0. The grey ones, the mean gradients of micro-batches of 24, 8 and 2 samples, point in different "
+    "directions. The blue one, the big batch's gradient, is close to the mean of 24; the orange one, their equal mean, "
+    "is pulled away from it by the mean of 2."
+)
+BOTH = (
+    "Two panels, each with the 64 samples of a window. The recipe's bars have different heights: on the left for "
+    "micro-batches of 40, 16, 4 and 4, on the right for rank 0's two of 24 and rank 1's two of 8, each 25% of the "
+    "gradient. By hand there is one level line at 1/64 in both panels."
+)
+
+
 def shares(sizes: Sequence[int], weights: Sequence[float]) -> list[float]:
     """The weight of each micro-batch: the sum of those of its samples."""
     ends = list(itertools.accumulate(sizes))
