@@ -28,9 +28,7 @@ SITTING, SITTINGS_OF_TWO = 60, 50
 """Minutes that a first half may take, and each part of one that has a place to stop."""
 IN_TWO_SITTINGS = ("06",)
 PLACE_TO_STOP = "**A place to stop.**"
-<<<<<<< HEAD
 NOT_YET: tuple[str, ...] = ()
->>>>>>> 9721635 (Chapter 04: losses that are no sums, whole peaks, eight seeds and controls; its checks search; chapters 04 and 05 within their minutes)
 """Chapters whose minutes and columns are not yet within their bounds. The end is an empty list."""
 
 Notebook = dict[str, Any]
