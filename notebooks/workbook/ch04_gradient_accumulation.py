@@ -40,20 +40,6 @@ def shares(sizes: Sequence[int], weights: Sequence[float]) -> list[float]:
     return [sum(weights[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
 
 
-def figure_of_weights(sizes: Sequence[int], weights: Sequence[float]) -> Figure:
-    """A window's samples from left to right; the height is the weight of each in the gradient, the area a share."""
-    figure, axes = new_figure(9.0, 3.2)
-    _draw_weights(axes, sizes, weights, "loss / k")
-    level = 1 / sum(sizes)
-    axes.plot([0, sum(sizes)], [level, level], color=BLUE, linestyle="--", linewidth=2, label="one big batch")
-    axes.set_title("A mean loss over k gives each micro-batch the same share, whatever it holds")
-    samples = f"samples of the window, in micro-batches of {', '.join(str(size) for size in sizes)}"
-    axes.set(xlabel=samples, ylabel="weight of one sample")
-    axes.set(xlim=(0, sum(sizes)), ylim=(0, max(weights) * 1.25))
-    add_legend(axes, "upper left")
-    return figure
-
-
 def figure_of_both(panels: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]) -> Figure:
     """By title: the sizes of a window's micro-batches, and their samples' weights by the recipe and by hand."""
     figure, all_axes = new_figure(11.0, 3.2, columns=len(panels))
