@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate, windows
@@ -81,11 +82,114 @@ def big_batch(case: Case) -> list[Tensor]:
 def make_model(dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
     torch.manual_seed(0)
     norm = nn.BatchNorm1d(12) if batch_norm else nn.Identity()
-    return nn.Sequential(nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4)).double()
+    layers = nn.Linear(6, 12), norm, nn.Tanh(), nn.Dropout(dropout), nn.Linear(12, 4)
+    return nn.Sequential(*layers).double()
 
 
 def loss_sum(model: nn.Module, batch: Tokens) -> Tensor:
     return F.cross_entropy(model(batch[0]), batch[1], reduction="sum", ignore_index=-100)
+
+
+Batch = Sequence[Tokens]
+"""A window's micro-batches."""
+
+
+def collate(batch: Sequence[str]) -> Tokens:
+    """Words of any length as one batch; -100 is the target of the padding."""
+    encoded = []
+    for word in batch:
+        letters = [ord(letter) - 96 for letter in word]
+        encoded.append(torch.tensor([0, *letters, 0]))  # 0 stands before and after a word
+    before = pad_sequence([letters[:-1] for letters in encoded], batch_first=True)
+    targets = [letters[1:] for letters in encoded]
+    return before, pad_sequence(targets, batch_first=True, padding_value=-100)
+
+
+class Letters(LightningModule):
+    """Guesses each letter of a word from the one before it, with an ordinary mean loss."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.net = nn.Sequential(nn.Embedding(27, 16), nn.Tanh(), nn.Linear(16, 27))
+
+    def training_step(self, batch: Tokens) -> Any:
+        outputs = self.net(batch[0])
+        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten())
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def deep_net_and_data(device: Any) -> tuple[nn.Sequential, Tensor, Tensor]:
+    """Six layers of 256, and 64 samples with their labels."""
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
+    net = nn.Sequential(*layers, nn.Linear(256, 10)).to(device)
+    return net, torch.randn(64, 256, device=device), torch.randint(0, 10, (64,), device=device)
+
+
+def accumulated_gradient(model: nn.Module, window: Batch) -> Tensor:
+    model.zero_grad()
+    for features, classes in window:
+        (F.cross_entropy(model(features), classes) / len(window)).backward()
+    return gradient(model)  # all parameters' .grad as one tensor
+
+
+def big_batch_gradient(model: nn.Module, window: Batch) -> Tensor:
+    model.zero_grad()
+    features, classes = (torch.cat(column) for column in zip(*window, strict=True))
+    F.cross_entropy(model(features), classes).backward()
+    return gradient(model)
+
+
+def with_other_masks(
+    gradient_of: Callable[[nn.Module, Batch], Tensor], window: Batch, first_seed: int, draws: int = 200
+) -> Tensor:
+    """A row for each draw of dropout's masks."""
+    model, found = make_model(dropout=0.5), []
+    for draw in range(draws):
+        torch.manual_seed(2 * draw + first_seed)
+        found.append(gradient_of(model, window))
+    return torch.stack(found)
+
+
+def with_other_parts(window: Batch, parts_of: int, draws: int = 200) -> tuple[Tensor, Tensor]:
+    """With BatchNorm: a row for each way to cut the window's samples into parts, and rows of the big batch."""
+    model, found = make_model(batch_norm=True), []
+    features, classes = (torch.cat(column) for column in zip(*window, strict=True))
+    for draw in range(draws):
+        order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(draw))
+        parts = [(features[part], classes[part]) for part in order.split(parts_of)]
+        found.append(accumulated_gradient(model, parts))
+    return torch.stack(found), big_batch_gradient(model, window).expand(draws, -1)
+
+
+def random_features(seed: int) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(64, 6, generator=generator, dtype=torch.float64)
+
+
+def classify(net: nn.Module, x: Tensor) -> Tensor:
+    return F.cross_entropy(net(x), (x[:, 0] > 0.5).long())
+
+
+def contrastive(net: nn.Module, x: Tensor) -> Tensor:
+    one, other = (F.normalize(net(view), dim=1) for view in (x, x + 0.1 * x.flip(1)))
+    return F.cross_entropy(one @ other.T / 0.1, torch.arange(len(x)))
+
+
+def dice(net: nn.Module, x: Tensor) -> Tensor:
+    guess, truth = net(x)[:, 0].sigmoid(), (x[:, 0] > 0.5).double()
+    return 1 - 2 * (guess * truth).sum() / (guess.sum() + truth.sum())
+
+
+def gradient_of_mean(loss: Callable[[nn.Module, Tensor], Tensor], parts: Sequence[Tensor]) -> Tensor:
+    """That of the mean of the parts' losses, by the usual recipe."""
+    model = make_model()
+    for x in parts:
+        (loss(model, x) / len(parts)).backward()
+    return gradient(model)
 
 
 def count(batch: Tokens) -> Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import itertools
 import math
+import random
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -54,6 +55,20 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
         "{got} has one update too many: where the last window is full, nothing is left to step for.": (
             [*right, 0.0] if last_is_full else right
         ),
+        "{got} rounds down: `//` counts whole parts, and a mean of gradients is not a whole number.": (
+            [total // count for total, count in zip(sums, samples, strict=True)]
+        ),
+        "{got} lacks the update whose gradient is 0: the optimizer steps all the same.": [g for g in right if g],
+        "{got} takes a batch for the last one because it holds the same numbers: ask for its place, not its content.": (
+            _stepping_on_equals(micro_batches, k)
+        ),
+        "{got} goes on adding the gradients of earlier windows: reset both numbers after a step.": (
+            [total / count for total, count in zip(itertools.accumulate(sums), samples, strict=True)]
+        ),
+        "{got} is a running mean of all windows so far: reset both numbers after a step.": [
+            total / count
+            for total, count in zip(itertools.accumulate(sums), itertools.accumulate(samples), strict=True)
+        ],
         "{got} goes on counting the samples of earlier windows: reset both numbers after a step.": never_reset,
         "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.": means_by_samples,
         "{got} lacks the short window: after the loop, nothing steps for what is left.": means_by_k[:full_windows],
@@ -71,6 +86,23 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
     }
 
 
+def _stepping_on_equals(micro_batches: list[list[float]], k: int) -> list[float]:
+    applied, taken = [], list[float]()
+    for number, batch in enumerate(micro_batches, start=1):
+        taken += batch
+        if number % k == 0 or batch == micro_batches[-1]:
+            applied.append(_mean(taken))
+            taken = []
+    return applied
+
+
+def _any_epoch(drawn: random.Random) -> dict[str, Any]:
+    values = drawn.choice([[0.0, 1.0, -1.0], [2.0, 3.0], [round(drawn.uniform(-9, 9), 2) for _ in range(8)]])
+    batches = drawn.randint(0, 9)
+    micro_batches = [[drawn.choice(values) for _ in range(drawn.randint(1, 4))] for _ in range(batches)]
+    return dict(micro_batches=micro_batches, k=drawn.randint(1, 6))
+
+
 applied_gradients = Exercise(
     "applied_gradients",
     solution=_applied,
@@ -81,8 +113,12 @@ applied_gradients = Exercise(
         dict(micro_batches=[[8.0, 8.0, 8.0], [4.0], [6.0, 6.0], [2.0, 2.0]], k=2),
         dict(micro_batches=[[8.0, 8.0, 8.0], [4.0], [6.0, 6.0, 6.0], [2.0], [3.0, 5.0]], k=2),
         dict(micro_batches=[[5.0, 7.0], [9.0]], k=8),
+        dict(micro_batches=[[1.0], [2.0], [2.0], [5.0]], k=2),
+        dict(micro_batches=[[1.0], [-1.0], [4.0], [2.0]], k=2),
+        dict(micro_batches=[[2.0], [6.0], [1.0], [2.0], [6.0]], k=3),
     ],
     misconceptions=_wrong_gradients,
+    search=_any_epoch,
     judge=_zero_division_told,
 )
 
@@ -93,6 +129,11 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
         "{got} is the rank's share of the samples. But DDP divides its gradient once more, by the ranks.": own / total,
         "{got} is the factor of a summed loss. Here the loss is a mean: it was divided by the rank's count.": (
             ranks / total
+        ),
+        "{got} compares the rank with rank 0, which is a rank like any other: compare with all.": own
+        / (counts[0] or 1),
+        "{got} divides all samples by those of rank 0: upside down, and rank 0 is a rank like any other.": (
+            total / (counts[0] or 1)
         ),
         "{got} is what DDP does by itself: ranks weigh equally, samples don't.": 1.0,
         "{got} divides by the ranks, which DDP does already; and ranks would still weigh equally.": 1 / ranks,
@@ -114,10 +155,17 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
     }
 
 
+def _any_ranks(drawn: random.Random) -> dict[str, Any]:
+    counts = [drawn.choice([0, 1, drawn.randint(1, 40)]) for _ in range(drawn.randint(1, 6))]
+    counts[drawn.randrange(len(counts))] += 1  # somebody has a sample
+    return dict(counts=counts, rank=drawn.randrange(len(counts)))
+
+
 rank_factor = Exercise(
     "factor",
     solution=lambda counts, rank: counts[rank] * len(counts) / sum(counts),
     cases=[
+        dict(counts=[5, 8, 2, 9], rank=1),
         dict(counts=[4, 8, 2], rank=0),
         dict(counts=[6, 2], rank=0),
         dict(counts=[6, 2], rank=1),
@@ -126,6 +174,7 @@ rank_factor = Exercise(
         dict(counts=[5, 0, 10, 5], rank=1),
     ],
     misconceptions=_wrong_factors,
+    search=_any_ranks,
 )
 
 
@@ -140,6 +189,7 @@ def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, f
     of_tokens = mean_of_tokens * sum(tokens)
     by_window = _mean([_mean(window) for window in windows(losses, k)])
     return {
+        "{got} rounds down: `//` counts whole parts, and a mean loss is not a whole number.": of_tokens // sum(tokens),
         "{got} adds k losses for each update: a sum over micro-batches, divided by updates.": total / updates,
         "{got} takes k losses for each update, also where a short window has fewer: count the micro-batches.": (
             total / updates / k
@@ -160,6 +210,14 @@ def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, f
     }
 
 
+def _any_log(drawn: random.Random) -> dict[str, Any]:
+    number = drawn.randint(1, 9)
+    losses = [round(drawn.uniform(0, 6), drawn.choice([0, 2])) for _ in range(number)]
+    tokens = [drawn.choice([0, 1, drawn.randint(1, 30)]) for _ in range(number)]
+    tokens[drawn.randrange(number)] += 1  # some token counts
+    return dict(losses=losses, tokens=tokens, k=drawn.randint(1, 5))
+
+
 logged_loss = Exercise(
     "logged_loss",
     solution=_logged_loss,
@@ -167,8 +225,10 @@ logged_loss = Exercise(
         dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0, 4.0], tokens=[8, 8, 8, 8, 8, 8], k=2),
         dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0], tokens=[8, 8, 8, 8, 8], k=2),
         dict(losses=[2.0, 4.0, 6.0, 8.0], tokens=[12, 4, 4, 4], k=2),
+        dict(losses=[2.5, 1.0], tokens=[3, 4], k=2),
     ],
     misconceptions=_wrong_losses,
+    search=_any_log,
 )
 
 EXERCISES = (applied_gradients, rank_factor, logged_loss)

@@ -22,24 +22,22 @@ from workbook.widgets import Explorer, int_slider
 __all__ = ["EXERCISES", "applied_gradients", "logged_loss", "rank_factor"]  # the notebook reads them here
 
 
+ARROWS = (
+    "Five arrows from 0. The grey ones, the mean gradients of micro-batches of 24, 8 and 2 samples, point in different "
+    "directions. The blue one, the big batch's gradient, is close to the mean of 24; the orange one, their equal mean, "
+    "is pulled away from it by the mean of 2."
+)
+BOTH = (
+    "Two panels, each with the 64 samples of a window. The recipe's bars have different heights: on the left for "
+    "micro-batches of 40, 16, 4 and 4, on the right for rank 0's two of 24 and rank 1's two of 8, each 25% of the "
+    "gradient. By hand there is one level line at 1/64 in both panels."
+)
+
+
 def shares(sizes: Sequence[int], weights: Sequence[float]) -> list[float]:
     """The weight of each micro-batch: the sum of those of its samples."""
     ends = list(itertools.accumulate(sizes))
     return [sum(weights[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
-
-
-def figure_of_weights(sizes: Sequence[int], weights: Sequence[float]) -> Figure:
-    """A window's samples from left to right; the height is the weight of each in the gradient, the area a share."""
-    figure, axes = new_figure(9.0, 3.2)
-    _draw_weights(axes, sizes, weights, "loss / k")
-    level = 1 / sum(sizes)
-    axes.plot([0, sum(sizes)], [level, level], color=BLUE, linestyle="--", linewidth=2, label="one big batch")
-    axes.set_title("A mean loss over k gives each micro-batch the same share, whatever it holds")
-    samples = f"samples of the window, in micro-batches of {', '.join(str(size) for size in sizes)}"
-    axes.set(xlabel=samples, ylabel="weight of one sample")
-    axes.set(xlim=(0, sum(sizes)), ylim=(0, max(weights) * 1.25))
-    add_legend(axes, "upper left")
-    return figure
 
 
 def figure_of_both(panels: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]) -> Figure:
@@ -62,6 +60,12 @@ def _draw_weights(axes: Any, sizes: Sequence[int], weights: Sequence[float], nam
     axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=8)
 
 
+def distances_of_means(some: Tensor, others: Tensor, draws: Sequence[int]) -> list[float]:
+    """How far the means of the first rows are from each other, relative to the second."""
+    means = [(some[:n].mean(0), others[:n].mean(0)) for n in draws]
+    return [((mean - other).norm() / other.norm()).item() for mean, other in means]
+
+
 def figure_of_draws(distances: Mapping[str, Sequence[float]], draws: Sequence[int]) -> Figure:
     """How far the mean of accumulated gradients is from the mean of big batches', against how many were averaged."""
     figure, axes = new_figure(8.0, 3.4)
@@ -82,7 +86,7 @@ def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]
     unit = "accuracy on the test digits"
     draw_curves(left, curves, title="After as many steps, larger batches are ahead …", x="optimizer steps", y=unit)
     by_epoch = {name: numbered(accuracies) for name, (_, accuracies) in curves.items()}
-    draw_curves(right, by_epoch, title="… after as many samples, they end behind", x="epochs", y=unit)
+    draw_curves(right, by_epoch, title="… after as many samples, they catch up late", x="epochs", y=unit)
     left.set(xscale="log", xticks=[12, 24, 48, 90, 180, 360, 540])
     left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
     left.xaxis.set_minor_locator(NullLocator())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from typing import Any
 
 from course_lib.steps import plan_steps
@@ -40,6 +41,11 @@ def _steps_per_epoch(**asked: Any) -> int:
     return steps
 
 
+def _steps_of_share(share: int, batch_size: int, k: int, drop_last: bool) -> int:
+    batches = share // batch_size if drop_last else math.ceil(share / batch_size)
+    return math.ceil(batches / k)
+
+
 def _wrong_steps(
     num_samples: int, batch_size: int, accumulate_grad_batches: int, world_size: int, drop_last: bool
 ) -> dict[str, float]:
@@ -68,17 +74,36 @@ def _wrong_steps(
             on_one_rank // world_size
         ),
         "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
-            _steps_per_epoch(num_samples=share_down, world_size=1, **options)
+            _steps_of_share(share_down, batch_size, k, drop_last)
         ),
         "{got} rounds a rank's share down because of drop_last: it is about batches, and the sampler pads the shares "
         "to equal length all the same.": (
-            _steps_per_epoch(num_samples=share_down if drop_last else share, world_size=1, **options)
+            _steps_of_share(share_down if drop_last else share, batch_size, k, drop_last)
         ),
         "{got} shares out batches or steps: the ranks share samples, and each cuts its own batches from its share.": (
             math.ceil(batches_of_all / k / world_size)
         ),
         "{got} adds the ranks' steps up: they step together, and it counts once.": world_size * right,
+        "{got} adds one window to the full ones, also where they hold all batches: then nothing is left to step for.": (
+            batches // k + 1
+        ),
+        "{got} counts each micro-batch of the short window as a step: they make one together.": (
+            batches // k + batches % k
+        ),
+        "{got} adds the samples that do not divide to one rank's share: the shares are equal, each a sample longer.": (
+            _steps_of_share(share_down + num_samples % world_size, batch_size, k, drop_last)
+        ),
     }
+
+
+def _any_loader(drawn: random.Random) -> dict[str, Any]:
+    batch_size, k = drawn.choice([1, 2, 3, 8, drawn.randint(1, 20)]), drawn.choice([1, 2, 4, drawn.randint(1, 9)])
+    world_size = drawn.choice([1, 2, 3, drawn.randint(1, 9)])
+    at_a_border = batch_size * k * world_size * drawn.randint(0, 4) + drawn.randint(-3, 3)
+    return dict(
+        num_samples=max(1, drawn.choice([at_a_border, drawn.randint(1, 300)])), batch_size=batch_size,
+        accumulate_grad_batches=k, world_size=world_size, drop_last=drawn.random() < 0.5,
+    )  # fmt: skip
 
 
 steps_per_epoch = Exercise(
@@ -97,8 +122,11 @@ steps_per_epoch = Exercise(
         dict(num_samples=24, batch_size=8, accumulate_grad_batches=1, world_size=2, drop_last=True),
         dict(num_samples=15, batch_size=8, accumulate_grad_batches=2, world_size=2, drop_last=True),
         dict(num_samples=7, batch_size=8, accumulate_grad_batches=2, world_size=1, drop_last=True),
+        dict(num_samples=56, batch_size=8, accumulate_grad_batches=4, world_size=1, drop_last=False),
+        dict(num_samples=35, batch_size=4, accumulate_grad_batches=1, world_size=4, drop_last=False),
     ],
     misconceptions=_wrong_steps,
+    search=_any_loader,
 )
 
 
@@ -137,25 +165,29 @@ schedule_horizon = Exercise(
         dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
     ],
     misconceptions=_wrong_horizons,
+    search=lambda drawn: dict(
+        num_batches=drawn.randint(1, 50), accumulate_grad_batches=drawn.randint(1, 9), epochs=drawn.randint(1, 9)
+    ),
 )
 
 max_steps_on_four_ranks = Exercise(
     "max_steps on four ranks",
-    solution=plan_steps(2500, 64, accumulate_grad_batches=8, world_size=4, drop_last=True, max_epochs=10).total_steps,
+    solution=plan_steps(2559, 64, accumulate_grad_batches=3, world_size=4, drop_last=True, max_epochs=10).total_steps,
     misconceptions={
-        "{got} is right for one rank: each of four draws a quarter of the samples.": 50,
-        "{got} is what floor division gives, on one rank: short windows step too, and ranks share samples.": 40,
-        "{got} is what floor division gives: the short last window steps too.": 10,
-        "{got} holds a part of a step: divide the samples by four, and count batches and windows again.": 12.5,
-        "{got} divides the steps by four, or lets windows reach across epochs: divide the samples by four, and count "
-        "the batches and windows of each epoch again.": 12,
-        "{got} divides the steps by four, rounded up: divide the samples, and count batches and windows again.": 13,
-        "{got} lets windows reach across epochs, rounded down: a Trainer starts a new one in each epoch.": 11,
-        "{got} lets windows reach across epochs: a Trainer starts a new one in each epoch.": 11.25,
-        "{got} adds the ranks' steps up: they step together, and it counts once.": 80,
-        "{got} counts micro-batches: a window of eight makes one step.": 90,
-        "{got} counts micro-batches, the dropped one included: a window of eight makes one step.": 100,
-        "{got} is one epoch; the run has ten.": 2,
+        "{got} is right for one rank: each of four draws a quarter of the samples.": 130,
+        "{got} is 3 steps per epoch. Either a floor left out the short window, which steps too; or a rank got 9 "
+        "batches, as in 2559 // (64 * 4). The shares are padded: each rank draws 640 samples.": 30,
+        "{got} holds a part of a step: divide the samples by four, and count batches and windows again.": 32.5,
+        "{got} holds a part of a step: count whole batches, then whole windows.": 100 / 3,
+        "{got} divides the steps by four: divide the samples, and count the batches and windows again.": 32,
+        "{got} rounds down once, for the whole run, or divides the steps by four: a Trainer starts a new window in "
+        "each epoch.": 33,
+        "{got} lets windows reach across epochs, rounded up: a Trainer starts a new one in each epoch.": 34,
+        "{got} adds the ranks' steps up: they step together, and it counts once.": 160,
+        "{got} counts micro-batches: a window of three makes one step.": 100,
+        "{got} counts micro-batches of 9 in an epoch: the share is padded to 640 samples, and three make a step.": 90,
+        "{got} is one epoch; the run has ten.": 4,
+        "{got} is one epoch, without its short window; the run has ten.": 3,
     },
 )
 

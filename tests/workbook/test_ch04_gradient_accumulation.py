@@ -13,11 +13,11 @@ from workbook.ch04_gradient_accumulation import (
     arrows,
     arrows_error,
     arrows_explorer,
+    distances_of_means,
     figure_of_arrows,
     figure_of_both,
     figure_of_draws,
     figure_of_training,
-    figure_of_weights,
     peak_saved_bytes,
     shares,
 )
@@ -33,22 +33,21 @@ def test_the_share_of_a_micro_batch_is_the_sum_of_its_samples_weights():
     assert shares(SIZES, [1 / 64] * 64) == pytest.approx([size / 64 for size in SIZES])
 
 
-def test_the_bars_of_the_figure_are_the_weights():
-    figure = figure_of_weights(SIZES, BY_RECIPE)
-    bars = figure.axes[0].patches
-    assert [bar.get_height() for bar in bars] == [1 / 160, 1 / 64, 1 / 16, 1 / 16]
-    assert [bar.get_width() for bar in bars] == SIZES
-    assert [text.get_text() for text in figure.axes[0].texts] == ["25%"] * 4
-    assert png_bytes(figure).startswith(b"\x89PNG")
-
-
 def test_both_ways_are_drawn_over_each_other():
     figure = figure_of_both({"one": (SIZES, BY_RECIPE, [1 / 64] * 64), "two": ([24, 8], [0.1] * 32, [1 / 32] * 32)})
     left, right = figure.axes
     assert [left.get_title(), right.get_title()] == ["one", "two"]
     assert [bar.get_width() for bar in right.patches[:-1]] == [24, 8]
+    assert [bar.get_height() for bar in left.patches[:-1]] == [1 / 160, 1 / 64, 1 / 16, 1 / 16]
+    assert [text.get_text() for text in left.texts] == ["25%"] * 4
+    assert png_bytes(figure).startswith(b"\x89PNG")
     for axes, level in ((left, 1 / 64), (right, 1 / 32)):
         assert set(axes.patches[-1].get_data().values) == {level}
+
+
+def test_distances_of_means_are_those_of_the_first_rows():
+    some, others = torch.tensor([[3.0, 4.0], [0.0, 0.0]]), torch.tensor([[0.0, 4.0], [0.0, 0.0]])
+    assert distances_of_means(some, others, [1, 2]) == [0.75, 0.75]
 
 
 def test_the_curves_over_draws_are_the_distances():

@@ -286,15 +286,15 @@ def test_wrong_horizons(formula, message):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (10 * (625 // 64 // 8), "is what floor division gives: the short"),
-        (10 * math.ceil(39 / 8), "is right for one rank"),
-        (10 * (2500 // 512), "on one rank"),
-        (50 / 4, "holds a part of a step"),
-        (50 // 4, "divides the steps by four"),
-        (math.ceil(50 / 4), "divides the steps by four, rounded up"),
-        (math.ceil(10 * 9 / 8), "lets windows reach across epochs"),
-        (4 * 20, "adds the ranks' steps up"),
-        (10 * 9, "counts micro-batches"),
+        (10 * (640 // 64 // 3), "a floor left out the short window"),
+        (10 * math.ceil(2559 // (64 * 4) / 3), "a rank got 9"),
+        (10 * math.ceil(39 / 3), "is right for one rank"),
+        (10 * math.ceil(39 / 3) / 4, "holds a part of a step"),
+        (130 // 4, "divides the steps by four"),
+        (10 * 10 // 3, "rounds down once, for the whole run"),
+        (math.ceil(10 * 10 / 3), "lets windows reach across epochs"),
+        (4 * 40, "adds the ranks' steps up"),
+        (10 * 10, "counts micro-batches"),
     ],
 )
 def test_wrong_max_steps_on_four_ranks(answer, message):
@@ -321,9 +321,10 @@ def test_wrong_max_steps_on_two_ranks(answer, message):
 
 
 def test_no_wrong_reasoning_passes_both_jobs():
-    jobs = [(2500, 64, 8, 4, max_steps_on_four_ranks.solution), (2800, 64, 7, 2, max_steps_on_two_ranks.solution)]
+    jobs = [(2559, 64, 3, 4, max_steps_on_four_ranks.solution), (2800, 64, 7, 2, max_steps_on_two_ranks.solution)]
     wrong = {
         "floor": lambda N, b, k, G: 10 * (N // G // b // k),
+        "without the padding": lambda N, b, k, G: 10 * math.ceil(N // (b * G) / k),
         "one line": lambda N, b, k, G: 10 * math.ceil(N / (b * k * G)),
         "batches shared": lambda N, b, k, G: 10 * math.ceil(N // b / G / k),
         "steps shared": lambda N, b, k, G: 10 * math.ceil(math.ceil(N // b / k) / G),
@@ -332,4 +333,4 @@ def test_no_wrong_reasoning_passes_both_jobs():
     }
     for formula in wrong.values():
         assert any(formula(N, b, k, G) != right for N, b, k, G, right in jobs)
-    assert [right for *_, right in jobs] == [20, 30]
+    assert [right for *_, right in jobs] == [40, 30]
