@@ -7,7 +7,8 @@ WHEELHOUSE_PLATFORM ?= manylinux_2_28_x86_64
 
 # Tools run as modules: where a venv sees the system's packages, their scripts are in the system's bin folder.
 PY := .venv/bin/python
-PYTEST := $(PY) -m pytest
+# The plugin must come ahead of those that are installed, and so ahead of conftest.py.
+PYTEST := $(PY) -m pytest -p tests.plain_addresses
 # The cells of a notebook share a worker; every other test goes where there is room. Many tests wait for processes that
 # they start, so three workers are right for two cores.
 PARALLEL := -n 3 --dist loadgroup

@@ -60,36 +60,24 @@ class Private(NamedTuple):
 SHOULD_ACCUMULATE = Private(
     "_TrainingEpochLoop", "_should_accumulate", "whether a micro-batch is the last one of its window"
 )
-LAST_BATCH_REACHED = Private(
-    "_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all of its micro-batches"
-)
+LAST_BATCH_REACHED = Private("_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all batches")
 BATCHES_THAT_STEPPED = Private(
     "_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step, where a run goes on behind an epoch's last batch"
 )
-SKIP_BACKWARD = Private(
-    "_FitLoop", "_skip_backward", "the epoch that StochasticWeightAveraging adds, in which no step is made"
-)
+SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps that StochasticWeightAveraging adds")
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
 DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
-STATES_TO_LOAD = Private(
-    "_FitLoop", "_combined_loader_states_to_load", "a trial's loaders, which go on from their states"
-)
+STATES_TO_LOAD = Private("_FitLoop", "_combined_loader_states_to_load", "loaders, which go on from their states")
 LOADER_STATES = Private("CombinedLoader", "_state_dicts", "the states of a trial's loaders")
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
-LOADED_CHECKPOINT = Private(
-    "_CheckpointConnector", "_loaded_checkpoint", "what a resumed run had done, while it is being set up"
-)
+LOADED_CHECKPOINT = Private("_CheckpointConnector", "_loaded_checkpoint", "what a run that is resumed had done")
 CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoint that a Trainer has loaded")
 ROOT_FOLDER = Private("Trainer", "_default_root_dir", "a trial, which writes into a folder of its own")
 DATA_CONNECTOR = Private("Trainer", "_data_connector", "a trial's loaders, which are made as those of another rank")
-WANTS_DISTRIBUTED_SAMPLER = Private(
-    "_DataConnector", "_requires_distributed_sampler", "a trial's loaders, which are dealt over pretended ranks"
-)
-PREPARE_LOADER = Private(
-    "_DataConnector", "_prepare_dataloader", "a trial's loaders, which are watched as they are made"
-)
+WANTS_DISTRIBUTED_SAMPLER = Private("_DataConnector", "_requires_distributed_sampler", "dealing to a trial's ranks")
+PREPARE_LOADER = Private("_DataConnector", "_prepare_dataloader", "a trial's loaders, watched as they are made")
 ACCELERATOR_CONNECTOR = Private("Trainer", "_accelerator_connector", "a trial, which is put on the CPU as some rank")
 LAUNCHER = Private("DDPStrategy", "_launcher", "a trial, which starts no other ranks")
 DDP_OPTIONS = Private("DDPStrategy", "_ddp_kwargs", "whether DDP looks for parameters that are not used")
@@ -97,25 +85,15 @@ VALIDATION_SECONDS = Private("Trainer", "_val_check_time_interval", "whether a r
 SAVES_EVERY_STEPS = Private("ModelCheckpoint", "_every_n_train_steps", "when a run saves")
 SAVES_EVERY_EPOCHS = Private("ModelCheckpoint", "_every_n_epochs", "when a run saves")
 SAVES_BY_TIME = Private("ModelCheckpoint", "_train_time_interval", "when a run saves")
-SAVES_AFTER_TRAINING = Private(
-    "ModelCheckpoint", "_save_on_train_epoch_end", "whether a run saves when an epoch's training ends"
-)
-EPOCHS_BEFORE_AVERAGING = Private(
-    "StochasticWeightAveraging", "_max_epochs", "the epochs that step, without the one that is added for BatchNorm"
-)
-AVERAGING_SCHEDULE = Private(
-    "StochasticWeightAveraging", "_scheduler_state", "whether a checkpoint holds its schedule, which is to go on"
-)
+SAVES_AFTER_TRAINING = Private("ModelCheckpoint", "_save_on_train_epoch_end", "when a run saves")
+EPOCHS_BEFORE_AVERAGING = Private("StochasticWeightAveraging", "_max_epochs", "the number of epochs that step")
+AVERAGING_SCHEDULE = Private("StochasticWeightAveraging", "_scheduler_state", "whether its schedule is to go on")
 AVERAGE = Private("WeightAveraging", "_average_model", "an epoch's average, where a resume passes the epoch's end")
-AVERAGED_UNTIL = Private(
-    "WeightAveraging", "_latest_update_step", "whether the update that a checkpoint holds is in the average"
-)
+AVERAGED_UNTIL = Private("WeightAveraging", "_latest_update_step", "whether the last update is in the average")
 CALL_CALLBACKS = Private("lightning.pytorch.trainer.call", "_call_callback_hooks", "the hooks of another epoch")
 CALL_MODULE = Private("lightning.pytorch.trainer.call", "_call_lightning_module_hook", "the hooks of another epoch")
 TURN_SAMPLER = Private("lightning.pytorch.loops.fit_loop", "_set_sampler_epoch", "the order of another epoch")
-PROCESS_LOADER = Private(
-    "lightning.pytorch.loops.fit_loop", "_process_dataloader", "a loader that a module makes another time"
-)
+PROCESS_LOADER = Private("lightning.pytorch.loops.fit_loop", "_process_dataloader", "a loader that is made again")
 PARSE_NUM_BATCHES = Private(
     "lightning.pytorch.trainer.connectors.data_connector",
     "_parse_num_batches",

@@ -24,7 +24,7 @@ import inspect
 import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -106,9 +106,10 @@ def accumulate(
     """
     replicas = ddp_modules(model)
     _check_replicas(model, replicas, group)
+
+    # Count over all ranks ahead of the first forward: in it DDP may wait for a rank that has raised here.
     micro_batches = list(window)
     counts, refused = _counts(count_fn, micro_batches)
-    # Ahead of the first forward: in it DDP may wait for a rank that has raised here.
     total = count_window(
         sum(counts),
         micro_batches=len(micro_batches),
@@ -117,25 +118,28 @@ def accumulate(
         group=group or (replicas[0].process_group if replicas else None),
         refused=refused,
     )
-    # DDP divides by the number of ranks after it has summed; a plain module's gradients are only summed, here.
+
+    # What each summed loss is multiplied by, so that the gradient is that of the mean over all ranks' samples. DDP
+    # divides by the number of ranks after it has summed, which is undone here; a plain module's gradients are only
+    # summed, below.
     scale = (total.world_size if replicas else 1) / total.global_count
     summed_here = not replicas and total.world_size > 1
     if summed_here:
         _share_gradients(model, total.world_size)
+
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
+        # DDP reduces in the last backward alone, and there what all of them have added up. So the last forward must go
+        # through DDP; one that went past it would be reduced by nobody.
         last = position == len(micro_batches)
-        with ExitStack() as stack:
-            if not last:
-                for replica in replicas:
-                    stack.enter_context(replica.no_sync())
+        with nullcontext() if last else _no_reduction(replicas):
             with _forward_through(replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
             empty = count == 0 and bool(loss.isnan())  # a mean over nothing
             if empty:
                 loss = loss.nan_to_num()
-            if not empty or (last and replicas):  # DDP reduces the gradients in the last backward
+            if not empty or (last and replicas):
                 backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
     if summed_here:
@@ -329,6 +333,14 @@ def _check_replicas(model: nn.Module, replicas: list[DistributedDataParallel], g
                 f"group has {dist.get_world_size(group)} ranks, DDP averages over "
                 f"{dist.get_world_size(replica.process_group)}: leave group out, it is DDP's by default"
             )
+
+
+@contextmanager
+def _no_reduction(replicas: list[DistributedDataParallel]) -> Iterator[None]:
+    with ExitStack() as stack:
+        for replica in replicas:
+            stack.enter_context(replica.no_sync())
+        yield
 
 
 @contextmanager

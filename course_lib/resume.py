@@ -121,22 +121,7 @@ class ResumableDataLoader(DataLoader[Any]):
         seed_samples: bool = True,
         **loader_arguments: Any,
     ) -> None:
-        if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
-            raise ValueError(
-                f"dataset must be map-style and have a length, got {type(dataset).__name__}: a stream has no position"
-            )
-        if loader_arguments.get("sampler") is not None:
-            raise ValueError("sampler is not taken: give a batch_sampler, or batch_size and shuffle")
-        if loader_arguments.get("generator") is not None:
-            raise ValueError(
-                "generator is not taken: order and draws are functions of (seed, epoch), so that they come again after "
-                "a resume. Give seed"
-            )
-        if not loader_arguments.get("in_order", True):
-            raise ValueError(
-                "in_order=False is not taken: batches out of order have no position, and a resume would lose some and "
-                "repeat others. Leave it out"
-            )
+        _refuse_what_has_no_position(dataset, loader_arguments)
         own = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last, "seed": seed}
         given = {name: value for name, value in own.items() if value is not NOT_GIVEN}
         if batch_sampler is None:
@@ -148,24 +133,9 @@ class ResumableDataLoader(DataLoader[Any]):
                 f"{', '.join(given)} would be ignored, as the batch sampler has its own: leave them out beside "
                 "batch_sampler"
             )
-        if isinstance(batch_sampler, Iterator):
-            raise ValueError(
-                f"batch_sampler must be iterable again and again, got a {type(batch_sampler).__name__}, which is empty "
-                "after one epoch: give an object whose __iter__ begins again"
-            )
-        missing = [name for name in ("set_epoch", "state_dict", "load_state_dict") if not hasattr(batch_sampler, name)]
-        if missing:
-            raise ValueError(
-                f"{type(batch_sampler).__name__} cannot say its position (it has no {', '.join(missing)}): wrap it, as "
-                "in ShardedBatchSampler(batch_sampler)"
-            )
+        _check_batch_sampler(batch_sampler, len(dataset))
         if isinstance(batch_sampler, EpochBatchSampler):
             batch_sampler.deals_alone = True
-        largest = getattr(batch_sampler, "max_index", -1)
-        if largest >= len(dataset):
-            raise ValueError(
-                f"the batch sampler yields indices up to {largest}, the dataset has {len(dataset)} samples"
-            )
         super().__init__(dataset, batch_sampler=batch_sampler, **loader_arguments)
         # Lightning and Fabric look at this attribute, and leave a loader with a DistributedSampler as it is.
         self.__dict__["sampler"] = _AlreadySharded(batch_sampler)
@@ -322,6 +292,42 @@ class ResumableDataLoader(DataLoader[Any]):
         entropy = [int(state.get(name, 0)) for name in ("seed", "epoch", "position")]
         seed = np.random.SeedSequence([2, *entropy]).generate_state(1, np.uint64)[0]
         return torch.Generator().manual_seed(int(seed % 2**63))
+
+
+def _refuse_what_has_no_position(dataset: Any, loader_arguments: Mapping[str, Any]) -> None:
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise ValueError(
+            f"dataset must be map-style and have a length, got {type(dataset).__name__}: a stream has no position"
+        )
+    if loader_arguments.get("sampler") is not None:
+        raise ValueError("sampler is not taken: give a batch_sampler, or batch_size and shuffle")
+    if loader_arguments.get("generator") is not None:
+        raise ValueError(
+            "generator is not taken: order and draws are functions of (seed, epoch), so that they come again after "
+            "a resume. Give seed"
+        )
+    if not loader_arguments.get("in_order", True):
+        raise ValueError(
+            "in_order=False is not taken: batches out of order have no position, and a resume would lose some and "
+            "repeat others. Leave it out"
+        )
+
+
+def _check_batch_sampler(batch_sampler: Any, num_samples: int) -> None:
+    if isinstance(batch_sampler, Iterator):
+        raise ValueError(
+            f"batch_sampler must be iterable again and again, got a {type(batch_sampler).__name__}, which is empty "
+            "after one epoch: give an object whose __iter__ begins again"
+        )
+    missing = [name for name in ("set_epoch", "state_dict", "load_state_dict") if not hasattr(batch_sampler, name)]
+    if missing:
+        raise ValueError(
+            f"{type(batch_sampler).__name__} cannot say its position (it has no {', '.join(missing)}): wrap it, as "
+            "in ShardedBatchSampler(batch_sampler)"
+        )
+    largest = getattr(batch_sampler, "max_index", -1)
+    if largest >= num_samples:
+        raise ValueError(f"the batch sampler yields indices up to {largest}, the dataset has {num_samples} samples")
 
 
 class _AlreadySharded(DistributedSampler[Any]):

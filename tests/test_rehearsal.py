@@ -436,19 +436,7 @@ def test_ranks_of_tests_see_no_gpu_however_many_there_are(gpus, tmp_path):
         (tmp_path / name / f"test_{name}.py").write_text(RANKS)
     (tmp_path / "ours" / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"))
     (tmp_path / "machine.py").write_text(MACHINE.format(gpus=gpus))
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "-q",
-        "-rA",
-        "-p",
-        "no:hypothesispytest",
-        "-p",
-        "machine",
-        "ours",
-        "plain",
-    ]
+    command = [sys.executable, *"-m pytest -q -rA -p no:hypothesispytest -p no:nbval -p machine ours plain".split()]
     told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
     # Without the repository's conftest.py as many ranks as there are GPUs ask for NCCL, which has no GPU here.
     assert re.findall(r"^(PASSED|FAILED) (\w+)/test_\w+.py::test_ranks\[(\d)\]", told, re.MULTILINE) == [

@@ -33,22 +33,9 @@ from course_lib.samplers import (
 from tests import effort
 from tests.operations import operations
 from tests.trainer_oracle import CountingModule, quiet_trainer
+from tests.uneven_batches import UnevenBatches
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has", "ignore:.*indices are in both streams")
-
-
-class UnevenBatches:
-    """A batch sampler of somebody else: batches of 1 to 5, drawn from torch's global generator."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __iter__(self):
-        order = torch.randperm(self.n).tolist()
-        while order:
-            size = int(torch.randint(1, 6, ()))
-            yield order[:size]
-            order = order[size:]
 
 
 class Case:

@@ -10,7 +10,6 @@ from functools import partial
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
@@ -20,6 +19,7 @@ from course_lib.samplers import EpochBatchSampler, ShardedBatchSampler, Shuffled
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from course_lib.steps import Window, max_steps_for, plan_steps
 from tests import effort
+from tests.uneven_batches import UnevenBatches
 
 from .trainer_oracle import CountingModule, count_real_fit, quiet_trainer, random_case
 
@@ -424,20 +424,6 @@ def test_the_command_starts_without_torch():
 # ----------------------------------------------------------------------------------------------- plans of samplers
 
 
-class OtherEveryEpoch:
-    """A batch sampler of somebody else: its batches are of 1 to 5, and other ones in every epoch."""
-
-    def __init__(self, n):
-        self.n = n
-
-    def __iter__(self):
-        order = torch.randperm(self.n).tolist()
-        while order:
-            size = int(torch.randint(1, 6, ()))
-            yield order[:size]
-            order = order[size:]
-
-
 class RanksInTurn(EpochBatchSampler):
     """A reader's own: single indices to the ranks in turn, one more in every epoch."""
 
@@ -468,9 +454,9 @@ SAMPLERS = {
         range(n), range(n, n + 9), size, 2, tail=tail, **at
     ),
     "sharded": lambda n, size, tail, **at: ShardedBatchSampler(BatchSampler(range(n), size, False), tail=tail, **at),
-    "split": lambda n, size, tail, **at: ShardedBatchSampler(OtherEveryEpoch(n), split=True, tail=tail, **at),
+    "split": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), split=True, tail=tail, **at),
     "of a list": lambda n, size, tail, **at: ShardedBatchSampler([list(range(n)), [0], [1, 2]], tail=tail, **at),
-    "uneven": lambda n, size, tail, **at: ShardedBatchSampler(OtherEveryEpoch(n), tail=tail, **at),
+    "uneven": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), tail=tail, **at),
     "scheduled": lambda n, size, tail, **at: ScheduledBatchSampler(
         n, SizeSchedule({0: (8, size + 1), 2: (16, size)}), tail=tail, **at
     ),

@@ -87,6 +87,30 @@ class EpochBatchSampler(ABC):
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
 
+    # ------------------------------------------------------------------------------------------- what a subclass says
+
+    @abstractmethod
+    def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
+        """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
+
+    @abstractmethod
+    def _steps_left(self, position: int, world_size: int) -> int:
+        """Steps from a position to the end of the epoch."""
+
+    @abstractmethod
+    def _position_after(self, position: int, steps: int, world_size: int) -> int:
+        """The position after some steps, when an iteration began at ``position``."""
+
+    @abstractmethod
+    def _check(self, position: int, world_size: int) -> None:
+        """Raise a ValueError if what is left cannot be dealt to so many ranks."""
+
+    @abstractmethod
+    def _identity(self) -> dict[str, Any]:
+        """What a state must share with the sampler that loads it."""
+
+    # ----------------------------------------------------------------------------------------- what it has from here
+
     def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
         made = super().__new__(cls)
         vars(made).update(_for_lightning(cls, arguments, keywords))
@@ -287,26 +311,6 @@ class EpochBatchSampler(ABC):
                 'that are smaller: use tail="drop" or tail="pad", or read the sampler through a ResumableDataLoader, '
                 "which prepare() leaves as it is"
             )
-
-    @abstractmethod
-    def _identity(self) -> dict[str, Any]:
-        """What a state must share with the sampler that loads it."""
-
-    @abstractmethod
-    def _steps_left(self, position: int, world_size: int) -> int:
-        """Steps from a position to the end of the epoch."""
-
-    @abstractmethod
-    def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        """The position after some steps, when an iteration began at ``position``."""
-
-    @abstractmethod
-    def _check(self, position: int, world_size: int) -> None:
-        """Raise a ValueError if what is left cannot be dealt to so many ranks."""
-
-    @abstractmethod
-    def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
-        """One rank's batches from a position on; ``batches_before`` were dealt before, over all ranks."""
 
 
 SET_BY_THE_CONSTRUCTOR = {"shuffle", "seed", "tail", "num_replicas", "rank", "epoch", "_position"}

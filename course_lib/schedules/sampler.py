@@ -124,27 +124,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
         equal, _ = found
         return equal.sizes()[rank] * world_size / equal.total
 
-    def plan(
-        self,
-        *,
-        world_size: int | None = None,
-        max_epochs: int | None = None,
-        max_steps: int = -1,
-        limit_train_batches: int | float = 1.0,
-        steps_done: int = 0,
-        samples_done: int = 0,
-    ) -> SchedulePlan:
-        """Plan the optimizer steps of a run with this sampler, on the ranks that there are; see ``plan_steps``."""
-        return self.schedule.plan(
-            self.num_samples,
-            world_size=self._planned_world_size(world_size),
-            max_epochs=max_epochs,
-            max_steps=max_steps,
-            limit_train_batches=limit_train_batches,
-            tail=self.tail,
-            steps_done=steps_done,
-            samples_done=samples_done,
-        )
+    def plan(self, *, world_size: int | None = None, **run: Any) -> SchedulePlan:
+        """Plan the optimizer steps of a run with this sampler, on the ranks there are; see ``SizeSchedule.plan``."""
+        ranks = self._planned_world_size(world_size)
+        return self.schedule.plan(self.num_samples, world_size=ranks, tail=self.tail, **run)
 
     def plan_steps(
         self, *, accumulate_grad_batches: object = 1, short_window: object = "step", **run: Any

@@ -172,8 +172,33 @@ def plan_schedule(
             f"limit_train_batches alone, got {limit!r}"
         )
     place = RunPosition(epoch, position, steps_done, position)
+
+    def spans() -> Iterator[ScheduledEpochs]:
+        for group in epochs(all_stages, num_samples, tail, place, world_size):
+            if group.first > place.epoch and max_epochs != -1 and group.first >= max_epochs:
+                break
+            refuse_empty_batches(group.dealt)
+            stop = group.stop
+            if max_epochs != -1:
+                stop = max_epochs if stop is None else min(stop, max_epochs)
+                stop = max(stop, group.first)
+            first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
+            yield ScheduledEpochs(
+                first_epoch=group.first,
+                stop_epoch=stop,
+                num_samples=num_samples - (place.position if group.first == place.epoch else 0),
+                world_size=world_size,
+                per_rank_batch_size=first_stage.batch_size,
+                accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
+                drop_last=tail == "drop",
+                limit_train_batches=limit,
+                short_window="step",
+                dealt=tuple(equal.batches() for equal in group.dealt),
+                equal_steps=group.dealt,
+            )
+
     return SchedulePlan.of_spans(
-        _spans(all_stages, num_samples, place, world_size, max_epochs, limit, tail),
+        spans(),
         num_samples=num_samples,
         world_size=world_size,
         drop_last=tail == "drop",
@@ -184,36 +209,3 @@ def plan_schedule(
         samples_done=samples_done,
         all_stages=all_stages,
     )
-
-
-def _spans(
-    all_stages: Stages,
-    num_samples: int,
-    place: RunPosition,
-    world_size: int,
-    max_epochs: int,
-    limit: int | float,
-    tail: SamplerTail,
-) -> Iterator[ScheduledEpochs]:
-    for group in epochs(all_stages, num_samples, tail, place, world_size):
-        if group.first > place.epoch and max_epochs != -1 and group.first >= max_epochs:
-            break
-        refuse_empty_batches(group.dealt)
-        stop = group.stop
-        if max_epochs != -1:
-            stop = max_epochs if stop is None else min(stop, max_epochs)
-            stop = max(stop, group.first)
-        first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
-        yield ScheduledEpochs(
-            first_epoch=group.first,
-            stop_epoch=stop,
-            num_samples=num_samples - (place.position if group.first == place.epoch else 0),
-            world_size=world_size,
-            per_rank_batch_size=first_stage.batch_size,
-            accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
-            drop_last=tail == "drop",
-            limit_train_batches=limit,
-            short_window="step",
-            dealt=tuple(equal.batches() for equal in group.dealt),
-            equal_steps=group.dealt,
-        )

@@ -121,10 +121,11 @@ def epochs(
         alike: int | None = 1
         if not place.position and len({equal.stage for equal in dealt}) <= 1:
             alike = _epochs_of_stage(stages, num_samples, place, steps, tail)
-        stop = None if alike is None else place.epoch + alike
-        yield EpochsAlike(place.epoch, stop, place.optimizer_steps, steps, dealt)
-        if alike is None or stop is None:
+        if alike is None:
+            yield EpochsAlike(place.epoch, None, place.optimizer_steps, steps, dealt)
             return
+        stop = place.epoch + alike
+        yield EpochsAlike(place.epoch, stop, place.optimizer_steps, steps, dealt)
         place = RunPosition(stop, 0, place.optimizer_steps + alike * steps)
 
 
@@ -157,10 +158,7 @@ def step_after(dealt: Iterable[EqualSteps], steps: int) -> tuple[EqualSteps, int
 def next_epoch(dealt: tuple[EqualSteps, ...], place: RunPosition) -> RunPosition:
     """Where the next epoch starts; a window that the end cuts short has stepped too."""
     last = dealt[-1].place_after(dealt[-1].steps) if dealt else place
-    optimizer_steps = last.optimizer_steps
-    if last.window_batches > 0:
-        optimizer_steps += 1
-    return RunPosition(place.epoch + 1, 0, optimizer_steps)
+    return RunPosition(place.epoch + 1, 0, last.optimizer_steps + (last.window_batches > 0))
 
 
 def _time(stages: Stages, num_samples: int, place: RunPosition) -> int:

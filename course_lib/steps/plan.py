@@ -276,7 +276,14 @@ class StepPlan:
 
     def epochs_in_words(self) -> Iterator[str]:
         """What an epoch is made of, in each span of epochs."""
-        return _epoch_sentences(self)
+        ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
+        for span in self.spans:
+            since = f"From epoch {span.first_epoch:,} on: " if len(self.spans) > 1 else ""
+            yield (
+                f"{since}{counted(span.num_samples, 'sample')} {span.in_words()} make "
+                f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
+            )
+            yield from _windows_in_words(span)
 
     def table(self) -> str:
         """Show the plan as aligned lines of a name and its value."""
@@ -378,30 +385,25 @@ def _end_in_words(plan: StepPlan) -> Iterator[str]:
         yield f"The gradients of {counted(plan.micro_batches_unused, 'micro-batch', 'micro-batches')} reach no step."
 
 
-def _epoch_sentences(plan: StepPlan) -> Iterator[str]:
-    ranks = f" on each of {plan.world_size} ranks" if plan.world_size > 1 else ""
-    for span in plan.spans:
-        since = f"From epoch {span.first_epoch:,} on: " if len(plan.spans) > 1 else ""
-        k = span.accumulate_grad_batches
-        yield (
-            f"{since}{counted(span.num_samples, 'sample')} {span.in_words()} make "
-            f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
-        )
-        windows = f"Windows of {counted(k, 'micro-batch', 'micro-batches')}"
-        yield f"{windows} make {counted(span.steps, 'optimizer step')} per epoch."
-        short = span.batches % k
-        if short:
-            fate = {
-                "step": "steps too",
-                "carry": "waits and leaks into the first step of the next epoch",
-                "zero": "is thrown away",
-            }[span.short_window]
-            yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
-        more = span.samples_stepped - span.num_samples
-        if more < 0:
-            yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."
-        if more > 0:
-            yield f"Padding to equal shares repeats {counted(more, 'sample')} per epoch."
+SHORT_WINDOW_IN_WORDS = {
+    "step": "steps too",
+    "carry": "waits and leaks into the first step of the next epoch",
+    "zero": "is thrown away",
+}
+
+
+def _windows_in_words(span: EqualEpochs) -> Iterator[str]:
+    k = span.accumulate_grad_batches
+    windows = f"Windows of {counted(k, 'micro-batch', 'micro-batches')}"
+    yield f"{windows} make {counted(span.steps, 'optimizer step')} per epoch."
+    if short := span.batches % k:
+        fate = SHORT_WINDOW_IN_WORDS[span.short_window]
+        yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
+    more = span.samples_stepped - span.num_samples
+    if more < 0:
+        yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."
+    if more > 0:
+        yield f"Padding to equal shares repeats {counted(more, 'sample')} per epoch."
 
 
 def _per_epoch_text(value: PerEpoch) -> str:
