@@ -132,6 +132,7 @@ def _fault_of_answer(device: Device, answer: Any) -> str | None:
         return "it returned nothing. Does it end with `return`?"
     if not isinstance(answer, numbers.Integral):
         return f"the answer is {answer!r}, and a batch size is a whole number. `//` rounds down."
+    answer = int(answer)
     if answer not in device.tried and answer == largest:
         return f"the answer {answer} was never run. So far it is a prediction."
     if answer not in device.tried:

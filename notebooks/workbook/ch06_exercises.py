@@ -120,8 +120,8 @@ class _TakesTurns(_Dealt):
 
 
 class _FewerSteps(_Dealt):
-    def __init__(self, num_samples: int, batch_size: int, *ranks: int, seed: int = 0, sampler: Any = None) -> None:
-        super().__init__(num_samples, 0, *ranks, seed=seed)
+    def __init__(self, num_samples: int, batch_size: int, *ranks: int, **options: Any) -> None:
+        super().__init__(num_samples, 0, *ranks, **options)
         self.largest = batch_size  # the kit finds what goes beyond an attribute `batch_size` by itself
 
     def parts(self) -> list[NDArray[np.int64]]:
