@@ -28,9 +28,7 @@ SITTING, SITTINGS_OF_TWO = 60, 50
 """Minutes that a first half may take, and each part of one that has a place to stop."""
 IN_TWO_SITTINGS = ("06",)
 PLACE_TO_STOP = "**A place to stop.**"
-NOT_YET = (
-    *("04", "05"),
-)
+NOT_YET = (*("04", "05"),)
 """Chapters whose minutes and columns are not yet within their bounds. The end is an empty list."""
 
 Notebook = dict[str, Any]
