@@ -28,8 +28,6 @@ SITTING, SITTINGS_OF_TWO = 60, 50
 """Minutes that a first half may take, and each part of one that has a place to stop."""
 IN_TWO_SITTINGS = ("06",)
 PLACE_TO_STOP = "**A place to stop.**"
-NOT_YET: tuple[str, ...] = ()
-"""Chapters whose minutes and columns are not yet within their bounds. The end is an empty list."""
 
 Notebook = dict[str, Any]
 Cell = dict[str, Any]
@@ -197,8 +195,6 @@ def code_is_read_once(name: str, notebook: Notebook) -> Iterator[str]:
 
 
 def nothing_runs_out_of_the_page(name: str, notebook: Notebook) -> Iterator[str]:
-    if name.startswith(NOT_YET):
-        return
     for cell in notebook["cells"]:
         for what, lines in wide_lines(cell).items():
             if lines:
@@ -220,8 +216,6 @@ def wide_lines(cell: Cell) -> dict[str, list[str]]:
 
 
 def the_minutes_are_true(name: str, notebook: Notebook) -> Iterator[str]:
-    if name.startswith(NOT_YET):
-        return
     sittings = minutes_of_sittings(notebook)
     wanted = 2 if name.startswith(IN_TWO_SITTINGS) else 1
     if len(sittings) != wanted:
@@ -285,8 +279,6 @@ def untrue_minutes(table: str, notebooks: dict[str, Notebook]) -> Iterator[str]:
     """Every row of a table of the chapters whose minutes, before the plus sign, are not those of its first half."""
     rows = {name[:2]: row for row in table.splitlines() for name in re.findall(r"^\| \[(\d\d )", row)}
     for name, notebook in notebooks.items():
-        if name.startswith(NOT_YET):
-            continue
         found = re.search(r"\| (\d+)(?: \+ \d+)? \|", rows.get(name[:2], ""))
         minutes = sum(minutes_of_sittings(notebook))
         if not found:
@@ -416,8 +408,7 @@ def main() -> None:
         sittings = " + ".join(f"{minutes:.1f}" for minutes in minutes_of_sittings(notebook))
         wide = [wide_lines(cell) for cell in notebook["cells"]]
         code, printed = (sum(len(lines[what]) for lines in wide) for what in ("lines of code", "printed lines"))
-        waived = "   (not yet held to)" if path.stem.startswith(NOT_YET) else ""
-        print(f"{path.stem[:2]:8} {sittings:12} {code:5} lines of code {printed:5} printed{waived}")
+        print(f"{path.stem[:2]:8} {sittings:12} {code:5} lines of code {printed:5} printed")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 
-from tests import notebook_rules
 from tests.notebook_rules import (
     ANATOMY,
     ENDING,
@@ -277,12 +276,6 @@ BROKEN = {
 }
 
 
-@pytest.fixture
-def every_chapter_is_held_to_all_rules(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(notebook_rules, "NOT_YET", ())
-
-
-@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 def test_a_good_chapter_breaks_no_rule():
     assert broken_rules("05_x", CHAPTER) == []
 
@@ -299,7 +292,6 @@ def test_the_first_notebook_has_its_own_headings():
     assert broken_rules("00_start_here", notebook) == []
 
 
-@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 def test_the_sixth_chapter_has_two_sittings_and_a_place_to_stop_between_them():
     notebook = copy.deepcopy(CHAPTER)
     assert any("has 1 sittings, expected 2" in problem for problem in broken_rules("06_x", notebook))
@@ -337,7 +329,6 @@ def test_the_minutes_are_those_of_the_formula():
     assert minutes_of_sittings({"cells": counted}) == [pytest.approx(6 + 1 / 3)]
 
 
-@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 def test_untrue_minutes_of_a_table_are_named():
     row = "| [05 Counting steps](notebooks/05_x.ipynb) | why? | {} | CPU | `course_lib.steps` |"
     says = f"the formula says {sum(minutes_of_sittings(CHAPTER)):.1f}"
@@ -350,7 +341,6 @@ def test_untrue_minutes_of_a_table_are_named():
     assert list(untrue_minutes(row.replace("05", "04"), {"05_x": CHAPTER})) == ["05_x has no row with its minutes"]
 
 
-@pytest.mark.usefixtures("every_chapter_is_held_to_all_rules")
 @pytest.mark.parametrize(("break_it", "message"), BROKEN.values(), ids=BROKEN)
 def test_a_broken_rule_is_named(break_it: Callable[[Notebook], None], message: str):
     notebook = copy.deepcopy(CHAPTER)
