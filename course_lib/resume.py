@@ -182,10 +182,15 @@ class ResumableDataLoader(DataLoader[Any]):
         return self.batch_sampler.steps_before + len(self.batch_sampler)  # type: ignore[union-attr, arg-type]
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
+        sharded: Any = self.sampler
+        told, sharded.told_epoch = sharded.told_epoch, None
+        return self._epoch_that_was_told(told)
+
+    def _epoch_that_was_told(self, told: int | None) -> Iterator[Any]:
         # A generator: nothing is fetched before the first batch is asked for, and by then a trainer that resumes has
-        # called set_epoch. (It makes its iterator before.)
+        # called set_epoch. (It makes its iterator before, so that nothing was told then.)
         sampler: Any = self.batch_sampler
-        self._turn_to_restored_epoch()
+        self._turn_to_restored_epoch(told)
         self._delivered = 0
         epoch = sampler.epoch
         if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
@@ -218,10 +223,8 @@ class ResumableDataLoader(DataLoader[Any]):
             self._delivered = 0
         sampler.set_epoch(epoch)
 
-    def _turn_to_restored_epoch(self) -> None:
+    def _turn_to_restored_epoch(self, told: int | None) -> None:
         # Fabric's loader counts how often it was iterated in this process, and sets that as the epoch each time.
-        sharded: Any = self.sampler
-        told, sharded.told_epoch = sharded.told_epoch, None
         if told is not None and self._restored is not None and told != self._restored["epoch"]:
             self._ahead = self._restored["epoch"] - told
             self.batch_sampler.load_state_dict(self._restored)  # type: ignore[union-attr]

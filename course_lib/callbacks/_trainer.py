@@ -13,6 +13,7 @@ from torch import nn
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, STATES_TO_LOAD
 from course_lib.loader import MiniDataLoader
+from course_lib.resume import ResumableDataLoader
 
 
 def require_plain_optimization(
@@ -81,8 +82,8 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
 
 
-def restore_counting_loaders(trainer: Trainer, epoch_ended: bool) -> bool:
-    """Put loaders that count their batches where those of a Trainer that was not stopped would be.
+def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
+    """Put loaders where those of a Trainer that was not stopped would be; where an epoch has ended, at the next one.
 
     Lightning loads no states where it takes an epoch for one that has not begun, or that is over. And it ends an epoch
     by its own count: a loader that is restored there has the epoch's (empty) rest to deliver, and Lightning would take
@@ -98,9 +99,14 @@ def restore_counting_loaders(trainer: Trainer, epoch_ended: bool) -> bool:
         if isinstance(loader, MiniDataLoader):
             loader.load_state_dict(state)
     counting = [loader for loader in stateful if isinstance(loader, MiniDataLoader)]
-    if epoch_ended:
+    if next_epoch is not None:
+        for loader in stateful:
+            if isinstance(loader, ResumableDataLoader):
+                loader.set_epoch(next_epoch)  # its state may be within an epoch that limit_train_batches has ended
         left = [loader.leave_epoch() for loader in counting]
-        return any(left)
+        # A loader without a state draws its next order when it is iterated, which was before this run's seeds.
+        forgetful = len(COMBINED_LOADER.of(fit_loop).flattened) > len(stateful)
+        return any(left) or forgetful
     if counting and not_loaded:
         iter(DATA_FETCHER.of(fit_loop))
     return False

@@ -41,6 +41,7 @@ from course_lib.callbacks._averages import (
     trained_state,
 )
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
+from course_lib.callbacks._plateaus import has_plateaus, monitored, step_plateaus
 from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
     refuse_orders_that_overfitting_leaves,
@@ -50,7 +51,7 @@ from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of_kind,
     make_no_step_in_averaging_epoch,
-    restore_counting_loaders,
+    restore_loaders,
     skippers_of,
 )
 
@@ -98,7 +99,8 @@ class ExactResume(Callback):
             LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
             shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or in the middle of an update; or within an epoch, of a loader that does not
+            by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
+            ``ReduceLROnPlateau`` waits for the epoch's end; or within an epoch, of a loader that does not
             know its position (torch's DataLoader begins again).
     """
 
@@ -110,6 +112,7 @@ class ExactResume(Callback):
         self._window_end: _WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
+        self._monitored: dict[str, float] = {}
         self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
 
@@ -142,14 +145,17 @@ class ExactResume(Callback):
             self._remember(trainer, pl_module)
         else:
             count_batches_again(trainer)
+            self._step_plateaus_of_ended_epoch(trainer)
             ended = trainer.current_epoch - 1
             if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
                 average_the_epoch_that_ended(trainer, pl_module)
                 self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
             self._judge_checkpoint(trainer)
             self._judge_loaders(trainer)
-            epoch_ended = self._window_end.loops[BATCH_PROGRESS]["is_last_batch"]
-            self._turns_to_next_epoch = restore_counting_loaders(trainer, epoch_ended)
+            loops = self._window_end.loops
+            is_over = loops[BATCH_PROGRESS]["is_last_batch"]
+            next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
+            self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
             begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
@@ -170,6 +176,8 @@ class ExactResume(Callback):
             # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it; and
             # in on_train_start the scheduler refuses any length but the Trainer's 1.
             trainer.accumulate_grad_batches = _window_length(trainer)
+            if has_plateaus(trainer):
+                RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
@@ -195,6 +203,7 @@ class ExactResume(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._window_end is None:
             return
+        checkpoint["callbacks"][self.state_key]["monitored"] = monitored(trainer)
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
@@ -225,6 +234,7 @@ class ExactResume(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seed = state_dict["seed"]
         self._averaged_epoch = state_dict.get("averaged_epoch")
+        self._monitored = state_dict.get("monitored", {})
         if state_dict["within_update"]:
             self._refuse(
                 "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
@@ -266,6 +276,17 @@ class ExactResume(Callback):
             micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             assert self._seed is not None
             seed_generators(self._seed, micro_batches, trainer.global_rank)
+
+    def _step_plateaus_of_ended_epoch(self, trainer: Trainer) -> None:
+        fit_loop = trainer.fit_loop
+        within = fit_loop.restarted_mid_epoch and fit_loop.epoch_loop.batch_progress.is_last_batch
+        at_end = fit_loop.restarted_on_epoch_end or fit_loop.resumed_on_epoch_end
+        if has_plateaus(trainer) and (within or (at_end and not step_plateaus(trainer, self._monitored))):
+            self._refuse(
+                "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a "
+                "ReduceLROnPlateau is stepped by a metric that the checkpoint does not hold: its step would be lost. "
+                "Resume from a checkpoint within an epoch, or of on_train_epoch_end"
+            )
 
     def _judge_checkpoint(self, trainer: Trainer) -> None:
         assert self._window_end is not None

@@ -150,9 +150,12 @@ class _Call:
                 self._go_on()
             self._wait_for_all(ranks)
             results = [rank.result() for rank in ranks]
+            shutil.rmtree(folder, ignore_errors=True)
             _let_end(ranks)
             return results
         finally:
+            # Ahead of the ranks' end, too: if this process is killed between the two, nobody is left to remove it.
+            shutil.rmtree(folder, ignore_errors=True)
             _kill(ranks)
             shutil.rmtree(folder, ignore_errors=True)
 

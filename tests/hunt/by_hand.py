@@ -43,7 +43,8 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
 def can_be_trained_by_hand(run: DrawnRun) -> bool:
     """Whether nothing but the batches decides: no draws in the forward, no averages, no second fit's new optimizer."""
     averages = any("Averaging" in name for name in run.callbacks)
-    return not (run.dropout or run.noisy_forward or averages or run.more_epochs)
+    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule == "plateau"
+    return not (run.dropout or run.noisy_forward or averages or run.more_epochs or otherwise)
 
 
 def trained_by_hand(run: DrawnRun, make_net: Any, make_optimizer: Any, lines: Iterable[Line]) -> nn.Module:

@@ -36,6 +36,10 @@ class DrawnRun:
     shuffle: bool = True
     tail: str = "spread"
     sampler: str = "ShuffledBatchSampler"
+    loader: str = "ResumableDataLoader"
+    """Or ``MiniDataLoader``, or torch's ``DataLoader``, which is resumed at an epoch's end alone."""
+    reload_every: int = 0
+    """Epochs after which a data module makes the loader again."""
     noise: tuple[str, ...] = ()
     """Generators that a sample draws from: ``python``, ``numpy``, ``torch``."""
     collate_draws: bool = False
@@ -52,6 +56,8 @@ class DrawnRun:
     frozen: bool = False
     noisy_forward: bool = False
     optimizer: str = "SGD"
+    by_hand: bool = False
+    """Whether the module steps two optimizers by itself."""
     schedule: str = ""
     callbacks: tuple[str, ...] = ("ExactResume",)
     """In this order, the averages among them."""
@@ -86,7 +92,7 @@ class DrawnRun:
 
     @property
     def validates(self) -> bool:
-        return self.val_check_interval is not None or self.saves == "validation"
+        return self.val_check_interval is not None or self.saves == "validation" or self.schedule == "plateau"
 
     @property
     def window_lengths(self) -> dict[int, int]:
@@ -95,7 +101,8 @@ class DrawnRun:
 
     @property
     def all_epochs(self) -> int:
-        return self.max_epochs + self.more_epochs
+        adds_one = self.batch_norm and "StochasticWeightAveraging" in self.callbacks  # for BatchNorm's statistics
+        return self.max_epochs + self.more_epochs + adds_one
 
     @property
     def weighs_samples(self) -> bool:
@@ -108,30 +115,26 @@ def one_of(*values: object) -> st.SearchStrategy:
 
 @st.composite
 def drawn_runs(draw: st.DrawFn) -> DrawnRun:
-    """A run of what the README admits."""
+    """A run of what the README admits. What is drawn first decides where faults are looked for, and so how often."""
     rarely = one_of(False, False, False, True)
     often = st.booleans()
-    ranks = draw(one_of((1,), (1,), (1,), (1,), (2,), (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
+    about = draw(one_of("a Trainer", "windows", "averages", "a loop", "ranks", "loaders"))
+    ranks: tuple[int, ...] = (1,)
+    if about == "ranks":
+        ranks = draw(one_of((2,), (2,), (2,), (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
     several = max(ranks)
-    noise = draw(one_of((), ("torch",), ("numpy",), ("python",), ("torch", "numpy", "python")))
-    brought = ["ExactResume", *[name for name in CALLBACKS[1:] if draw(often)]]
-    if len(brought) > 1 and draw(often):
-        del brought[0]  # the others bring it
-    if brought == ["StepAudit"]:
-        brought = ["ExactResume", "StepAudit"]  # which brings it without its seeds
-    average = draw(one_of("", "", "", *AVERAGES)) if several == 1 else ""
-    callbacks = draw(st.permutations(brought + ([average] if average else [])))
-    trainer = draw(one_of(True, True, True, False))
+    trainer = about != "a loop" and (about != "ranks" or draw(one_of(True, True, False)))
+    average = draw(one_of(*AVERAGES[1:])) if about == "averages" else ""
+    callbacks = draw(st.permutations(_brought(draw) + ([average] if average else [])))
     if not trainer:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
-    epochs = draw(st.integers(1, 3))
-    kills = draw(st.integers(1, 3)) if several == 1 else draw(st.integers(1, 2))
-    sized = trainer and draw(rarely) and average != "StochasticWeightAveraging"
+    sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
     batch_size = draw(st.integers(1, 4))
-    samples = draw(st.integers(1, 24)) + (several * 2 if several > 1 else 0)
+    samples = draw(st.integers(1, 16)) + (several * 2 if several > 1 else 0)
+    epochs = draw(st.integers(1, 3))
     batches = max(1, samples // batch_size // several)
-    workers = tuple(draw(st.lists(one_of(0, 0, 1, 2), min_size=1, max_size=2)))
-    places = PLACES if several == 1 else ("forward", "start", "end", "before step")
+    windows = about in ("windows", "averages", "a loop")
+    inside = ("by hand", "validation", "a time", "an exception", "every step")
     run = DrawnRun(
         samples=samples,
         trainer=trainer,
@@ -140,22 +143,22 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         tail=draw(one_of("spread", "spread", "drop", "pad")),
         # Two streams need an index each.
         sampler="ShuffledBatchSampler" if sized else draw(one_of("", "", *SAMPLERS[samples < 3 :])),
-        noise=noise,
+        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("torch", "numpy", "python"))),
         collate_draws=draw(rarely),
         asks_epoch=draw(rarely),
         sized=sized,
-        workers=workers,
+        workers=tuple(draw(st.lists(one_of(0, 0, 0, 1, 2), min_size=1, max_size=2))),
         persistent=draw(often),
         prefetch_factor=draw(one_of(2, 1, 4)),
-        batch_norm=several == 1 and draw(often),
+        batch_norm=several == 1 and draw(one_of(True, True, True, False) if about == "averages" else often),
         dropout=trainer and draw(often),
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
-        schedule=draw(one_of("", "cosine of steps", "one cycle", *["step of epochs"] * trainer)),
+        schedule=draw(one_of("", "cosine of steps", "one cycle", *["step of epochs", "plateau"] * trainer)),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
-        accumulate_grad_batches=1 if sized else draw(one_of(1, 2, 3, 4)),
+        accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
         windows_by_epoch=trainer and not sized and draw(rarely),
         max_epochs=epochs,
         max_steps=draw(one_of(-1, -1, -1, 1, 3)) if trainer else -1,
@@ -163,25 +166,69 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         val_check_interval=draw(one_of(None, None, 1, 2)) if trainer and batches > 1 else None,
         clip=draw(rarely),
         ranks=ranks,
-        saves=draw(one_of(*SAVES)),
+        saves=draw(one_of(*inside) if windows else one_of(*SAVES)),
         kills=tuple(
-            Kill(
-                micro_batch=draw(st.integers(1, max(1, min(batches * epochs, 12)))),
-                place=draw(one_of(*places)),
-                hard=draw(often),
-                of_rank=draw(one_of(None, 0)) if several > 1 else None,
-            )
-            for _ in range(kills)
+            draw(_kills(several, batches * epochs)) for _ in range(draw(st.integers(1, 3 if several == 1 else 2)))
         ),
-        more_epochs=0,
         same_objects=trainer and several == 1 and draw(rarely),
     )
+    if about == "loaders":
+        run = _with_another_loader(draw, run)
+    elif about == "a Trainer" and not sized:
+        run = _with_another_optimizer(draw, run)
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
-    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and not average
+    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and not average and not run.by_hand
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
     return replace(run, same_objects=False) if run.windows_by_epoch else run
+
+
+def _brought(draw: st.DrawFn) -> list[str]:
+    brought = ["ExactResume", *[name for name in CALLBACKS[1:] if draw(st.booleans())]]
+    if len(brought) > 1 and draw(st.booleans()):
+        del brought[0]  # the others bring it
+    return ["ExactResume", "StepAudit"] if brought == ["StepAudit"] else brought  # which brings it without its seeds
+
+
+@st.composite
+def _kills(draw: st.DrawFn, ranks: int, micro_batches: int) -> Kill:
+    places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
+    return Kill(
+        micro_batch=draw(st.integers(1, max(1, min(micro_batches, 12)))),
+        place=draw(one_of(*places)),
+        hard=draw(st.booleans()),
+        of_rank=draw(one_of(None, 0)) if ranks > 1 else None,
+    )
+
+
+def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    loader = draw(one_of("ResumableDataLoader", "MiniDataLoader", "MiniDataLoader", "DataLoader"))
+    run = replace(run, loader=loader, reload_every=draw(one_of(0, 0, 1, 2)), sized=False)
+    if loader == "ResumableDataLoader":
+        return run
+    # Workers that are new after a resume draw anew here; and a loader that forgets is told of by a strict callback.
+    quiet = dict(noise=(), collate_draws=False) if any(run.workers) else {}
+    explicit = ("ExactResume", *(name for name in run.callbacks if name != "ExactResume"))
+    return replace(
+        run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=_plain(run.tail)
+    )
+
+
+def _plain(tail: str) -> str:
+    return "drop" if tail == "drop" else "spread"
+
+
+def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    kind = draw(one_of("", "", "LBFGS", "by hand"))
+    if kind == "LBFGS":
+        return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
+    if kind == "by hand":
+        # Nothing here goes on within an epoch of it.
+        quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
+        audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
+        return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
+    return run
 
 
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")

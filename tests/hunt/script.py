@@ -20,6 +20,7 @@ SCHEDULES = {
     "": "None",
     "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
     "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
+    "plateau": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
     "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
 }
 SAVES = {
@@ -72,7 +73,7 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "optimizer": OPTIMIZERS[run.optimizer],
         "schedule": SCHEDULES[run.schedule],
-        "interval": "epoch" if run.schedule == "step of epochs" else "step",
+        "interval": "epoch" if run.schedule in ("step of epochs", "plateau") else "step",
     }
 
 
@@ -97,9 +98,13 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         flags["gradient_clip_val"] = 0.5
     if not run.validates:
         flags["limit_val_batches"] = 0
+    if run.reload_every:
+        flags["reload_dataloaders_every_n_epochs"] = run.reload_every
     sums = run.weighs_samples
     held_out = ", val_dataloaders=held_out" if run.validates else ""
-    more_epochs = f"trainer.fit_loop.max_epochs += {run.more_epochs}; trainer.fit(module, **given)"
+    more_epochs = (
+        f"dies.place = 'never'; trainer.fit_loop.max_epochs += {run.more_epochs}; trainer.fit(module, **given)"
+    )
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
@@ -107,8 +112,15 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "returned": "(loss, len(y))" if sums else "loss",
         "callbacks": ", ".join(callbacks),
         "flags": " ".join(f"{name}={value!r}," for name, value in flags.items()),
-        "data": _sized_data(run, held_out) if run.sized else _loader(run),
-        "given": "dict(datamodule=data)" if run.sized else f"dict(train_dataloaders=data{held_out})",
+        "data": _data(run, held_out),
+        "given": "dict(datamodule=data)"
+        if run.sized or run.reload_every
+        else f"dict(train_dataloaders=data{held_out})",
+        "by_hand": "self.automatic_optimization = False" if run.by_hand else "",
+        "steps_by_hand": "self.step_by_hand(loss)" if run.by_hand else "",
+        "optimizers": "[make_optimizer(part) for part in (self.net[0], self.net[1:])]"
+        if run.by_hand
+        else "make_optimizer(self.net)",
         "second_fit": more_epochs if run.more_epochs else "",
     }
 
@@ -135,6 +147,12 @@ def _loop(run: DrawnRun) -> dict[str, object]:
     }
 
 
+def _data(run: DrawnRun, held_out: str) -> str:
+    if run.sized:
+        return _sized_data(run, held_out)
+    return f"MakesLoaders(lambda: {_loader(run)}{held_out})" if run.reload_every else _loader(run)
+
+
 def _sized_data(run: DrawnRun, held_out: str) -> str:
     stages = f"SizeSchedule({{0: (2, {run.batch_size + 1}), 1: (3, {run.batch_size})}})"
     order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
@@ -144,6 +162,8 @@ def _sized_data(run: DrawnRun, held_out: str) -> str:
 def _loader(run: DrawnRun) -> str:
     n, b, options = run.samples, run.batch_size, _loader_options(run)
     order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    if run.loader != "ResumableDataLoader":
+        return f"{run.loader}(samples, {b}, shuffle={run.shuffle}, drop_last={run.tail == 'drop'}, {options})"
     if run.sampler == "":
         drop_last = run.tail == "drop"
         return f"ResumableDataLoader(samples, {b}, shuffle={run.shuffle}, drop_last={drop_last}, seed=3, {options})"

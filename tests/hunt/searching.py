@@ -31,19 +31,23 @@ class Found(AssertionError):
     """A run that is wrong."""
 
 
-def hunt(seed: int, minutes: float, runs: int | None = None) -> tuple[Counter[str], DrawnRun | None, str]:
+def hunt(
+    seed: int, minutes: float, runs: int | None = None, shrink_seconds: float = SHRINK_SECONDS
+) -> tuple[Counter[str], DrawnRun | None, str]:
     """How many runs had which outcome, and the smallest that is wrong, with why."""
     outcomes: Counter[str] = Counter()
     ends, number = time.monotonic() + 60 * minutes, 0
     while time.monotonic() < ends and (runs is None or sum(outcomes.values()) < runs):
-        found, why = _some_runs(seed, number, outcomes, ends, min(AT_ONCE, runs or AT_ONCE))
+        found, why = _some_runs(seed, number, outcomes, ends, min(AT_ONCE, runs or AT_ONCE), shrink_seconds)
         if found is not None:
             return outcomes, found, why
         number += 1
     return outcomes, None, ""
 
 
-def _some_runs(seed: int, number: int, outcomes: Counter[str], ends: float, runs: int) -> tuple[DrawnRun | None, str]:
+def _some_runs(
+    seed: int, number: int, outcomes: Counter[str], ends: float, runs: int, shrink_seconds: float
+) -> tuple[DrawnRun | None, str]:
     smallest: list[tuple[DrawnRun, str]] = []
     first_found = [0.0]
 
@@ -59,7 +63,7 @@ def _some_runs(seed: int, number: int, outcomes: Counter[str], ends: float, runs
     )
     @given(drawn_runs())
     def try_one(run: DrawnRun) -> None:
-        if smallest and time.monotonic() - first_found[0] > SHRINK_SECONDS:
+        if smallest and time.monotonic() - first_found[0] > shrink_seconds:
             return
         if not smallest and time.monotonic() > ends:
             return
@@ -80,10 +84,10 @@ def _some_runs(seed: int, number: int, outcomes: Counter[str], ends: float, runs
     return smallest[0] if smallest else (None, "")
 
 
-def _hunt_in_its_process(seed: int, minutes: float, runs: int | None, answers: Any) -> None:
+def _hunt_in_its_process(seed: int, minutes: float, runs: int | None, shrink_seconds: float, answers: Any) -> None:
     os.setsid()
     multiprocessing.set_start_method("fork", force=True)  # a spawned process would spawn the workers of its runs, too
-    outcomes, found, why = hunt(seed, minutes, runs)
+    outcomes, found, why = hunt(seed, minutes, runs, shrink_seconds)
     answers.put((seed, outcomes, found, why))
 
 
@@ -95,12 +99,15 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--processes", type=int, default=2, help="how many search at once, each by seeds of its own (2)"
     )
+    parser.add_argument("--shrink", type=float, default=SHRINK_SECONDS, help="seconds to shrink what is found (120)")
     arguments = parser.parse_args(argv)
     context = multiprocessing.get_context("spawn")
     answers = context.Queue()
     seeds = [arguments.seed * 1000 + process for process in range(arguments.processes)]
     hunters = [
-        context.Process(target=_hunt_in_its_process, args=(seed, arguments.minutes, arguments.runs, answers))
+        context.Process(
+            target=_hunt_in_its_process, args=(seed, arguments.minutes, arguments.runs, arguments.shrink, answers)
+        )
         for seed in seeds
     ]
     for hunter in hunters:

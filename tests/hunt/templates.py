@@ -12,7 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     EMAWeightAveraging,
     GradientAccumulationScheduler,
@@ -82,7 +82,8 @@ def make_optimizer(net):
     schedule = $schedule
     if schedule is None:
         return optimizer
-    return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "$interval"}}
+    config = {"scheduler": schedule, "interval": "$interval", "monitor": "val"}
+    return {"optimizer": optimizer, "lr_scheduler": config}
 
 
 class Killed(BaseException):
@@ -105,6 +106,7 @@ class Module(LightningModule):
         super().__init__()
         self.net, self.log_path = make_net(), log
         $frozen
+        $by_hand
 
     def training_step(self, batch):
         x, y, indices = batch
@@ -116,13 +118,21 @@ class Module(LightningModule):
         for callback in self.trainer.callbacks:
             if isinstance(callback, Dies):
                 callback.at("forward")
+        $steps_by_hand
         return $returned
 
+    def step_by_hand(self, loss):
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+        self.manual_backward(loss)
+        for optimizer in self.optimizers():
+            optimizer.step()
+
     def validation_step(self, batch):
-        self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+        self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):
-        return make_optimizer(self.net)
+        return $optimizers
 
 
 class Dies(Callback):
@@ -156,6 +166,16 @@ class Dies(Callback):
 
     def on_validation_start(self, trainer, pl_module):
         self.at("validation")
+
+
+class MakesLoaders(LightningDataModule):
+    """Makes its training loader again whenever it is asked."""
+
+    def __init__(self, make, val_dataloaders=None):
+        super().__init__()
+        self.train_dataloader = make
+        if val_dataloaders is not None:
+            self.val_dataloader = lambda: val_dataloaders
 
 
 class SavesByHand(Callback):
@@ -220,7 +240,7 @@ def outcome(trainer, module):
         weights=module.state_dict(),
         optimizer=[optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
         rates=[group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups],
-        schedules=[config.scheduler.last_epoch for config in trainer.lr_scheduler_configs],
+        schedules=[config.scheduler.state_dict().get("last_epoch") for config in trainer.lr_scheduler_configs],
         average=[model.state_dict() for model in averages if model is not None],
         counters=[trainer.global_step, trainer.current_epoch],
         audited=[callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)],

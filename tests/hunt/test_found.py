@@ -23,6 +23,20 @@ FOUND = {
         windows_by_epoch=True,
         kills=(Kill(5), Kill(2, "end")),
     ),
+    # The state stood within an epoch that the Trainer had ended, and was loaded once more in the next one.
+    "an epoch that limit_train_batches ends, killed in its validation": DrawnRun(
+        samples=5, limit_train_batches=2, val_check_interval=2, kills=(Kill(1, "validation"),)
+    ),
+    "an epoch that limit_train_batches ends, killed at its end": DrawnRun(
+        samples=5, limit_train_batches=2, kills=(Kill(2, "epoch end"),)
+    ),
+    # Lightning steps it neither in an epoch that it has resumed nor for one whose end it has saved.
+    "ReduceLROnPlateau, resumed within an epoch": DrawnRun(
+        samples=9, shuffle=False, schedule="plateau", kills=(Kill(2, "start"),)
+    ),
+    "ReduceLROnPlateau, resumed at an epoch's end": DrawnRun(
+        samples=9, schedule="plateau", max_epochs=4, saves="every epoch", kills=(Kill(7, "start"),)
+    ),
 }
 
 
