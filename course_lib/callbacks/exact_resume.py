@@ -176,7 +176,8 @@ class ExactResume(Callback):
             # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it; and
             # in on_train_start the scheduler refuses any length but the Trainer's 1.
             trainer.accumulate_grad_batches = _window_length(trainer)
-            RESTARTING.put(trainer.fit_loop, False)  # else no schedule that goes by a metric is stepped in this epoch
+            if has_plateaus(trainer):
+                RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
