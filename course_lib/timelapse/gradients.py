@@ -43,6 +43,9 @@ class Gradients:
         self._probes: dict[int, nn.Parameter] = {}
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
+        self._versions: dict[int, int] = {}
+        """Of each optimizer's probe: how often it had been written to at the last backward pass."""
+        self._steps = 0
         self.changes_by_hand = False
         """Whether parameters changed between two real passes, and no optimizer is there."""
         self._before: tuple[Tensor, Tensor] | None = None
@@ -100,8 +103,9 @@ class Gradients:
                 for module in reached:
                     self.give(module)
         numbers = tuple(sorted(self._reached))
+        moved = self._were_moved()
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
-        lapse.write(Backward(line, numbers, were_cleared, lapse.averages))
+        lapse.write(Backward(line, numbers, were_cleared, lapse.averages, moved))
 
     def _after_real_pass(self) -> None:
         holders = self._holders_now()
@@ -191,6 +195,14 @@ class Gradients:
                 for parameter in parameters_of(optimizer):
                     self._holders[id(parameter)] = number
         return self._holders
+
+    def _were_moved(self) -> bool:
+        """Whether a probe was written to since the last pass, and by no step; in the lapse, steps write nothing."""
+        probes = {number: self._probe(number) for number in range(len(self.lapse.optimizers.things))}
+        versions = {number: probe._version for number, probe in probes.items() if probe is not None}
+        stepped = self.lapse.steps != self._steps and not self.lapse.fast
+        before, self._versions, self._steps = self._versions, versions, self.lapse.steps
+        return not stepped and any(before.get(number, version) != version for number, version in versions.items())
 
     def _see_changes_by_hand(self) -> None:
         if self._before is not None and not self.lapse.optimizers.things:

@@ -58,6 +58,8 @@ class Backward(NamedTuple):
     """Of each, whether its gradients were none or zero before."""
     averages: bool
     """Whether the ranks average these gradients: False under ``no_sync``."""
+    moved: bool
+    """Whether the script has changed parameters by its own code since the pass before."""
 
 
 class Step(NamedTuple):

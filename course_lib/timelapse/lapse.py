@@ -44,6 +44,7 @@ class Lapse:
         self.folder, self.limit, self._end = folder, limit, end
         self.fast = False
         self.backwards = 0
+        self.steps = 0
         self.steps_made: set[int] = set()
         """Optimizers that have stepped."""
         self.optimizers = Numbered()

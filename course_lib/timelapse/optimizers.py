@@ -103,6 +103,7 @@ class RecordedOptimizers:
         finally:
             lapse.inside["step"] -= 1
             self.stepping.pop()
+        lapse.steps += 1
         lapse.steps_made.add(number)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
         lapse.write(Step(number, rates, cleared, factor, within))

@@ -64,6 +64,8 @@ def windows_of(journal: Journal) -> list[OptimizerWindows]:
         elif isinstance(event, Backward):
             number += 1
             made = Pass(number, event.line, micro_batch or number, epoch, samples, event.averages)
+            if event.moved:  # by a step that is the script's own code, as the first of two
+                used_by_any |= {one.number for of_one in held for one in of_one}
             for optimizer, cleared in zip(event.reached, event.cleared, strict=True):
                 if cleared:
                     suspects[optimizer] += held[optimizer]

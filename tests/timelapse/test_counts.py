@@ -49,6 +49,8 @@ def assert_equal(journal: Journal, real: dict) -> None:
         ("stream", []),
         ("compiled", []),
         ("schedules", []),
+        ("two_steps", ["step"]),
+        ("two_steps", ["first_step"]),
     ],
 )
 def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp_path: Path):

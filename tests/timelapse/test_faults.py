@@ -29,6 +29,12 @@ def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
     return script
 
 
+@pytest.mark.parametrize("how", ["step", "first_step"])
+def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
+    [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,), folder=tmp_path)])
+    assert [str(finding) for finding in judged(journal, Others()).findings] == []
+
+
 @pytest.mark.parametrize(("name", "ranks"), [("classifier", 1), ("ranks", 2), ("gan", 1), ("scaler", 1), ("stream", 1)])
 def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
     judgement = judgement_of(SCRIPTS / f"{name}.py", tmp_path, ranks=ranks)

@@ -19,7 +19,8 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
     rates = [rate[0] for rate in journal.rates() if rate]
     if not journal.schedules:
         how = "the script has no schedule, its rate is constant"
-        if len(set(rates)) > 1:
+        steps = [event for event in journal.events if isinstance(event, Step) and event.rates]
+        if len({(step.optimizer, step.rates) for step in steps}) > len({step.optimizer for step in steps}):
             how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
         judgement.notes.append(f"horizon: {how}")
     for number, schedule in enumerate(journal.schedules):

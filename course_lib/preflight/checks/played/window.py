@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import Journal
+from course_lib.timelapse.journal import Journal, Step
 from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
 
@@ -31,6 +31,9 @@ def judge_windows(journal: Journal) -> Judgement:
         if not of.windows:
             continue
         name = journal.optimizers[number].name
+        if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
+            judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
+            continue
         if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of):
             return judgement
         if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
