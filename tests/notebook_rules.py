@@ -338,7 +338,7 @@ def broken_claims(claims: list[dict[str, str]], notebooks: dict[str, Notebook]) 
                 yield f"{where} was not executed"
             elif is_ignored(cells[row["cell"]]):
                 yield f"{where} is not compared"
-            elif f'settle("{row["id"]}"' not in source(cells[row["cell"]]):
+            elif not re.search(rf'settle\(\s*"{row["id"]}"', source(cells[row["cell"]])):
                 yield f"{where} does not settle it"
     for chapter in notebooks:
         if not chapter.startswith(WITHOUT_ANATOMY) and chapter not in {row.get("chapter") for row in claims}:
