@@ -49,6 +49,16 @@ def test_every_claim_has_its_cell():
     assert list(broken_claims(claims, {path.stem: read(path) for path in PATHS})) == []
 
 
+def test_the_report_of_the_readme_is_that_of_chapter_10():
+    readme = (ROOT / "README.md").read_text(encoding="utf-8")
+    _, _, shown = readme.partition("$ python -m course_lib.preflight train.py\n")
+    (path,) = (path for path in PATHS if path.stem.startswith("10"))
+    (cell,) = (cell for cell in read(path)["cells"] if cell.get("id") == "played-report")
+    printed = "".join(cell["outputs"][0]["text"])
+    first_finding = shown.partition("window: …")[0]
+    assert len(first_finding.splitlines()) > 8 and printed.startswith(first_finding)
+
+
 def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
     shown = re.findall(r"!\[[^\]]+\]\(([^)]+\.png)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
     drawn = {}

@@ -27,6 +27,10 @@ MOST_VARIANTS = 16
 Key = tuple[Any, ...]
 
 
+OF_EVERY_MODULE = frozenset(vars(nn.Module()))
+"""Attributes of torch's own: parameters, buffers, children, hooks."""
+
+
 class Replayed(torch.autograd.Function):
     """The one node in place of a module's graph."""
 
@@ -99,7 +103,7 @@ class Parts:
 def _is_moody(module: nn.Module) -> bool:
     if isinstance(module, _DropoutNd | _NormBase):
         return True
-    return any("drop" in name for name in (*vars(module), *module._modules))
+    return any("drop" in name for name in (*vars(module), *dict(module.named_children())))
 
 
 class ReplayedModules:
@@ -220,7 +224,7 @@ class ReplayedModules:
             (part, name, taken_apart(value, tensors))
             for part in parts.modules
             for name, value in list(vars(part).items())
-            if name not in ("_parameters", "_buffers", "_modules") and _holds_graph(value)
+            if name not in OF_EVERY_MODULE and _holds_graph(value)
         ]
         hook_calls = [
             HookCall(part, taken_apart(given, tensors), taken_apart(came, tensors)) for part, given, came in seen

@@ -113,4 +113,7 @@ def test_the_readme_the_table_and_each_chapter_state_the_same_minutes():
         row = next(line for line in readme.splitlines() if f"(notebooks/{stem}.ipynb) |" in line)
         assert f"| {' + '.join(minutes)} |" in row
         opening = json.loads((NOTEBOOKS / f"{stem}.ipynb").read_text(encoding="utf-8"))["cells"][0]["source"]
-        assert re.findall(r"\d+", opening[-1])[: len(minutes)] == minutes, stem
+        said = re.findall(r"\d+", opening[-1])
+        if "two sittings" in opening[-1]:
+            said = [str(int(said[0]) + int(said[1])), *said[2:]]
+        assert said[: len(minutes)] == minutes, stem
