@@ -57,6 +57,7 @@ class OwnFiles:
     def __init__(self, inside: str) -> None:
         self.inside, self.root = inside, os.path.join(inside, f"written-{os.getpid()}")
         self.removed: set[str] = set()
+        self.linked: set[str] = set()
         self.open = io.open
         self.real = {name: getattr(os, name) for name in (*READING, *WRITING, *REMOVING)}
         self.real |= {name: getattr(os, name) for name in ("open", "mkdir", "scandir", "rename", "replace")}
@@ -97,21 +98,28 @@ class OwnFiles:
             return True
         return False
 
-    def _unfold(self, twin: str) -> None:
-        """Make a directory's twin, with links to what is in it, so that what is made there is made in the twin."""
+    def _unfold(self, twin: str, links: int = 2) -> None:
+        """Make a directory's twin, so that what is made there is made in the twin.
+
+        It and the one above it have links to what is in them, for programs that are started there; those further up,
+        which may hold thousands of files, are bare.
+        """
         if twin == self.root:
             return
-        self._unfold(os.path.dirname(twin))
-        entries: list[str] = []
-        with contextlib.suppress(OSError):
-            if not os.path.islink(twin) and self._is_there(twin):
-                return
-            entries = [entry.name for entry in self.real["scandir"](twin.removeprefix(self.root))]
-            if self._is_there(twin):
-                self.real["remove"](twin)
-        self.real["mkdir"](twin)
+        self._unfold(os.path.dirname(twin), links - 1)
+        absolute, entries = twin.removeprefix(self.root), []
+        if links > 0 and twin not in self.linked:
+            self.linked.add(twin)
+            with contextlib.suppress(OSError):
+                entries = [entry.name for entry in self.real["scandir"](absolute)]
+        if os.path.islink(twin):
+            self.real["remove"](twin)
+        if not self._is_there(twin):
+            self.real["mkdir"](twin)
         for entry in entries if len(entries) <= MOST_ENTRIES else ():
-            os.symlink(os.path.join(twin.removeprefix(self.root), entry), os.path.join(twin, entry))
+            link = os.path.join(twin, entry)
+            if not self._is_there(link) and not self._is_gone(os.path.join(absolute, entry)):
+                os.symlink(os.path.join(absolute, entry), link)
 
     def _gone(self, path: Any) -> Any:
         """Where a path is that is about to go."""

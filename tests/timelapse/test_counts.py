@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.timelapse import Journal, play
+from tests import effort
 
 SCRIPTS = Path(__file__).with_name("scripts")
 COUNTER = Path(__file__).with_name("counter.py")
@@ -51,7 +52,7 @@ def assert_equal(journal: Journal, real: dict) -> None:
         ("schedules", []),
         ("two_steps", ["step"]),
         ("two_steps", ["first_step"]),
-    ],
+    ][:: effort.cases(3, 1)],
 )
 def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp_path: Path):
     script = SCRIPTS / f"{name}.py"

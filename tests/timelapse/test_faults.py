@@ -7,6 +7,7 @@ import pytest
 from course_lib.preflight.report import Judgement
 from course_lib.preflight.script import Others, judged
 from course_lib.timelapse.play import Play, play_each
+from tests import effort
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -35,7 +36,10 @@ def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
-@pytest.mark.parametrize(("name", "ranks"), [("classifier", 1), ("ranks", 2), ("gan", 1), ("scaler", 1), ("stream", 1)])
+RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
+
+
+@pytest.mark.parametrize(("name", "ranks"), RIGHT[: effort.cases(2, 5)])
 def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
     judgement = judgement_of(SCRIPTS / f"{name}.py", tmp_path, ranks=ranks)
     assert [str(finding) for finding in judgement.findings] == []
@@ -151,7 +155,7 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [*FAULTS][:: effort.cases(4, 1)])
 def test_a_fault_of_one_process_is_found_alone(fault: str, tmp_path: Path):
     check, says, changes = FAULTS[fault]
     judgement = judgement_of(planted("classifier", tmp_path, *changes), tmp_path)
@@ -174,7 +178,7 @@ FAULTS_OF_RANKS = {
 }
 
 
-@pytest.mark.parametrize("fault", FAULTS_OF_RANKS)
+@pytest.mark.parametrize("fault", [*FAULTS_OF_RANKS][:: effort.cases(3, 1)])
 def test_a_fault_of_several_ranks_is_found_alone(fault: str, tmp_path: Path):
     check, says, changes = FAULTS_OF_RANKS[fault]
     judgement = judgement_of(planted("ranks", tmp_path, *changes), tmp_path, ranks=2)
