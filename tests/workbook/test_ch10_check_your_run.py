@@ -181,7 +181,7 @@ def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_repo
         cwd=tmp_path, capture_output=True, text=True,
     )  # fmt: skip
     assert "1 failed, 1 passed" in done.stdout, done.stdout
-    assert "test_night.py" in done.stdout and "Not ready: 3 findings." in done.stdout
+    assert "test_night.py" in done.stdout and "Not ready: 3 findings, " in done.stdout
 
 
 def test_the_job_to_copy_is_a_workflow_that_runs_the_command():
@@ -195,8 +195,8 @@ def test_the_job_to_copy_is_a_workflow_that_runs_the_command():
 
 
 def run_of_one_rank():
-    trainer = quiet_trainer(max_epochs=1, accelerator="cpu", devices=1)
-    return trainer, Line(), torch.utils.data.DataLoader(Points(44), batch_sampler=Neighbours(44))
+    trainer = quiet_trainer(max_epochs=10, accelerator="cpu", devices=1)
+    return trainer, Line(), torch.utils.data.DataLoader(Points(36), batch_sampler=Neighbours(36))
 
 
 def with_another_name():
@@ -206,7 +206,7 @@ def with_another_name():
 @pytest.mark.parametrize(
     ("exercise", "answer", "told"),
     [
-        (stops_early, run_of_one_rank, "missing in every epoch"),
+        (stops_early, run_of_one_rank, "the batches stay as they were"),
         (stops_early, with_another_name, "should return (trainer, model, data), got dict"),
         (stops_early, lambda: 1 / 0, "ZeroDivisionError"),
         (stops_early, 50, "a function is asked for, got 50"),
