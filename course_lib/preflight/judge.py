@@ -57,6 +57,7 @@ from course_lib.preflight.report import (
     Unjudged,
     not_applicable,
     not_judged,
+    report_of,
 )
 from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
@@ -164,7 +165,7 @@ def _judged(
     if not landlock_version():
         told = "this system has no Landlock: what C code and subprocesses write was not kept from the files here"
         judgement.notes.append(f"setup: {told}")
-    return _report(judgement, skip, allowed, time.monotonic() - began)
+    return report_of(CHECKS, judgement, skip, allowed, time.monotonic() - began)
 
 
 def _judged_one_by_one(
@@ -380,21 +381,3 @@ def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, 
     says = f"The ranks draw their orders on the global generators, which differ: {said}"
     cure = "Draw the order from SeedSequence([seed, epoch]) on every rank, or call seed_everything first."
     return Judgement().find("order", says, finding.means, cure)
-
-
-def _report(judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float) -> PreflightReport:
-    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
-    found = {finding.check for finding in findings}
-    open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
-    return PreflightReport(
-        findings=findings,
-        passed=tuple(name for name in CHECKS if name not in {*found, *open_checks, *skip}),
-        not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
-        notes=tuple(judgement.notes),
-        facts=judgement.facts,
-        skipped=tuple(skip),
-        seconds=seconds,
-        failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
-        left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
-        allowed=tuple(allowed),
-    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import textwrap
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from typing import Any
@@ -213,3 +213,24 @@ def _shown(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_shown, value))
     return str(value)
+
+
+def report_of(
+    checks: Collection[str], judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float
+) -> PreflightReport:
+    """The report on a run to which these checks were made."""
+    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
+    found = {finding.check for finding in findings}
+    open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
+    return PreflightReport(
+        findings=findings,
+        passed=tuple(name for name in checks if name not in {*found, *open_checks, *skip}),
+        not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
+        notes=tuple(judgement.notes),
+        facts=judgement.facts,
+        skipped=tuple(skip),
+        seconds=seconds,
+        failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
+        left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
+        allowed=tuple(allowed),
+    )

@@ -30,7 +30,7 @@ from course_lib.preflight.checks.played.resume import judge_resume
 from course_lib.preflight.checks.played.setup import judge_setup
 from course_lib.preflight.checks.played.validation import judge_validation
 from course_lib.preflight.checks.played.window import judge_windows
-from course_lib.preflight.report import CHAPTERS, Judgement, Kind, PreflightReport, Unjudged, not_judged
+from course_lib.preflight.report import CHAPTERS, Judgement, Kind, PreflightReport, Unjudged, not_judged, report_of
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
 from course_lib.timelapse.play import Play, play_each
 
@@ -92,7 +92,7 @@ def preflight_script(
         journal, again = play_each([asked, dataclasses.replace(asked, folder=folder)])
     _refuse_what_did_not_play(journal, Path(path).name, seconds)
     judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
-    report = _report(judgement, skip, allow_unjudged, time.monotonic() - began)
+    report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
     if picture is not None:
         from course_lib.timelapse.picture import draw_night
 
@@ -256,21 +256,3 @@ def _checked(
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     return dict(expect or {})
-
-
-def _report(judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float) -> PreflightReport:
-    findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
-    found = {finding.check for finding in findings}
-    open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
-    return PreflightReport(
-        findings=findings,
-        passed=tuple(name for name in SCRIPT_CHECKS if name not in {*found, *open_checks, *skip}),
-        not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
-        notes=tuple(judgement.notes),
-        facts=judgement.facts,
-        skipped=tuple(skip),
-        seconds=seconds,
-        failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
-        left_out=(),
-        allowed=tuple(allowed),
-    )
