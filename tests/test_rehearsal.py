@@ -46,10 +46,8 @@ SLOW = {
         *("symptom-between", "length", "winners", "right-end"),
         *("seeds", "three-rates", "yardstick", "optimizers"),
     },
-    # "lines" predicts, too; "bent-run" prints other bytes there, which nobody has explained yet
-    "03_memory": {"trades", "too-small", "bent-run"},
+    "03_memory": {"trades", "too-small"},  # "lines" predicts, too
     "07_skipping_steps": {"job"},  # "job-detector" trains so, too
-    "08_changing_batch_size": {"ways"},  # it counts tensors that differ, bit for bit: with noise there are more
 }
 """Cells that take seconds under the modes, and do there what another one of their notebook does; or that start ranks,
 which are outside of the modes, from a server that takes seconds to start. They and the cells that need their results

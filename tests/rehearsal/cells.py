@@ -30,7 +30,7 @@ from tests.notebook_rules import ROOT, Cell, Notebook, code_cells, is_ignored, j
 
 DEVICE = {"device", "cuda", "choose_device", "rank_device", "pin_memory"}
 """Names, attributes and arguments that stand for the device."""
-MUTATING = {"append", "extend", "update", "add", "commit", "clear", "pop"}
+MUTATING = {"append", "extend", "update", "add", "commit", "clear", "pop", "fit"}
 
 
 def cells_that_use_the_device(notebook: Notebook) -> list[Cell]:
@@ -179,11 +179,13 @@ def _scope(statement: ast.stmt) -> symtable.SymbolTable:
 
 @functools.cache
 def _changed(statement: ast.stmt) -> set[str]:
-    """Names whose object a statement changes: `x.append(1)`, `x[0] = 1`, `x |= y`."""
+    """Names whose object a statement changes: `x.append(1)`, `x[0] = 1`, `x |= y`, `trainer.fit(x)`."""
     changed = _root(statement.target) if isinstance(statement, ast.AugAssign) else set()
     for node in ast.walk(statement):
         if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in MUTATING:
             changed |= _root(node.func)
+            if node.func.attr == "fit":
+                changed = changed.union(*map(_root, node.args))
         elif isinstance(node, ast.Attribute | ast.Subscript) and isinstance(node.ctx, ast.Store | ast.Del):
             changed |= _root(node)
     return changed
