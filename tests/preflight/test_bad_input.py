@@ -243,6 +243,6 @@ def test_who_waits_for_its_worker_is_not_idle():
 def test_what_is_judged_does_not_depend_on_how_busy_the_machine_is():
     with multiprocessing.get_context("fork").Pool(8) as pool:
         busy = [pool.apply_async(works, (None, 60.0)) for _ in range(8)]
-        [answer] = try_on_copies([lambda folder: works(folder, 1.5)], seconds=3)
+        [answer] = try_on_copies([lambda folder: works(folder, 0.4)], seconds=1)  # some two seconds by the clock
         pool.terminate()
     assert answer.value == "done" and not any(result.ready() for result in busy)
