@@ -114,9 +114,11 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int]) -> s
 
 
 def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
+    sequences = set()
     for epoch in range(4):
         batches = made(words, 32, 0, epoch)
         longest = [max(words[index] for index in batch) for batch in batches]
+        sequences.add(tuple(longest))
         rises = sum(before < after for before, after in itertools.pairwise(longest))
         falls = sum(before > after for before, after in itertools.pairwise(longest))
         if min(rises, falls) == 0:
@@ -129,6 +131,8 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
                 f"the longest words of the batches rise {rises} times and fall {falls} times.\n"
                 "The batches still follow the lengths, from another one on, or by turns. Permute them."
             )
+    if len(sequences) == 1:
+        return f"the longest words of the batches are {list(longest[:9])}, … in every epoch.\n{ONE_SEQUENCE}"
     if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, made(words, 32, 0, 0))):
         return (
             "every epoch has the same batches, in another order.\n"
@@ -137,6 +141,7 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
     return None
 
 
+ONE_SEQUENCE = "Short and long batches come in one sequence, whatever the epoch. Permute the batches, too."
 HASH = "hash() of a text has another value in each process. Make the generator of the numbers themselves."
 
 
@@ -169,7 +174,7 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     """Two pairs (seed, epoch) that give one order, and why."""
 
     def order(seed: int, epoch: int) -> list[list[int]]:
-        return made([1] * 30, 1, seed, epoch)  # one of 30! orders: that two are equal is no accident
+        return made([1] * 15, 1, seed, epoch)  # one of 15! orders: that two are equal is no accident
 
     def told(one: tuple[int, int], other: tuple[int, int], reason: str) -> str:
         return f"(seed, epoch) = {one} and {other} give one order.\n{reason} Make the generator of the pair."
@@ -182,12 +187,23 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
         return told((1, 0), (0, 1), "Their product, also of seed + 1 and epoch + 1, is one number for many pairs.")
     if order(1, 0) == order(0, 1):
         return told((1, 0), (0, 1), "Their sum is one number for many pairs.")
-    first, factors = order(1, 0), {*range(2, 1100), *(10**k for k in range(4, 8)), *(2**k for k in range(11, 21))}
-    for factor in sorted(factors):
-        if order(0, factor) == first:
+    next_seed, next_epoch = order(1, 0), order(0, 1)
+    for factor in FACTORS:
+        if order(0, factor) == next_seed:
             reason = f"seed * {factor} + epoch is one number for both: longer runs reach the next seed's orders."
             return told((1, 0), (0, factor), reason)
+        if order(factor, 0) == next_epoch:
+            reason = f"seed + {factor} * epoch is one number for both: another seed begins in this run's next epoch."
+            return told((0, 1), (factor, 0), reason)
+    of_order: dict[str, tuple[int, int]] = {}
+    for pair in itertools.product(range(12), range(12)):
+        if (other := of_order.setdefault(str(order(*pair)), pair)) != pair:
+            return told(pair, other, "Sums, products, remainders and bits of the two are one number for many pairs.")
     return None
+
+
+FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21))})
+"""By which people multiply the seed or the epoch before they add the other."""
 
 
 def _of_seed(combine: Callable[[int, int], int]) -> Callable[..., list[list[int]]]:
@@ -204,6 +220,11 @@ def _turned(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> l
     batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
     first = int(np.random.default_rng([seed, epoch]).integers(len(batches))) if batches else 0
     return batches[first:] + batches[:first]
+
+
+def _up_and_down(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
+    return batches[::2] + batches[1::2][::-1]
 
 
 bucket_batches = PropertyExercise(
@@ -233,7 +254,12 @@ bucket_batches = PropertyExercise(
             lambda seed, epoch: seed ^ epoch
         ),
         "seed * 1000 + epoch is one number for both": _of_seed(lambda seed, epoch: 1000 * seed + epoch),
+        "seed + 1000 * epoch is one number for both": _of_seed(lambda seed, epoch: seed + 1000 * epoch),
+        "Sums, products, remainders and bits of the two are one number": _of_seed(
+            lambda seed, epoch: 2 * seed + 3 * epoch
+        ),
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
+        ONE_SEQUENCE: _up_and_down,
         "The batches still follow the lengths, from another one on": _turned,
         "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.": partial(
             _buckets, shuffle_samples=False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import partial
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
@@ -112,7 +114,7 @@ def watched(
     """Run ``validate(model, batches)`` on a small model, and count what autograd keeps meanwhile."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, batches = _small_model(), list(torch.randn(num_batches, 8, 4))
+        model, batches = _small_model(seed), list(torch.randn(num_batches, 8, 4))
     if equal:
         batches = [batches[0].clone() for _ in batches]
     with torch.no_grad():
@@ -131,8 +133,13 @@ def watched(
     return Validated(batches, losses, returned, before_forward)
 
 
-def _small_model() -> nn.Module:
-    return nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+def _small_model(seed: int) -> nn.Module:
+    """As an answer may find it: as it was made, with a layer in evaluation mode, frozen, or with gradients."""
+    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model[0].train(seed % 4 != 1).requires_grad_(seed % 4 != 2)
+    if seed % 4 == 3:
+        model[2].bias.grad = torch.ones(1)
+    return model
 
 
 def fault_of_validation(validate: Callable[[nn.Module, list[Tensor]], Any]) -> str | None:
@@ -145,6 +152,8 @@ def fault_of_validation(validate: Callable[[nn.Module, list[Tensor]], Any]) -> s
         fault = _fault_of_value(seen) or _fault_while_running(seen)
         if fault:
             return f"with {num_batches} {'equal ' if equal else ''}batch{'es' if num_batches > 1 else ''}, {fault}"
+    with torch.no_grad(), contextlib.suppress(RuntimeError):  # what needs gradients has been told already
+        watched(validate, num_batches=1)
     return None
 
 
@@ -158,6 +167,8 @@ def _fault_of_value(seen: Validated) -> str | None:
     if nodes:
         return _fault_of_graphs(returned, nodes)
     losses, worst = returned["losses"], returned["worst"]
+    if isinstance(losses, np.ndarray):
+        losses = losses.tolist()
     if _tensors_in(losses):
         return (
             "no graph is kept any more, but `losses` holds tensors. Numbers were asked for: `.item()` makes one, and "

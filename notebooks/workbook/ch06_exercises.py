@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
+from workbook.ch02_exercises import FACTORS
 from workbook.ch06_two_ranks import fit
 from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
@@ -139,6 +140,11 @@ class _TenEpochsApart(_Dealt):
         return np.random.default_rng(10 * self.seed + self.epoch).permutation(self.num_samples)
 
 
+class _ThousandSeedsApart(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng(self.seed + 1000 * self.epoch).permutation(self.num_samples)
+
+
 class _RollsOneOrder(_Dealt):
     def order(self) -> NDArray[np.int64]:
         return np.roll(np.random.default_rng(self.seed).permutation(self.num_samples), self.epoch)
@@ -237,24 +243,37 @@ def _fault_of_orders(make: Any) -> str | None:
     """The seeds and epochs up to 11 have orders of their own, none another one's that was turned round."""
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
-        sampler, of_circle = make(25, 3, 1, 0, seed=seed), dict[str, int]()
+        of_circle = dict[str, int]()
         for epoch in range(12):
-            sampler.set_epoch(epoch)
-            order = [int(index) for batch in sampler for index in batch]
+            order = _order_of(make, seed, epoch)
             begin = order.index(0)
             other = of_order.setdefault(str(order), (seed, epoch))
             if other != (seed, epoch):
-                return (
-                    f"(seed {seed}, epoch {epoch}) and (seed {other[0]}, epoch {other[1]}) have one order: the numbers "
-                    "are mixed by arithmetic, and meet. Give both to the generator: default_rng([seed, epoch])."
-                )
+                return _one_order((seed, epoch), other)
             turned = of_circle.setdefault(str(order[begin:] + order[:begin]), epoch)
             if turned != epoch:
                 return (
                     f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere: the same samples meet in "
                     "nearly the same batches. Draw a new order in each epoch."
                 )
+    for factor in FACTORS:
+        for pair in ((0, factor), (factor, 0)):
+            if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
+                return _one_order(pair, other)
     return None
+
+
+def _order_of(make: Any, seed: int, epoch: int) -> list[int]:
+    sampler = make(25, 3, 1, 0, seed=seed)
+    sampler.set_epoch(epoch)
+    return [int(index) for batch in sampler for index in batch]
+
+
+def _one_order(pair: tuple[int, int], other: tuple[int, int]) -> str:
+    return (
+        f"(seed {pair[0]}, epoch {pair[1]}) and (seed {other[0]}, epoch {other[1]}) have one order: the numbers are "
+        "mixed by arithmetic, and meet. Give both to the generator: default_rng([seed, epoch])."
+    )
 
 
 def _fault_of_sizes(make: Any) -> str | None:
@@ -317,6 +336,7 @@ repair_a_sampler = PropertyExercise(
         "as the sum seed + epoch makes it": _AddsEpochToSeed,
         "(seed 1, epoch 0) and (seed 0, epoch 1) have one order": _MultipliesSeedByEpoch,
         "(seed 1, epoch 0) and (seed 0, epoch 10) have one order": _TenEpochsApart,
+        "(seed 1000, epoch 0) and (seed 0, epoch 1) have one order": _ThousandSeedsApart,
         "is that of epoch 0, begun elsewhere": _RollsOneOrder,
         "set_epoch seeds the global generators": _SeedsGloballyByEpoch,
         "are asked for, at least 1": _FewerSteps,

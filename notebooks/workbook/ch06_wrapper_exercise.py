@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Callable
@@ -56,6 +57,7 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
             told = f"of {num_samples} indices on {num_replicas} ranks, {lost} are lost and {again} come again.\n"
             return told + _why_lost(shard)
     torch.manual_seed(3)
+    torch.rand(1)  # a generator is more than its seed
     before = torch.get_rng_state()
     shard(BatchSampler(RandomSampler(range(30)), 2, drop_last=False), 2, 0, epoch=0)
     if not torch.equal(before, torch.get_rng_state()):
@@ -77,7 +79,21 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
         where = f"of {num_samples} indices in batches of {batch_size} on {num_replicas} ranks"
         if fault := _fault_of_ranks(ranks, num_samples, batch_size):
             return f"{where}, {fault}"
+        order = _part_of(shard, num_samples, 1, 0, epoch, launched=1000, batch_size=batch_size)
+        if fault := _fault_of_repeats(ranks, order):
+            return f"{where}, {fault}"
     return None
+
+
+def _fault_of_repeats(ranks: list[Any], order: list[list[int]]) -> str | None:
+    dealt = list(itertools.chain(*ranks))
+    wanted = list(itertools.islice(itertools.cycle(order), len(dealt)))
+    if sorted(dealt) == sorted(wanted) or any(batch not in order for batch in dealt):
+        return None  # the second: this answer's order depends on the number of ranks
+    again, first = (batches.copy() for batches in (dealt, wanted[len(order) :]))
+    for batch in order:
+        again.remove(batch)
+    return f"{again} come again, and the first batches of the order are {first}: repeat the first ones."
 
 
 def _fault_of_ranks(ranks: list[Any], num_samples: int, batch_size: int) -> str | None:
@@ -200,6 +216,20 @@ def _repeated_once(batch_sampler: Any, num_replicas: int, rank: int, epoch: int)
     return batches[rank::num_replicas]
 
 
+def _by_the_seed_put_back(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    before = torch.initial_seed()
+    torch.manual_seed(seed_of(epoch))
+    batches = _in_turn(batch_sampler, num_replicas, rank, epoch)
+    torch.manual_seed(before)  # the generator is at its beginning again, and not where it was
+    return batches
+
+
+def _repeats_the_last(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    batches = _one_order(batch_sampler, epoch)
+    batches += [batches[-1]] * (-len(batches) % num_replicas)
+    return batches[rank::num_replicas]
+
+
 def _neighbours(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     return _one_order(batch_sampler, epoch)[rank : rank + num_replicas]
 
@@ -213,7 +243,9 @@ one_order_for_all_ranks = PropertyExercise(
         "seed from the epoch, and not from the rank": _by_the_ranks_seed,
         "All ranks take the same batches": _the_first_share,
         "torch's global generator is not as you found it": _by_the_global_seed,
+        "as you found it: what draws from it next": _by_the_seed_put_back,
         "all epochs have one order": _by_a_fixed_seed,
+        "repeat the first ones.": _repeats_the_last,
         "the batches that do not divide are dropped": _in_chunks,
         "the ranks have unequal numbers of batches (rank 0: 4, rank 1: 3)": _in_uneven_turns,
         "Also where nothing is shuffled": _neighbours,

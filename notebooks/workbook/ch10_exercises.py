@@ -47,6 +47,8 @@ class Record(Callback):
         """The batches of an epoch on each rank."""
         self.samples = 0
         """Of the dataset."""
+        self.rate_at_end = 0.0
+        """That of a step after the last one."""
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         self.samples = len(trainer.train_dataloader.dataset)
@@ -63,6 +65,9 @@ class Record(Callback):
 
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.epochs[-1].append(batch[2].tolist() if len(batch) == 3 else [len(batch[0])])
+
+    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
+        self.rate_at_end = trainer.optimizers[0].param_groups[0]["lr"]
 
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
@@ -134,6 +139,11 @@ def _fault_of_rate(record: Record) -> str | None:
         )
     if last > 0.01 * peak:
         return f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0."
+    if record.rate_at_end > 1e-6 * peak:
+        return (
+            f"all epochs are trained, and the rate is at {100 * record.rate_at_end / peak:.1f} % of its peak after the "
+            "last step, and not at 0: the cosine has a step too many, or too few."
+        )
     return None
 
 
@@ -157,6 +167,7 @@ stops_early = PropertyExercise(
         "the short last batch has to be trained as well": _ten_epochs(40, 40, drop_last=True),
         "rises again, to 12 % at the last step": _ten_epochs(50, 40),
         "the rate ends at 43 % of its peak": _ten_epochs(-1, 90),
+        "the cosine has a step too many": _ten_epochs(-1, 51),
         "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
         "the batches stay as they were, 8 and a short last one": _ten_epochs(-1, 40, batch_size=9),
         "the batches stay shuffled": _ten_epochs(-1, 50, shuffle=False),

@@ -65,6 +65,8 @@ class Exercise:
             _require_function(self.name, answer)
         elif isinstance(self.solution, numbers.Number):
             answer = _number(self.name, answer)
+        elif isinstance(answer, Iterator):
+            answer = list(itertools.islice(answer, MANY))  # it can be read once, and there may be several cases
         printed: list[str] = []
         running = self.cases[0]
         try:

@@ -117,6 +117,11 @@ def freed_by_backward(model, batches):
         (loop_with("model.requires_grad_(False)"), "other parameters require a gradient"),
         (loop_with("model.eval()"), "its layers are in evaluation mode"),
         (freed_by_backward, "its parameters have other gradients"),
+        # These put back what a model usually is, and not what this one was.
+        (loop_with("model.eval()", "model.train()"), "its layers are in training mode"),
+        (loop_with("model.requires_grad_(False)", "model.requires_grad_(True)"), "other parameters require a gradient"),
+        (loop_with("torch.set_grad_enabled(False)", "torch.set_grad_enabled(True)"), "Gradients are switched on after"),
+        (loop_with("model.zero_grad()"), "its parameters have other gradients"),
     ],
 )
 def test_what_a_validation_loop_must_leave_as_it_was(answer, message):
@@ -126,8 +131,11 @@ def test_what_a_validation_loop_must_leave_as_it_was(answer, message):
 
 
 def test_validation_loops_that_put_everything_back_pass(capsys):
-    kept.check(loop_with("model.eval()", "model.train()"))
+    kept.check(loop_with("modes = [m.training for m in model.modules()]; model.eval()", PUT_BACK))
     assert "solved" in capsys.readouterr().out
+
+
+PUT_BACK = "[module.__setattr__('training', mode) for module, mode in zip(model.modules(), modes)]"
 
 
 def test_validation_loops_that_are_right():
