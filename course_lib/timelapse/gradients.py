@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 from course_lib._tensors import parameters_of
 from course_lib.timelapse import modules
 from course_lib.timelapse.journal import Backward, LossWeight
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, take_place, trainer_around
 from course_lib.timelapse.modules import ReplayedModules
 
 MOST_NODES = 500
@@ -87,10 +87,11 @@ class Gradients:
         lapse = self.lapse
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
-        line = lapse.line(4, own=True)
+        line = lapse.line(own=True)
         self._reached = set()
         self._see_changes_by_hand()
         if not lapse.fast:
+            lapse.journal.trainer = lapse.journal.trainer or trainer_around()
             weights = self._weights_seen(roots, line)
             backward(tensors, *arguments, **options)
             del weights

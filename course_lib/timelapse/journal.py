@@ -167,9 +167,6 @@ class Comparison:
     """``"train.py:57"``; of a library, the end of its path."""
     answers: Counter[bool] = field(default_factory=Counter)
 
-    @property
-    def usual(self) -> bool:
-        return self.answers.most_common(1)[0][0]
 
 
 @dataclass(frozen=True)
@@ -203,6 +200,8 @@ class Journal:
     holds others of the same module."""
     modules_held_by_none: tuple[str, ...] = ()
     """The classes of modules of which all parameters are so."""
+    trainer: str = ""
+    """The package of a Trainer of Lightning whose fit made the real micro-batches: ``"lightning.pytorch"``."""
     skipped_by_scaler: int = 0
     """Steps that a GradScaler left out in the real micro-batches."""
     changed_by_hand: int = 0
@@ -222,7 +221,7 @@ class Journal:
     says: str = ""
     """The exception, shortened, where the script failed."""
     output: str = ""
-    """Where what the script printed is kept."""
+    """Where what the script printed is kept; empty where it is not."""
 
     def counts(self) -> dict[str, int]:
         """What must equal the real run's."""

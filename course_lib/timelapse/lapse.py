@@ -15,6 +15,7 @@ from course_lib.timelapse.journal import CUT, Event, Journal
 REAL_MICRO_BATCHES = 2
 MOST_REAL = 4
 """Real micro-batches where an optimizer has not stepped within the first two."""
+TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
 
 
@@ -74,9 +75,9 @@ class Lapse:
         all_stepped = len(self.steps_made) >= len(self.optimizers.things)
         self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
 
-    def line(self, depth: int = 1, *, own: bool = False) -> str:
+    def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
-        frame: Any = sys._getframe(depth)
+        frame: Any = sys._getframe(1)
         innermost = ""
         while frame is not None:
             file = frame.f_code.co_filename
@@ -87,6 +88,17 @@ class Lapse:
                 innermost = innermost or place
             frame = frame.f_back
         return innermost
+
+
+def trainer_around() -> str:
+    """``"lightning.pytorch"`` or ``"pytorch_lightning"`` where a ``fit`` of its Trainer is going on; else empty."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "fit" and module in TRAINERS:
+            return module.removesuffix(".trainer.trainer")
+        frame = frame.f_back
+    return ""
 
 
 def take_place(holder: Any, *functions: Any) -> None:

@@ -25,7 +25,7 @@ def test_the_marks_are_where_things_happen(tmp_path: Path):
 def test_what_no_step_used_is_marked(tmp_path: Path):
     journal = play(planted("classifier", tmp_path, (" or number == len(loader)", "")), folder=tmp_path)
     assert marks_of(journal).wrong == [63]
-    draw_night(journal, tmp_path / "night.png", ["window: something"])
+    draw_night(journal, tmp_path / "night.png", [("window: something", 63), ("setup: of the whole", None)])
     assert (tmp_path / "night.png").read_bytes().startswith(b"\x89PNG")
 
 
