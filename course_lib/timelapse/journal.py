@@ -85,8 +85,6 @@ class ScheduleStep(NamedTuple):
 class ZeroGrad(NamedTuple):
     """``zero_grad`` of an optimizer or a module."""
 
-    of_module: bool
-
 
 class EpochSet(NamedTuple):
     """``set_epoch`` of a sampler."""
@@ -132,7 +130,6 @@ class LoaderPlayed:
     """Whether a sampler in it has ``set_epoch``."""
     ranks: int = 1
     """Among how many its sampler shares the samples out."""
-    workers: int = 0
 
 
 @dataclass
@@ -140,8 +137,6 @@ class OptimizerPlayed:
     """An optimizer that the script made."""
 
     name: str
-    parameters: int
-    """Tensors."""
     without_gradient: tuple[str, ...] = ()
     """The names of those that got none in the real micro-batches."""
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -64,6 +66,15 @@ class Lapse:
         if text not in self.journal.notes:
             self.journal.notes.append(text)
 
+    @contextlib.contextmanager
+    def going_on(self, what: str) -> Iterator[None]:
+        """The script is in a step, a backward pass, a checkpoint or a schedule."""
+        self.inside[what] += 1
+        try:
+            yield
+        finally:
+            self.inside[what] -= 1
+
     def after_backward(self) -> None:
         self.backwards += 1
         self.begin_if_due()
@@ -101,10 +112,29 @@ def trainer_around() -> str:
     return ""
 
 
-def take_place(holder: Any, *functions: Any) -> None:
-    """Put functions in the place of those that a module or a class has under their names."""
-    for function in functions:
-        setattr(holder, function.__name__, function)
+def instead_of(*holders: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Put a function in the place of the one that a module or class has under its name, and that it is given first."""
+
+    def put(function: Callable[..., Any]) -> Any:
+        real = getattr(holders[0], function.__name__)
+
+        @functools.wraps(real)
+        def placed(*arguments: Any, **options: Any) -> Any:
+            return function(real, *arguments, **options)
+
+        for holder in holders:
+            setattr(holder, function.__name__, placed)
+        return placed
+
+    return put
+
+
+def instead_of_own(kind: type, function: Callable[..., Any]) -> None:
+    """The same, in each class of a family that has a method of its own under that name, once."""
+    for parent in kind.__mro__:
+        real = vars(parent).get(function.__name__)
+        if real is not None and not hasattr(real, "is_recorded"):
+            instead_of(parent)(function).is_recorded = True
 
 
 def shortened(file: str) -> str:

@@ -59,14 +59,15 @@ def draw_night(
     if findings and marks.wrong:
         window.plot(marks.wrong, [0] * len(marks.wrong), "X", color=RED, markersize=6, clip_on=False)
     told = []
-    for number, (text, at) in enumerate(findings, 1):
+    for number, (text, shows_at) in enumerate(findings, 1):
         told.append(textwrap.fill(f"{number}  {text}", 130, subsequent_indent="    "))
-        if at is not None:
+        if shows_at is not None:
             for axis in (rate, window, moments):
-                axis.axvline(at, color=RED, linestyle=":", linewidth=1)
+                axis.axvline(shows_at, color=RED, linestyle=":", linewidth=1)
             style = {"boxstyle": "circle", "facecolor": "white", "edgecolor": RED}
-            place = (at, 0.15 + 0.22 * ((number - 1) % 3))  # those that stand close to each other, at other heights
-            window.text(*place, str(number), transform=window.get_xaxis_transform(), color=RED, bbox=style, size=8, ha="center")
+            height = 0.15 + 0.22 * ((number - 1) % 3)  # findings that stand close to each other do not overlap
+            across = {"transform": window.get_xaxis_transform(), "ha": "center"}
+            window.text(shows_at, height, str(number), color=RED, size=8, bbox=style, **across)
     figure.text(0.01, -0.02, "\n".join(told), color=RED, fontsize=8, va="top")
     counts = journal.counts()
     title = f"{journal.micro_batches():,} micro-batches, {counts['optimizer steps']:,} optimizer steps"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
-import functools
 import os
 import signal
 import sys
@@ -27,7 +26,7 @@ from course_lib._own_files import write_only_below
 from course_lib._processes import end_with
 from course_lib.timelapse.gradients import Gradients, held_by_none
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
@@ -121,40 +120,32 @@ def _see_checkpointing(lapse: Lapse) -> None:
     run: Any = CheckpointFunction.forward
 
     def forward(*arguments: Any) -> Any:
-        lapse.inside["checkpoint"] += 1
-        try:
+        with lapse.going_on("checkpoint"):
             return run(*arguments)
-        finally:
-            lapse.inside["checkpoint"] -= 1
 
     CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
 
 
 def _compile_nothing() -> None:
     """Compiled modules run as they are written; what compiles is loaded only where a script asks for it."""
-    compile_it = torch.compile
 
-    @functools.wraps(compile_it)
-    def compile(*arguments: Any, **options: Any) -> Any:
+    @instead_of(torch)
+    def compile(compile_it: Any, *arguments: Any, **options: Any) -> Any:
         torch.compiler.set_stance("force_eager")
         return compile_it(*arguments, **options)
-
-    take_place(torch, compile)
 
 
 def _see_what_is_missing(journal: Journal) -> None:
     """A GPU that is asked for and is not there; a line that nobody types."""
-    begin = torch.cuda._lazy_init
 
-    def _lazy_init() -> None:
+    @instead_of(torch.cuda)
+    def _lazy_init(begin: Any) -> None:
         journal.asked_for_gpu = not torch.cuda.is_available()
         begin()
 
-    def input(prompt: object = "") -> str:
+    @instead_of(builtins)
+    def input(_: Any, prompt: object = "") -> str:
         raise EOFError(f"the script asks for an input ({prompt}); nobody answers: give it as an argument, or a default")
-
-    take_place(torch.cuda, _lazy_init)
-    take_place(builtins, input)
 
 
 def main(task: Task) -> NoReturn:

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib.timelapse.journal import Comparison
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 
 TORCH = str(Path(torch.__file__).parent)
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
@@ -110,28 +110,20 @@ class Comparisons:
             setattr(math, name, _computing_if_held(getattr(math, name)))
         for name in ("isfinite", "isnan", "isinf"):
             setattr(math, name, self._asking_if_held(getattr(math, name)))
-        item, is_true, plateau = Tensor.item, Tensor.__bool__, ReduceLROnPlateau.step
 
-        @functools.wraps(item)
-        def held_item(tensor: Tensor) -> Any:
-            value = item(tensor)
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
-            return value if by_torch else _held(value)
+        @instead_of(Tensor)
+        def item(value_of: Any, tensor: Tensor) -> Any:
+            return value_of(tensor) if _by_torch() else _held(value_of(tensor))
 
-        @functools.wraps(is_true)
-        def noted_bool(tensor: Tensor) -> bool:
-            answer = is_true(tensor)
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
-            return answer if by_torch else self.answered(answer)
+        @instead_of(Tensor)
+        def __bool__(is_true: Any, tensor: Tensor) -> bool:
+            answer: bool = is_true(tensor)
+            return answer if _by_torch() else self.answered(answer)
 
-        @functools.wraps(plateau)
-        def step(schedule: Any, *arguments: Any, **options: Any) -> None:
+        @instead_of(ReduceLROnPlateau)
+        def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
             self.lapse.note("ReduceLROnPlateau goes by a metric, which the lapse holds still.")
-            plateau(schedule, *arguments, **options)
-
-        vars(step).update(vars(plateau))
-        take_place(Tensor, held_item, noted_bool)
-        take_place(ReduceLROnPlateau, step)
+            take(schedule, *arguments, **options)
 
     def _asking_if_held(self, ask: Any) -> Any:
         def asked(value: Any) -> bool:
@@ -159,6 +151,11 @@ class Comparisons:
             return answer if answer is NotImplemented else self.answered(answer)
 
         return compared
+
+
+def _by_torch() -> bool:
+    """Whether torch's own code asks a tensor for its value."""
+    return sys._getframe(3).f_code.co_filename.startswith(TORCH)
 
 
 def _computing(base: type, name: str) -> Any:
