@@ -65,9 +65,9 @@ def draw_night(
             for axis in (rate, window, moments):
                 axis.axvline(shows_at, color=RED, linestyle=":", linewidth=1)
             style = {"boxstyle": "circle", "facecolor": "white", "edgecolor": RED}
-            height = 0.15 + 0.22 * ((number - 1) % 3)  # findings that stand close to each other do not overlap
+            up = 0.15 + 0.22 * ((number - 1) % 3)  # findings that stand close to each other do not overlap
             across = {"transform": window.get_xaxis_transform(), "ha": "center"}
-            window.text(shows_at, height, str(number), color=RED, size=8, bbox=style, **across)
+            window.text(shows_at, up, str(number), color=RED, size=8, bbox=style, **across)
     figure.text(0.01, -0.02, "\n".join(told), color=RED, fontsize=8, va="top")
     counts = journal.counts()
     title = f"{journal.micro_batches():,} micro-batches, {counts['optimizer steps']:,} optimizer steps"
