@@ -44,6 +44,8 @@ class Finding:
     cure: str
     chapter: str
     """The chapter that explains it: ``"05_counting_steps"``."""
+    micro_batch: int | None = None
+    """The first at which it shows, of a script that was played; None where it has no place in the run."""
 
     def __str__(self) -> str:
         parts = {"means": self.means, "cure": self.cure, "read": self.chapter}
@@ -81,9 +83,11 @@ class Judgement:
     refuses: bool = False
     """Whether the run does not start at all, so that nothing else can be tried."""
 
-    def find(self, check: str, says: str, means: str, cure: str, *, chapter: str | None = None) -> Judgement:
+    def find(
+        self, check: str, says: str, means: str, cure: str, *, chapter: str | None = None, at: int | None = None
+    ) -> Judgement:
         """Take up a finding; ``chapter``: where another one than the check's explains it. Gives this judgement."""
-        self.findings.append(Finding(check, says, means, cure, chapter or CHAPTERS[check]))
+        self.findings.append(Finding(check, says, means, cure, chapter or CHAPTERS[check], at))
         return self
 
     def add(self, other: Judgement) -> None:

@@ -11,6 +11,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import os
+import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -19,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from course_lib._arguments import int_of_at_least
+from course_lib._processes import ended_in_order
 from course_lib._words import counted
 from course_lib.preflight.checks.played.changes import judge_changes
 from course_lib.preflight.checks.played.dealing import judge_dealing
@@ -32,7 +35,7 @@ from course_lib.preflight.checks.played.validation import judge_validation
 from course_lib.preflight.checks.played.window import judge_windows
 from course_lib.preflight.report import CHAPTERS, Judgement, Kind, PreflightReport, Unjudged, not_judged, report_of
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
-from course_lib.timelapse.play import Play, play_each
+from course_lib.timelapse.play import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
 UNSEEN = {
@@ -87,17 +90,58 @@ def preflight_script(
     wanted = _checked(expect, skip, allow_unjudged, seconds)
     ranks = int_of_at_least(1, "ranks", ranks)
     began = time.monotonic()
-    asked = Play(path, tuple(map(str, args)), seconds, ranks)
-    with tempfile.TemporaryDirectory(prefix="timelapse-") as folder:
-        journal, again = play_each([asked, dataclasses.replace(asked, folder=folder)])
-    _refuse_what_did_not_play(journal, Path(path).name, seconds)
-    judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
-    report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
-    if picture is not None:
-        from course_lib.timelapse.picture import draw_night
+    kept = Path(tempfile.gettempdir(), f"timelapse-{secrets.token_hex(8)}")
+    asked = Play(path, tuple(map(str, args)), seconds, ranks, folder=kept)
+    try:
+        with ended_in_order():
+            journal, again = play_each([asked, dataclasses.replace(asked, folder=None)])
+            _refuse_what_did_not_play(journal, Path(path).name, seconds)
+            judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
+            if journal.trainer:
+                add_fit(judgement, fit_of(journal, asked, skip))
+            report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
+            if picture is not None:
+                from course_lib.timelapse.picture import draw_night
 
-        draw_night(journal, picture, [f"{finding.check}: {finding.says}" for finding in report.findings])
+                findings = [(f"{one.check}: {one.says}", one.micro_batch) for one in report.findings]
+                draw_night(journal, picture, findings)
+    except BaseException:
+        shutil.rmtree(kept, ignore_errors=True)
+        raise
     return report
+
+
+def fit_of(journal: Journal, asked: Play, skip: Collection[str]) -> PreflightReport | str:
+    """What :func:`course_lib.preflight.preflight` says of the script's first fit; or why it says nothing."""
+    options = {"module": journal.trainer, "skip": [name for name in skip if name in CHAPTERS]}
+    asked = dataclasses.replace(asked, ranks=1, folder=None, stage="course_lib.preflight.fits", options=options)
+    [(report, why_not)] = stage_each([asked])
+    return why_not if report is None else report
+
+
+ALSO_SAID_AS = {"validation": "dealing"}
+"""A check of a played script, and that of a fit which tells of the same."""
+
+
+def add_fit(judgement: Judgement, fit: PreflightReport | str) -> None:
+    """Add what the fit's own checks found; what both find is told once, as the fit's checks say it."""
+    if isinstance(fit, str):
+        judgement.notes.append(f"The Trainer's fit could not be judged by itself: {fit}")
+        return
+    found = {finding.check for finding in fit.findings}
+    played = [one for one in judgement.findings if not found & {one.check, ALSO_SAID_AS.get(one.check)}]
+    judgement.findings = [*fit.findings, *played]
+    for name, why in list(judgement.not_judged.items()):
+        if name not in fit.not_judged and name in CHAPTERS:
+            del judgement.not_judged[name]
+        elif name in fit.failed:
+            judgement.not_judged[name] = Unjudged(fit.not_judged[name])
+        elif name in fit.left_out:
+            judgement.not_judged[name] = Unjudged(fit.not_judged[name], Kind.LEFT_OUT)
+        elif name in fit.not_judged and why.kind is Kind.NOT_APPLICABLE:
+            judgement.not_judged[name] = Unjudged(fit.not_judged[name], Kind.NOT_APPLICABLE)
+    judgement.notes += [note for note in fit.notes if note not in judgement.notes]
+    judgement.facts = {**fit.facts, **judgement.facts}
 
 
 @dataclass(frozen=True)
@@ -120,12 +164,11 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     steers = steers[:MOST_FLIPS]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
-    with tempfile.TemporaryDirectory(prefix="timelapse-") as folder:
-        in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
-        plays = [in_this_way(flipped=one.place, folder=f"{folder}/{number}") for number, one in enumerate(steers)]
-        if ranks > 1:
-            plays.append(in_this_way(rank=1, folder=f"{folder}/rank"))
-        rest = play_each(plays)
+    in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
+    plays = [in_this_way(flipped=one.place) for one in steers]
+    if ranks > 1:
+        plays.append(in_this_way(rank=1))
+    rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
     return Others(again, other, tuple(zip(steers, rest, strict=True)))
 
@@ -163,7 +206,8 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
             judgement.add(not_judged(name, why))
     judgement.notes += journal.notes
     judgement.notes += _what_hangs_on_values(journal, others)
-    judgement.notes.append(f"What the script printed is kept in {journal.output}")
+    if journal.output:
+        judgement.notes.append(f"What the script printed is kept in {journal.output}")
     return judgement
 
 

@@ -6,7 +6,6 @@ instead, so that it is seen when the script clears the gradients, in whatever wa
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -17,7 +16,7 @@ from torch.optim import Optimizer
 from course_lib._tensors import parameters_of
 from course_lib.timelapse import modules
 from course_lib.timelapse.journal import Backward, LossWeight
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of, trainer_around
 from course_lib.timelapse.modules import ReplayedModules
 
 MOST_NODES = 500
@@ -43,6 +42,7 @@ class Gradients:
         self._probes: dict[int, nn.Parameter] = {}
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
+        """Optimizers that the pass which goes on has given gradients to."""
         self._versions: dict[int, int] = {}
         """Of each optimizer's probe: how often it had been written to at the last backward pass."""
         self._steps = 0
@@ -52,34 +52,27 @@ class Gradients:
         """A parameter, and a copy of it from behind the last real pass."""
 
     def install(self) -> None:
-        backward, grad = torch.autograd.backward, torch.autograd.grad
         modules.on_replayed_backward = self.give
 
-        @functools.wraps(backward)
-        def recorded(tensors: Any, *arguments: Any, **options: Any) -> None:
+        @instead_of(torch.autograd)
+        def backward(run: Any, tensors: Any, *arguments: Any, **options: Any) -> None:
             if self.lapse.inside["backward"]:
-                return backward(tensors, *arguments, **options)
-            self.lapse.inside["backward"] += 1
-            try:
-                self._recorded(backward, tensors, arguments, options)
-            finally:
-                self.lapse.inside["backward"] -= 1
+                return run(tensors, *arguments, **options)
+            with self.lapse.going_on("backward"):
+                self._recorded(run, tensors, arguments, options)
             self.lapse.after_backward()
 
-        @functools.wraps(grad)
-        def graded(outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+        @instead_of(torch.autograd)
+        def grad(run: Any, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             if not self.lapse.fast:
-                return grad(outputs, inputs, *arguments, **options)
-            one = isinstance(inputs, Tensor)
-            wanted = [inputs] if one else list(inputs)
-            found = grad(outputs, wanted, *arguments, **{**options, "allow_unused": True})
+                return run(outputs, inputs, *arguments, **options)
+            wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
+            found = run(outputs, wanted, *arguments, **{**options, "allow_unused": True})
             # A replayed module's own parameters are not in the graph.
             return tuple(
                 torch.zeros_like(tensor) if gradient is None and isinstance(tensor, nn.Parameter) else gradient
                 for tensor, gradient in zip(wanted, found, strict=True)
             )
-
-        take_place(torch.autograd, recorded, graded)
 
     # ------------------------------------------------------------------------------------------- a backward pass
 
@@ -87,10 +80,11 @@ class Gradients:
         lapse = self.lapse
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
-        line = lapse.line(4, own=True)
+        line = lapse.line(own=True)
         self._reached = set()
         self._see_changes_by_hand()
         if not lapse.fast:
+            lapse.journal.trainer = lapse.journal.trainer or trainer_around()
             weights = self._weights_seen(roots, line)
             backward(tensors, *arguments, **options)
             del weights

@@ -85,8 +85,6 @@ class ScheduleStep(NamedTuple):
 class ZeroGrad(NamedTuple):
     """``zero_grad`` of an optimizer or a module."""
 
-    of_module: bool
-
 
 class EpochSet(NamedTuple):
     """``set_epoch`` of a sampler."""
@@ -132,7 +130,6 @@ class LoaderPlayed:
     """Whether a sampler in it has ``set_epoch``."""
     ranks: int = 1
     """Among how many its sampler shares the samples out."""
-    workers: int = 0
 
 
 @dataclass
@@ -140,8 +137,6 @@ class OptimizerPlayed:
     """An optimizer that the script made."""
 
     name: str
-    parameters: int
-    """Tensors."""
     without_gradient: tuple[str, ...] = ()
     """The names of those that got none in the real micro-batches."""
 
@@ -167,9 +162,6 @@ class Comparison:
     """``"train.py:57"``; of a library, the end of its path."""
     answers: Counter[bool] = field(default_factory=Counter)
 
-    @property
-    def usual(self) -> bool:
-        return self.answers.most_common(1)[0][0]
 
 
 @dataclass(frozen=True)
@@ -203,6 +195,8 @@ class Journal:
     holds others of the same module."""
     modules_held_by_none: tuple[str, ...] = ()
     """The classes of modules of which all parameters are so."""
+    trainer: str = ""
+    """The package of a Trainer of Lightning whose fit made the real micro-batches: ``"lightning.pytorch"``."""
     skipped_by_scaler: int = 0
     """Steps that a GradScaler left out in the real micro-batches."""
     changed_by_hand: int = 0
@@ -222,7 +216,7 @@ class Journal:
     says: str = ""
     """The exception, shortened, where the script failed."""
     output: str = ""
-    """Where what the script printed is kept."""
+    """Where what the script printed is kept; empty where it is not."""
 
     def counts(self) -> dict[str, int]:
         """What must equal the real run's."""

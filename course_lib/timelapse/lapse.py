@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from course_lib.timelapse.journal import CUT, Event, Journal
 REAL_MICRO_BATCHES = 2
 MOST_REAL = 4
 """Real micro-batches where an optimizer has not stepped within the first two."""
+TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
 
 
@@ -63,6 +66,15 @@ class Lapse:
         if text not in self.journal.notes:
             self.journal.notes.append(text)
 
+    @contextlib.contextmanager
+    def going_on(self, what: str) -> Iterator[None]:
+        """The script is in a step, a backward pass, a checkpoint or a schedule."""
+        self.inside[what] += 1
+        try:
+            yield
+        finally:
+            self.inside[what] -= 1
+
     def after_backward(self) -> None:
         self.backwards += 1
         self.begin_if_due()
@@ -74,9 +86,9 @@ class Lapse:
         all_stepped = len(self.steps_made) >= len(self.optimizers.things)
         self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
 
-    def line(self, depth: int = 1, *, own: bool = False) -> str:
+    def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
-        frame: Any = sys._getframe(depth)
+        frame: Any = sys._getframe(1)
         innermost = ""
         while frame is not None:
             file = frame.f_code.co_filename
@@ -89,10 +101,40 @@ class Lapse:
         return innermost
 
 
-def take_place(holder: Any, *functions: Any) -> None:
-    """Put functions in the place of those that a module or a class has under their names."""
-    for function in functions:
-        setattr(holder, function.__name__, function)
+def trainer_around() -> str:
+    """``"lightning.pytorch"`` or ``"pytorch_lightning"`` where a ``fit`` of its Trainer is going on; else empty."""
+    frame: Any = sys._getframe(1)
+    while frame is not None:
+        module = str(frame.f_globals.get("__name__"))
+        if frame.f_code.co_name == "fit" and module in TRAINERS:
+            return module.removesuffix(".trainer.trainer")
+        frame = frame.f_back
+    return ""
+
+
+def instead_of(*holders: Any) -> Callable[[Callable[..., Any]], Any]:
+    """Put a function in the place of the one that a module or class has under its name, and that it is given first."""
+
+    def put(function: Callable[..., Any]) -> Any:
+        real = getattr(holders[0], function.__name__)
+
+        @functools.wraps(real)
+        def placed(*arguments: Any, **options: Any) -> Any:
+            return function(real, *arguments, **options)
+
+        for holder in holders:
+            setattr(holder, function.__name__, placed)
+        return placed
+
+    return put
+
+
+def instead_of_own(kind: type, function: Callable[..., Any]) -> None:
+    """The same, in each class of a family that has a method of its own under that name, once."""
+    for parent in kind.__mro__:
+        real = vars(parent).get(function.__name__)
+        if real is not None and not hasattr(real, "is_recorded"):
+            instead_of(parent)(function).is_recorded = True
 
 
 def shortened(file: str) -> str:

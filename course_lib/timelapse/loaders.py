@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import operator
 import types
 from collections.abc import Iterator
@@ -11,11 +10,11 @@ from typing import Any
 
 from torch.utils import data
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset, dataloader
-from torch.utils.data._utils import fetch
+from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.distributed import DistributedSampler
 
 from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, PassBegun, PassEnded
-from course_lib.timelapse.lapse import Lapse, Numbered, take_place
+from course_lib.timelapse.lapse import Lapse, Numbered, instead_of, instead_of_own
 from course_lib.timelapse.structures import copied, samples_in
 
 MOST_INDICES = 20_000_000
@@ -35,32 +34,36 @@ class RecordedLoaders:
 
     def install(self) -> None:
         lapse = self.lapse
-        make, iterator_of = DataLoader.__init__, DataLoader._get_iterator
-        iterate, advance = DataLoader.__iter__, dataloader._BaseDataLoaderIter.__next__
 
-        @functools.wraps(make)
-        def __init__(loader: Any, *arguments: Any, **options: Any) -> None:
+        @instead_of(DataLoader)
+        def __init__(make: Any, loader: Any, *arguments: Any, **options: Any) -> None:
             make(loader, *arguments, **options)
             for part in samplers_of(loader):
-                self._record_epochs_of(type(part))
+                instead_of_own(type(part), set_epoch)
 
-        @functools.wraps(iterator_of)
-        def _get_iterator(loader: Any) -> Any:
+        def set_epoch(set_it: Any, sampler: Any, epoch: int, *rest: Any) -> Any:
+            lapse.write(EpochSet(int(epoch)))
+            return set_it(sampler, epoch, *rest)
+
+        instead_of_own(DistributedSampler, set_epoch)
+
+        @instead_of(DataLoader)
+        def _get_iterator(iterator_of: Any, loader: Any) -> Any:
             if loader._dataset_kind != dataloader._DatasetKind.Map or not loader.num_workers:
                 return iterator_of(loader)
             with without_workers(loader):
                 return iterator_of(loader)
 
-        @functools.wraps(iterate)
-        def __iter__(loader: Any) -> Any:
+        @instead_of(DataLoader)
+        def __iter__(iterate: Any, loader: Any) -> Any:
             number = self._number(loader)
             lapse.write(PassBegun(number, _length_of(loader)))
             iterator = iterate(loader)
             vars(iterator)["of_loader"] = number
             return iterator
 
-        @functools.wraps(advance)
-        def __next__(iterator: Any) -> Any:
+        @instead_of(dataloader._BaseDataLoaderIter)
+        def __next__(advance: Any, iterator: Any) -> Any:
             self.asked = None
             number = vars(iterator).get("of_loader")
             try:
@@ -70,18 +73,14 @@ class RecordedLoaders:
                     lapse.write(PassEnded(number))
                 raise
             if number is not None:
-                self._write(number, self.asked, batch)
+                indices = self._indices(self.asked)
+                lapse.write(Delivered(number, indices, samples_in(batch) if indices is None else len(indices)))
             return batch
 
-        take_place(DataLoader, __init__, __iter__, _get_iterator)
-        take_place(dataloader._BaseDataLoaderIter, __next__)
-        self._record_epochs_of(DistributedSampler)
-        self._fetch_from_memory()
-
-    def _write(self, number: int, asked: Any, batch: Any) -> None:
-        indices = self._indices(asked)
-        size = len(indices) if indices is not None else samples_in(batch)
-        self.lapse.write(Delivered(number, indices, size))
+        @instead_of(_MapDatasetFetcher)
+        def fetch(real: Any, fetcher: Any, indices: Any) -> Any:
+            self.asked = indices
+            return self._from_memory(real, fetcher, indices)
 
     def _indices(self, asked: Any) -> tuple[int, ...] | None:
         if asked is None or self.indices_kept > MOST_INDICES:
@@ -93,35 +92,14 @@ class RecordedLoaders:
         self.indices_kept += len(indices)
         return indices
 
-    def _fetch_from_memory(self) -> None:
-        real = fetch._MapDatasetFetcher.fetch
-
-        @functools.wraps(real)
-        def fetched(fetcher: Any, indices: Any) -> Any:
-            self.asked = indices
-            collate = fetcher.collate_fn
-            whose = collate.__func__ if isinstance(collate, types.MethodType) else collate
-            length = len(indices) if isinstance(indices, list | tuple) else None
-            key = (self.datasets.number(fetcher.dataset), self.datasets.number(whose), length)
-            if not self.lapse.fast or key not in self.batches:
-                self.batches[key] = real(fetcher, indices)
-            return copied(self.batches[key])
-
-        take_place(fetch._MapDatasetFetcher, fetched)
-
-    def _record_epochs_of(self, kind: type) -> None:
-        for parent in kind.__mro__:
-            real = vars(parent).get("set_epoch")
-            if real is None or getattr(real, "is_recorded", False):
-                continue
-
-            def set_epoch(sampler: Any, epoch: int, *rest: Any, real: Any = real) -> Any:
-                self.lapse.write(EpochSet(int(epoch)))
-                return real(sampler, epoch, *rest)
-
-            functools.update_wrapper(set_epoch, real)
-            vars(set_epoch)["is_recorded"] = True
-            take_place(parent, set_epoch)
+    def _from_memory(self, real: Any, fetcher: Any, indices: Any) -> Any:
+        collate = fetcher.collate_fn
+        whose = collate.__func__ if isinstance(collate, types.MethodType) else collate
+        length = len(indices) if isinstance(indices, list | tuple) else None
+        key = (self.datasets.number(fetcher.dataset), self.datasets.number(whose), length)
+        if not self.lapse.fast or key not in self.batches:
+            self.batches[key] = real(fetcher, indices)
+        return copied(self.batches[key])
 
     def _number(self, loader: Any) -> int:
         if loader not in self.loaders:
@@ -148,7 +126,6 @@ class RecordedLoaders:
             replacement=any(bool(getattr(part, "replacement", False)) for part in samplers),
             set_epoch=any(hasattr(part, "set_epoch") for part in samplers),
             ranks=1 if deals is None else int(deals.num_replicas),
-            workers=loader.num_workers,
         )
 
 

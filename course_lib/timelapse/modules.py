@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 
 from course_lib.timelapse.journal import Forward
-from course_lib.timelapse.lapse import Lapse, Numbered, take_place
+from course_lib.timelapse.lapse import Lapse, Numbered, instead_of
 from course_lib.timelapse.structures import copied_tensor, put_together, signature, taken_apart, without_numbers
 
 MOST_VARIANTS = 16
@@ -120,14 +120,14 @@ class ReplayedModules:
         self._call = nn.Module.__call__
 
     def install(self) -> None:
-        call, called = self._call, self.called
+        called = self.called
 
-        def __call__(module: nn.Module, *arguments: Any, **options: Any) -> Any:
+        @instead_of(nn.Module)
+        def __call__(call: Any, module: nn.Module, *arguments: Any, **options: Any) -> Any:
             if self.open:
                 return call(module, *arguments, **options)
             return called(module, arguments, options)
 
-        take_place(nn.Module, __call__)
         for register in (
             torch_modules.register_module_module_registration_hook,
             torch_modules.register_module_parameter_registration_hook,

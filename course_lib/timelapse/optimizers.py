@@ -12,10 +12,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
 
-from course_lib._tensors import parameters_of
 from course_lib.timelapse.gradients import Gradients
 from course_lib.timelapse.journal import OptimizerPlayed, Step, ZeroGrad
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 
 Closure = Callable[[], Any]
 
@@ -31,34 +30,26 @@ class RecordedOptimizers:
         self.norm: Any = None
 
     def install(self) -> None:
-        make, extend, clear = Optimizer.__init__, Optimizer.add_param_group, Optimizer.zero_grad
-        clear_module = nn.Module.zero_grad
-
-        def __init__(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
+        @instead_of(Optimizer)
+        def __init__(make: Any, optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
             self._record_steps_of(type(optimizer))
             make(optimizer, *arguments, **options)
             if optimizer not in self.lapse.optimizers:
-                held = parameters_of(optimizer)
-                self.lapse.journal.optimizers.append(OptimizerPlayed(type(optimizer).__name__, len(held)))
+                self.lapse.journal.optimizers.append(OptimizerPlayed(type(optimizer).__name__))
             self.lapse.optimizers.number(optimizer)
             self.gradients.forget_holders()
 
-        def add_param_group(optimizer: Optimizer, group: dict[str, Any]) -> None:
+        @instead_of(Optimizer)
+        def add_param_group(extend: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
             extend(optimizer, group)
             self.gradients.forget_holders()
 
-        @functools.wraps(clear)
-        def zero_grad(optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
-            self.lapse.write(ZeroGrad(of_module=False))
-            clear(optimizer, *arguments, **options)
+        def zero_grad(clear: Any, *arguments: Any, **options: Any) -> None:
+            self.lapse.write(ZeroGrad())
+            clear(*arguments, **options)
 
-        @functools.wraps(clear_module)
-        def zero_grad_of_module(module: nn.Module, *arguments: Any, **options: Any) -> None:
-            self.lapse.write(ZeroGrad(of_module=True))
-            clear_module(module, *arguments, **options)
-
-        take_place(Optimizer, __init__, add_param_group, zero_grad)
-        take_place(nn.Module, zero_grad_of_module)
+        instead_of(Optimizer)(zero_grad)
+        instead_of(nn.Module)(zero_grad)
         self._hold_norms_still()
         self._see_scaling()
 
@@ -92,16 +83,15 @@ class RecordedOptimizers:
         factor = 1.0 if closure is not None or cleared else self.gradients.factor(number)
         within = bool(self.stepping)
         self.stepping.append(number)
-        lapse.inside["step"] += 1
         try:
-            if lapse.fast and number not in self.callers:
-                result = self._closure_as_often_as_it_was(number, closure)
-            elif closure is not None and number not in self.callers:
-                result = self._counting_closure(number, optimizer, real, given, options)
-            else:
-                result = real(optimizer, *given, **options)
+            with lapse.going_on("step"):
+                if number in self.callers:
+                    result = real(optimizer, *given, **options)
+                elif lapse.fast:
+                    result = self._closure_as_often_as_it_was(number, closure)
+                else:
+                    result = self._counting_closure(number, optimizer, real, given, options)
         finally:
-            lapse.inside["step"] -= 1
             self.stepping.pop()
         lapse.steps += 1
         lapse.steps_made.add(number)
@@ -113,6 +103,8 @@ class RecordedOptimizers:
     def _counting_closure(
         self, number: int, optimizer: Optimizer, real: Any, given: tuple[Any, ...], options: dict[str, Any]
     ) -> Any:
+        if not given:
+            return real(optimizer, **options)
         closure, *rest = given
         calls = 0
 
@@ -138,44 +130,34 @@ class RecordedOptimizers:
     # ----------------------------------------------------------------------------------- what goes by gradients
 
     def _hold_norms_still(self) -> None:
-        norm, value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
+        @instead_of(clip_grad, nn.utils)
+        def clip_grad_norm_(clip: Any, *arguments: Any, **options: Any) -> Tensor:
+            if not self.lapse.fast or self.norm is None:
+                self.norm = clip(*arguments, **options)
+            return self.norm.clone()
 
-        @functools.wraps(norm)
-        def clip_grad_norm_(*arguments: Any, **options: Any) -> Tensor:
-            if self.lapse.fast and self.norm is not None:
-                return self.norm.clone()
-            self.norm = norm(*arguments, **options)
-            return self.norm
-
-        @functools.wraps(value)
-        def clip_grad_value_(*arguments: Any, **options: Any) -> None:
+        @instead_of(clip_grad, nn.utils)
+        def clip_grad_value_(clip: Any, *arguments: Any, **options: Any) -> None:
             if not self.lapse.fast:
-                value(*arguments, **options)
-
-        for place in (clip_grad, nn.utils):
-            take_place(place, clip_grad_norm_, clip_grad_value_)
+                clip(*arguments, **options)
 
     def _see_scaling(self) -> None:
-        unscale, scale = GradScaler._unscale_grads_, GradScaler.scale
-
-        @functools.wraps(unscale)
-        def _unscale_grads_(scaler: Any, optimizer: Any, inverse: Any, found_inf: Any, allow_fp16: bool) -> Any:
+        @instead_of(GradScaler)
+        def _unscale_grads_(unscale: Any, scaler: Any, optimizer: Any, by: Any, found_inf: Any, fp16: bool) -> Any:
             if self.lapse.fast:
                 return {found_inf.device: found_inf}
-            found = unscale(scaler, optimizer, inverse, found_inf, allow_fp16)
+            found = unscale(scaler, optimizer, by, found_inf, fp16)
             if any(float(value) for value in found.values()):
                 self.lapse.journal.skipped_by_scaler += 1
                 self.lapse.note("A GradScaler left a step out in the real micro-batches; none is left out after them.")
             return found
 
-        @functools.wraps(scale)
-        def scaled(scaler: Any, outputs: Any) -> Any:
-            result = scale(scaler, outputs)
+        @instead_of(GradScaler)
+        def scale(multiply: Any, scaler: Any, outputs: Any) -> Any:
+            result = multiply(scaler, outputs)
             if scaler.is_enabled():
                 self.gradients.scale = float(scaler.get_scale())
                 self.lapse.note(
                     "A GradScaler's scale adapts to overflows, which the lapse cannot foresee: each leaves a step out."
                 )
             return result
-
-        take_place(GradScaler, _unscale_grads_, scaled)

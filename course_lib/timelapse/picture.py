@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import textwrap
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,14 +14,16 @@ ORANGE, BLUE, GREEN, RED = "#E69F00", "#0072B2", "#009E73", "#D55E00"
 """Okabe and Ito's, told apart by everybody; each stands with a mark of its own."""
 
 
-def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequence[str] = ()) -> None:
+def draw_night(
+    journal: Journal, file: str | os.PathLike[str], findings: Sequence[tuple[str, int | None]] = ()
+) -> None:
     """Write a PNG.
 
     Args:
         journal: A script that was played.
         file: Where the picture is written to.
-        findings: Sentences that are told under it. Where there are some, what was lost, left over or used twice is
-            marked at its micro-batch.
+        findings: Sentences that are told under it, each with the micro-batch that is marked with its number. Where
+            there are some, what was lost, left over or used twice is marked as well.
 
     Raises:
         ModuleNotFoundError: matplotlib is not installed.
@@ -40,11 +43,12 @@ def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequenc
         at, rates = marks.rates.get(number, ([], []))
         rate.plot(at, rates, ".-", markersize=2, linewidth=1, drawstyle="steps-post", label=optimizer.name)
     rate.set_ylabel("learning rate")
+    rate.set_ylim(0, 1.05 * rate.get_ylim()[1])
     if len(journal.optimizers) > 1:
         rate.legend(loc="upper right")
     window.plot(*marks.windows, "x", color=BLUE, markersize=4)
     window.set_ylabel("micro-batches\nin a step")
-    window.set_ylim(bottom=0)
+    window.set_ylim(0, 1.15 * max(marks.windows[1], default=1))
     rows = {"epochs begin": (marks.epochs, "|", ORANGE), "validations": (marks.validations, "s", GREEN)}
     rows["saves"] = (marks.saves, "^", BLUE)
     for height, (at, shape, colour) in enumerate(rows.values()):
@@ -54,8 +58,17 @@ def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequenc
     moments.set_xlabel("micro-batch")
     if findings and marks.wrong:
         window.plot(marks.wrong, [0] * len(marks.wrong), "X", color=RED, markersize=6, clip_on=False)
-    for number, text in enumerate(findings):
-        figure.text(0.01, -0.03 - 0.045 * number, f"✗ {text}", color=RED, fontsize=8, wrap=True, va="top")
+    told = []
+    for number, (text, shows_at) in enumerate(findings, 1):
+        told.append(textwrap.fill(f"{number}  {text}", 130, subsequent_indent="    "))
+        if shows_at is not None:
+            for axis in (rate, window, moments):
+                axis.axvline(shows_at, color=RED, linestyle=":", linewidth=1)
+            style = {"boxstyle": "circle", "facecolor": "white", "edgecolor": RED}
+            up = 0.15 + 0.22 * ((number - 1) % 3)  # findings that stand close to each other do not overlap
+            across = {"transform": window.get_xaxis_transform(), "ha": "center"}
+            window.text(shows_at, up, str(number), color=RED, size=8, bbox=style, **across)
+    figure.text(0.01, -0.02, "\n".join(told), color=RED, fontsize=8, va="top")
     counts = journal.counts()
     title = f"{journal.micro_batches():,} micro-batches, {counts['optimizer steps']:,} optimizer steps"
     rate.set_title(f"{title}: " + ("nothing found" if not findings else f"{len(findings)} found"), loc="left")

@@ -17,12 +17,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-import psutil
-
+from course_lib._processes import cpu_seconds, interrupts_held
 from course_lib.timelapse.journal import Journal
 
 IDLE_SECONDS = 60.0
@@ -30,6 +30,54 @@ IDLE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 """Of CPU time that it may take to write the journal, once it is told to end."""
 POLL_SECONDS = 0.05
+LOOK_SECONDS = 0.5
+"""Between two looks at what it has used."""
+
+
+@dataclass(frozen=True)
+class Play:
+    """What :func:`play` is asked for."""
+
+    script: str | os.PathLike[str]
+    arguments: tuple[str, ...] = ()
+    seconds: float = 300.0
+    ranks: int = 1
+    rank: int = 0
+    flipped: str = ""
+    folder: str | os.PathLike[str] | None = None
+    stage: str = "course_lib.timelapse.stage"
+    """The module that takes the script's process."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+    """What only that module understands."""
+
+
+@dataclass(frozen=True)
+class Task:
+    """What is to be played, as the stage is told."""
+
+    script: str
+    arguments: tuple[str, ...]
+    folder: str
+    """Where what the stage gives back is written to."""
+    seconds: float
+    """Of CPU time that the script may take."""
+    rank: int = 0
+    flipped: str = ""
+    """The line that answers the other way round."""
+    caller: int = 0
+    """The process without which this one ends."""
+    options: Mapping[str, Any] = field(default_factory=dict)
+
+    @classmethod
+    def given(cls) -> Task:
+        """The task that this process was started with."""
+        values = json.loads(sys.argv[1])
+        return cls(**{**values, "arguments": tuple(values["arguments"])})
+
+    def give_back(self, value: object) -> None:
+        unfinished = Path(self.folder, "unfinished")
+        unfinished.write_bytes(pickle.dumps(value))
+        unfinished.rename(Path(self.folder, "given_back"))
 
 
 def play(
@@ -51,8 +99,8 @@ def play(
         ranks: How many processes the run has, of which one is played; for a script that torchrun starts.
         rank: Which of them is played.
         flipped: A line that compares a value, ``"train.py:57"``, and answers the other way round.
-        folder: Where the script's output is kept; by default a temporary one, which stays. The files that it writes
-            are gone with the play.
+        folder: Where the script's output is kept; by default it is not. The files that the script writes are gone with
+            the play.
 
     Raises:
         FileNotFoundError: There is no such script.
@@ -61,56 +109,44 @@ def play(
     return journal
 
 
-@dataclass(frozen=True)
-class Play:
-    """What :func:`play` is asked for."""
-
-    script: str | os.PathLike[str]
-    arguments: tuple[str, ...] = ()
-    seconds: float = 300.0
-    ranks: int = 1
-    rank: int = 0
-    flipped: str = ""
-    folder: str | os.PathLike[str] | None = None
+def play_each(plays: Sequence[Play]) -> list[Journal]:
+    """The journals of several plays."""
+    journals = []
+    for asked, (given_back, why_not) in zip(plays, stage_each(plays), strict=True):
+        journal = given_back or Journal(rank=asked.rank, says=why_not)
+        journal.output = str(output_of(asked)) if asked.folder else ""
+        journals.append(journal)
+    return journals
 
 
-def play_each(plays: Sequence[Play], *, at_once: int = 2) -> list[Journal]:
-    """The journals of several plays, which run side by side; an interrupt ends all of them."""
+def output_of(asked: Play) -> Path:
+    """The file in which what a script printed is kept."""
+    return Path(asked.folder or "", "output.txt").resolve()
+
+
+def stage_each(plays: Sequence[Play], *, at_once: int = 2) -> list[tuple[Any, str]]:
+    """What each stage gave back; or None, and why it gave nothing back.
+
+    They run side by side; an interrupt ends all of them.
+    """
     waiting = list(enumerate(plays))
     running: dict[int, _Playing] = {}
-    journals: dict[int, Journal] = {}
-    try:
-        while waiting or running:
-            while waiting and len(running) < at_once:
-                number, asked = waiting.pop(0)
-                running[number] = _Playing(asked)
-            time.sleep(POLL_SECONDS)
-            for number, playing in list(running.items()):
-                if playing.has_ended():
-                    del running[number]
-                    journals[number] = playing.journal()
-    finally:
-        for playing in running.values():
-            playing.stop()
-    return [journals[number] for number in range(len(plays))]
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is to be played, and where."""
-
-    script: str
-    arguments: tuple[str, ...]
-    folder: str
-    """Where the journal is written to."""
-    seconds: float
-    """Of CPU time that the script may take."""
-    rank: int = 0
-    flipped: str = ""
-    """The line that answers the other way round."""
-
-    def to_json(self) -> str:
-        return json.dumps(asdict(self))
+    done: dict[int, tuple[Any, str]] = {}
+    with interrupts_held() as interrupts:
+        try:
+            while (waiting or running) and not interrupts:
+                while waiting and len(running) < at_once:
+                    number, asked = waiting.pop(0)
+                    running[number] = _Playing(asked)
+                time.sleep(POLL_SECONDS)
+                for number, playing in list(running.items()):
+                    if playing.has_ended():
+                        del running[number]
+                        done[number] = (playing.given_back, playing.why)
+        finally:
+            for playing in running.values():
+                playing.stop()
+    return [done[number] for number in range(len(plays))]
 
 
 class _Playing:
@@ -121,66 +157,65 @@ class _Playing:
         if not path.is_file():
             raise FileNotFoundError(f"there is no script {os.fspath(asked.script)!r}: give the path of a Python file")
         self.asked = asked
-        kept = Path(asked.folder or tempfile.mkdtemp(prefix="timelapse-")).resolve()
-        kept.mkdir(parents=True, exist_ok=True)
-        self.output = kept / "output.txt"
-        # Not in the other one, whose path may be too long for the sockets of workers.
+        # Not below the one that is asked for, whose path may be too long for the sockets of workers.
         self.folder = Path(tempfile.mkdtemp(prefix="played-")).resolve()
+        output = self.folder / "output.txt"
+        if asked.folder:
+            output = output_of(asked)
+            output.parent.mkdir(parents=True, exist_ok=True)
         arguments = tuple(map(str, asked.arguments))
-        task = Task(str(path), arguments, str(self.folder), asked.seconds, asked.rank, asked.flipped)
-        with self.output.open("wb") as file:
+        told = (asked.seconds, asked.rank, asked.flipped, os.getpid(), dict(asked.options))
+        task = Task(str(path), arguments, str(self.folder), *told)
+        with output.open("wb") as file:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "course_lib.timelapse.stage", task.to_json()],
+                [sys.executable, "-m", asked.stage, json.dumps(asdict(task))],
                 env=_environment(asked.ranks, asked.rank, self.folder),
                 stdin=subprocess.DEVNULL,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.used, self.seen, self.since = 0.0, 0.0, time.monotonic()
-        self.told = False
-        """Whether it was told to end."""
+        self.used, self.looked = 0.0, time.monotonic()
+        self.worked = self.looked
+        """When it was last seen to have used some of the CPU."""
+        self.told_to_end = False
         self.why = ""
-        """Why it was ended."""
-        self._journal: Journal | None = None
+        """Why it was ended, or gave nothing back."""
+        self.given_back: Any = None
 
     def has_ended(self) -> bool:
         if self.process.poll() is not None:
-            self.stop()  # what it has started, and left
-            return True
-        now = _cpu_seconds(self.process.pid)
-        if abs(now - self.seen) > 0.01:
-            self.used += max(0.0, now - self.seen)  # less: a child has ended
-            self.seen, self.since = now, time.monotonic()
-        if time.monotonic() - self.since > IDLE_SECONDS:
+            self.why = f"its process ended with exit code {self.process.returncode}"
+        elif time.monotonic() > self.looked + LOOK_SECONDS:
+            self._look()
+        if self.why:
+            self.stop()
+        return bool(self.why)
+
+    def _look(self) -> None:
+        self.looked, used = time.monotonic(), cpu_seconds(self.process.pid)
+        if used > self.used + 0.01:
+            self.used, self.worked = used, self.looked
+        if self.looked > self.worked + IDLE_SECONDS:
             self.why = f"it waited for {IDLE_SECONDS:g} s without computing anything, as for another process"
             if hasattr(signal, "SIGUSR1"):
                 self.process.send_signal(signal.SIGUSR1)  # it writes where it waits
                 time.sleep(0.3)
-        if self.used > self.asked.seconds + GRACE_SECONDS and not self.told:
+        if self.used > self.asked.seconds + GRACE_SECONDS and not self.told_to_end:
             self.process.send_signal(signal.SIGTERM)
-            self.told = True
+            self.told_to_end = True
         if self.used > self.asked.seconds + 3 * GRACE_SECONDS:
             self.why = f"it did not end in {self.asked.seconds:g} s of CPU time"
-        if self.why:
-            self.stop()
-        return bool(self.why)
 
     def stop(self) -> None:
         """End its process, and those that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
         self.process.wait()
-        written = self.folder / "journal"
+        written = self.folder / "given_back"
         if written.exists():
-            self._journal = pickle.loads(written.read_bytes())
+            self.given_back = pickle.loads(written.read_bytes())
         shutil.rmtree(self.folder, ignore_errors=True)
-
-    def journal(self) -> Journal:
-        ended = f"its process ended with exit code {self.process.returncode}"
-        journal = self._journal or Journal(rank=self.asked.rank, says=self.why or ended)
-        journal.output = str(self.output)
-        return journal
 
 
 def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:
@@ -190,15 +225,3 @@ def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:
         environment |= dict.fromkeys(("RANK", "LOCAL_RANK"), str(rank))
         environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
     return environment
-
-
-def _cpu_seconds(pid: int) -> float:
-    """Of a process and its children."""
-    total = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                times = one.cpu_times()
-                total += times.user + times.system
-    return total

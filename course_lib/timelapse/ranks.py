@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import torch.distributed as dist
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 
 
 def pretend_ranks(lapse: Lapse) -> None:
@@ -22,9 +23,7 @@ def pretend_ranks(lapse: Lapse) -> None:
 
 
 def _play_spawned_ranks(lapse: Lapse) -> None:
-    def spawn(
-        fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, daemon: bool = False, **_: Any
-    ) -> None:
+    def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
         rank = min(lapse.journal.rank, nprocs - 1)
         lapse.journal.world_size = max(lapse.journal.world_size, nprocs)
         lapse.note(f"Of {nprocs} processes that the script starts, rank {rank} was played.")
@@ -37,10 +36,9 @@ def _play_spawned_ranks(lapse: Lapse) -> None:
 def _pretend_groups(lapse: Lapse) -> None:
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    begin = dist.init_process_group
-
-    @functools.wraps(begin)
+    @instead_of(dist, dist.distributed_c10d)
     def init_process_group(
+        begin: Any,
         backend: Any = None,
         init_method: Any = None,
         timeout: Any = None,
@@ -54,12 +52,10 @@ def _pretend_groups(lapse: Lapse) -> None:
         lapse.journal.world_size = ranks
         begin("fake", rank=own, world_size=ranks, store=FakeStore())
 
-    def broadcast_object_list(object_list: Any, src: int = 0, *_: Any, **__: Any) -> None:
+    @instead_of(dist, dist.distributed_c10d)
+    def broadcast_object_list(_: Any, object_list: Any, src: int = 0, *__: Any, **___: Any) -> None:
         if dist.get_rank() != src:
             lapse.note("What another rank broadcasts as an object is not known here; this rank kept its own.")
-
-    for place in (dist, dist.distributed_c10d):
-        take_place(place, init_process_group, broadcast_object_list)
 
 
 def _from_environment(name: str) -> int:
@@ -82,24 +78,11 @@ def _average_nothing() -> None:
 
     kind: Any = DistributedDataParallel
     kind.require_backward_grad_sync = property(asked, ask)
-    no_sync = kind.no_sync
 
-    @functools.wraps(no_sync)
-    def kept(module: Any) -> Any:
-        return _NoSync(module)
-
-    kind.no_sync = kept
-
-
-class _NoSync:
-    """``no_sync``, which puts back what was asked for, and not what the property says."""
-
-    def __init__(self, module: Any) -> None:
-        self.module = module
-
-    def __enter__(self) -> None:
-        self.before = vars(self.module).get("averages_asked", True)
-        vars(self.module)["averages_asked"] = False
-
-    def __exit__(self, *_: object) -> None:
-        vars(self.module)["averages_asked"] = self.before
+    @instead_of(kind)
+    @contextlib.contextmanager
+    def no_sync(_: Any, module: Any) -> Iterator[None]:
+        before = vars(module).get("averages_asked", True)  # what was asked for, and not what the property says
+        vars(module)["averages_asked"] = False
+        yield
+        vars(module)["averages_asked"] = before

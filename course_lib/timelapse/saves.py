@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import importlib.util
 import os
 from collections.abc import Mapping
@@ -15,21 +14,19 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from course_lib.timelapse.journal import Loaded, Saved
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.values import plain
 
 
 def record_saves(lapse: Lapse) -> None:
     """Take the place of ``torch.save``, of what safetensors writes by, and of every ``load_state_dict``."""
-    save = torch.save
 
-    @functools.wraps(save)
-    def saved(obj: object, f: Any, *arguments: Any, **options: Any) -> None:
+    @instead_of(torch)
+    def save(write: Any, obj: object, f: Any, *arguments: Any, **options: Any) -> None:
         obj = plain(obj)
         lapse.write(Saved(_name_of(f), states_in(obj)))
-        save(obj, f, *arguments, **options)
+        write(obj, f, *arguments, **options)
 
-    vars(torch).update(save=saved)
     if importlib.util.find_spec("safetensors"):
         _record_safetensors(lapse)
     kinds: list[tuple[Any, str]] = [
@@ -39,30 +36,25 @@ def record_saves(lapse: Lapse) -> None:
         (GradScaler, "scaler"),
     ]
     for kind, what in kinds:
-        kind.load_state_dict = _recording(lapse, kind.load_state_dict, what)
+        _record_loads(lapse, kind, what)
 
 
 def _record_safetensors(lapse: Lapse) -> None:
     place: Any = importlib.import_module("safetensors.torch")
-    write = place.serialize_file  # below save_file, which libraries import by its name
 
-    @functools.wraps(write)
-    def saved(tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
+    @instead_of(place)  # below save_file, which libraries import by its name
+    def serialize_file(write: Any, tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
         lapse.write(Saved(_name_of(filename), (("", "model"),)))
         with open(filename, "ab") as file:  # where Python would write to; this is written by other code
             there = file.name
         write(tensors, there, *arguments, **options)
 
-    take_place(place, saved)
 
-
-def _recording(lapse: Lapse, load: Any, what: str) -> Any:
-    @functools.wraps(load)
-    def loaded(*arguments: Any, **options: Any) -> Any:
+def _record_loads(lapse: Lapse, kind: Any, what: str) -> None:
+    @instead_of(kind)
+    def load_state_dict(load: Any, *arguments: Any, **options: Any) -> Any:
         lapse.write(Loaded(what))
         return load(*arguments, **options)
-
-    return loaded
 
 
 def _name_of(file: Any) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import inspect
 import warnings
 from typing import Any
@@ -11,7 +10,7 @@ from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
 from course_lib.timelapse.journal import SchedulePlayed, ScheduleStep
-from course_lib.timelapse.lapse import Lapse, Numbered, take_place
+from course_lib.timelapse.lapse import Lapse, Numbered, instead_of, instead_of_own
 
 LEAST_CALLS, MOST_CALLS = 2_000, 200_000
 """To which a schedule is stepped on."""
@@ -27,45 +26,27 @@ class RecordedSchedules:
     def install(self) -> None:
         for kind in {value for value in vars(lr_scheduler).values() if inspect.isclass(value)}:
             if issubclass(kind, LRScheduler):
-                self._record_steps_of(kind)
-        make, begin = LRScheduler.__init__, LRScheduler._initial_step
+                instead_of_own(kind, self.step)
 
-        @functools.wraps(make)
-        def __init__(schedule: Any, *arguments: Any, **options: Any) -> None:
-            for kind in type(schedule).__mro__:
-                self._record_steps_of(kind)
+        @instead_of(LRScheduler)
+        def __init__(make: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
+            instead_of_own(type(schedule), self.step)
             make(schedule, *arguments, **options)
 
-        @functools.wraps(begin)
-        def _initial_step(schedule: Any) -> None:
-            self.lapse.inside["schedule"] += 1
-            try:
+        @instead_of(LRScheduler)
+        def _initial_step(begin: Any, schedule: Any) -> None:
+            with self.lapse.going_on("schedule"):
                 begin(schedule)
-            finally:
-                self.lapse.inside["schedule"] -= 1
 
-        take_place(LRScheduler, __init__, _initial_step)
-
-    def _record_steps_of(self, kind: type) -> None:
-        real = vars(kind).get("step")
-        if real is None or getattr(real, "is_recorded", False):
-            return
-
-        @functools.wraps(real)
-        def step(schedule: Any, *arguments: Any, **options: Any) -> None:
-            if self.lapse.inside["schedule"]:  # made, or stepped by a schedule of schedules
-                return real(schedule, *arguments, **options)
-            played = self._played(schedule)
-            self.lapse.write(ScheduleStep(self.schedules.number(schedule)))
-            self.lapse.inside["schedule"] += 1
-            try:
-                real(schedule, *arguments, **options)
-            finally:
-                self.lapse.inside["schedule"] -= 1
-            played.rates.append(_rates_of(schedule))
-
-        vars(step)["is_recorded"] = True
-        take_place(kind, step)
+    def step(self, real: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
+        """In place of a schedule's own."""
+        if self.lapse.inside["schedule"]:  # made, or stepped by a schedule of schedules
+            return real(schedule, *arguments, **options)
+        played = self._played(schedule)
+        self.lapse.write(ScheduleStep(self.schedules.number(schedule)))
+        with self.lapse.going_on("schedule"):
+            real(schedule, *arguments, **options)
+        played.rates.append(_rates_of(schedule))
 
     def _played(self, schedule: Any) -> SchedulePlayed:
         if schedule not in self.schedules:
@@ -82,12 +63,10 @@ class RecordedSchedules:
     def walk_on(self, units: int) -> None:
         """Step each schedule beyond the end of the run, ``units`` and more in all; the script has ended."""
         self.lapse.inside["schedule"] += 1
-        for schedule, played in zip(self.schedules.things, self.lapse.journal.schedules, strict=True):
-            optimizer: Any = schedule.optimizer
-            optimizer._opt_called = True  # torch would warn that no step was made before
-            most = max(LEAST_CALLS, 2 * units, 2 * _horizon_of(schedule))
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            for schedule, played in zip(self.schedules.things, self.lapse.journal.schedules, strict=True):
+                most = max(LEAST_CALLS, 2 * units, 2 * _horizon_of(schedule))
                 while not played.follows_metric and len(played.rates) <= min(most, MOST_CALLS):
                     try:
                         schedule.step()

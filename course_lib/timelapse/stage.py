@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
-import functools
-import json
 import os
-import pickle
-import runpy
 import signal
 import sys
 import time
 import traceback
+import types
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,9 +23,10 @@ from typing import Any, NoReturn
 import torch
 
 from course_lib._own_files import write_only_below
+from course_lib._processes import end_with
 from course_lib.timelapse.gradients import Gradients, held_by_none
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
@@ -36,7 +34,7 @@ from course_lib.timelapse.play import Task
 from course_lib.timelapse.ranks import pretend_ranks
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules
-from course_lib.timelapse.values import Comparisons
+from course_lib.timelapse.values import Comparisons, held_float, watched
 
 FRAMES = 6
 """Of a traceback that are told."""
@@ -80,9 +78,7 @@ class Stage:
         files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
         own = {file for file in files if file.startswith(near) and file.endswith(".py") and "site-packages" not in file}
         journal.sources = sorted({self.task.script, *own})
-        unfinished = Path(self.task.folder, "journal.unfinished")
-        unfinished.write_bytes(pickle.dumps(journal))
-        unfinished.rename(Path(self.task.folder, "journal"))
+        self.task.give_back(journal)
 
     def _see_what_is_held(self) -> None:
         loose_names: list[str] = []
@@ -124,50 +120,42 @@ def _see_checkpointing(lapse: Lapse) -> None:
     run: Any = CheckpointFunction.forward
 
     def forward(*arguments: Any) -> Any:
-        lapse.inside["checkpoint"] += 1
-        try:
+        with lapse.going_on("checkpoint"):
             return run(*arguments)
-        finally:
-            lapse.inside["checkpoint"] -= 1
 
     CheckpointFunction.forward = staticmethod(forward)  # type: ignore[method-assign]
 
 
 def _compile_nothing() -> None:
     """Compiled modules run as they are written; what compiles is loaded only where a script asks for it."""
-    compile_it = torch.compile
 
-    @functools.wraps(compile_it)
-    def compile(*arguments: Any, **options: Any) -> Any:
+    @instead_of(torch)
+    def compile(compile_it: Any, *arguments: Any, **options: Any) -> Any:
         torch.compiler.set_stance("force_eager")
         return compile_it(*arguments, **options)
-
-    take_place(torch, compile)
 
 
 def _see_what_is_missing(journal: Journal) -> None:
     """A GPU that is asked for and is not there; a line that nobody types."""
-    begin = torch.cuda._lazy_init
 
-    def _lazy_init() -> None:
+    @instead_of(torch.cuda)
+    def _lazy_init(begin: Any) -> None:
         journal.asked_for_gpu = not torch.cuda.is_available()
         begin()
 
-    def input(prompt: object = "") -> str:
+    @instead_of(builtins)
+    def input(_: Any, prompt: object = "") -> str:
         raise EOFError(f"the script asks for an input ({prompt}); nobody answers: give it as an argument, or a default")
-
-    take_place(torch.cuda, _lazy_init)
-    take_place(builtins, input)
 
 
 def main(task: Task) -> NoReturn:
+    end_with(task.caller)
     stages: list[Stage] = []
 
     def leave(end: str) -> NoReturn:
         # Not by an exception: a script may catch it and go on.
         stages[0].close(end)
-        sys.stdout.flush()
-        os._exit(0)
+        leave_now()
 
     stages.append(set_up(task, leave))
     own = os.getpid()
@@ -180,25 +168,37 @@ def main(task: Task) -> NoReturn:
     signal.signal(signal.SIGTERM, told_to_end)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
-    end, says = ENDED, ""
-    sys.argv = [task.script, *task.arguments]
-    sys.path[0] = str(Path(task.script).parent)
-    try:
-        runpy.run_path(task.script, run_name="__main__")
-    except SystemExit as error:
-        if error.code not in (None, 0):
-            end, says = REFUSED, str(error.code)
-    except BaseException as error:
-        end, says = FAILED, _told(error, task.script)
+    end, says = run_as_main(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stages[0].close(end, says)
+    leave_now()
+
+
+def run_as_main(task: Task) -> tuple[str, str]:
+    """Run the script; how it ends, and its exception or exit code where that is no good end."""
+    sys.argv = [task.script, *task.arguments]
+    sys.path[0] = str(Path(task.script).parent)
+    try:
+        main_module = sys.modules["__main__"] = types.ModuleType("__main__")
+        vars(main_module).update(__file__=task.script, held_float=held_float)
+        exec(watched(Path(task.script).read_bytes(), task.script), vars(main_module))
+    except SystemExit as error:
+        if error.code not in (None, 0):
+            return REFUSED, str(error.code)
+    except BaseException as error:
+        return FAILED, _told(error)
+    return ENDED, ""
+
+
+def leave_now() -> NoReturn:
+    """End this process; threads and exit handlers of the script would run on."""
     sys.stdout.flush()
     sys.stderr.flush()
-    os._exit(0)  # threads and exit handlers of the script would run on
+    os._exit(0)
 
 
-def _told(error: BaseException, script: str) -> str:
+def _told(error: BaseException) -> str:
     """The traceback without the frames of this process, of torch and of the lapse."""
     here = str(Path(__file__).parent)
     hidden = (here, str(Path(torch.__file__).parent), "<frozen")
@@ -208,4 +208,4 @@ def _told(error: BaseException, script: str) -> str:
 
 
 if __name__ == "__main__":
-    main(Task(**{**json.loads(sys.argv[1]), "arguments": tuple(json.loads(sys.argv[1])["arguments"])}))
+    main(Task.given())

@@ -1,15 +1,18 @@
 """Values that the lapse holds still: where the script compares one, the line and its answer are noted.
 
 ``item()`` gives a number that survives arithmetic; a tensor that is asked whether it is true is seen as well. A play
-in which one line answers the other way round shows what hangs on it.
+in which one line answers the other way round shows what hangs on it. What goes through NumPy is not seen.
 """
 
 from __future__ import annotations
 
+import ast
 import functools
+import math
 import operator
 import sys
 from pathlib import Path
+from types import CodeType
 from typing import Any
 
 import torch
@@ -17,22 +20,19 @@ from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib.timelapse.journal import Comparison
-from course_lib.timelapse.lapse import Lapse, take_place
+from course_lib.timelapse.lapse import Lapse, instead_of
 
 TORCH = str(Path(torch.__file__).parent)
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
-    "__pow__ __rpow__ __neg__ __pos__ __abs__"
+    "__pow__ __rpow__ __neg__ __pos__ __abs__ __round__"
 ).split()
+OF_MATH = ("exp", "log", "log2", "log10", "sqrt", "pow")
 
 
 class HeldFloat(float):
     """A float that came from a tensor."""
-
-    def __round__(self, digits: Any = None) -> Any:  # type: ignore[override]
-        result = float.__round__(self, digits)
-        return _held(result)
 
     def __reduce__(self) -> Any:
         return float, (float(self),)
@@ -49,6 +49,34 @@ def _held(value: Any) -> Any:
     if type(value) is float:
         return HeldFloat(value)
     return HeldInt(value) if type(value) is int else value
+
+
+def held_float(value: Any = 0.0) -> Any:
+    """``float``, where the script calls it."""
+    return _held(float(value)) if isinstance(value, Tensor | HeldFloat | HeldInt) else float(value)
+
+
+class _Watched(ast.NodeTransformer):
+    """What Python computes without asking a held number: a float times a whole one, and ``float`` itself."""
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
+        self.generic_visit(node)
+        commutes = isinstance(node.op, ast.Mult | ast.Add)
+        if commutes and isinstance(node.left, ast.Constant) and isinstance(node.left.value, float):
+            node.left, node.right = node.right, node.left
+        return node
+
+    def visit_Call(self, node: ast.Call) -> ast.AST:
+        self.generic_visit(node)
+        if isinstance(node.func, ast.Name) and node.func.id == "float":
+            node.func.id = held_float.__name__
+        return node
+
+
+def watched(source: bytes, path: str) -> CodeType:
+    """The code of a script, in which ``100. * correct`` is ``correct * 100.`` and ``float`` is :func:`held_float`."""
+    code: CodeType = compile(_Watched().visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
+    return code
 
 
 def plain(value: Any) -> Any:
@@ -78,34 +106,37 @@ class Comparisons:
             for name in ARITHMETIC:
                 setattr(kind, name, _computing(base, name))
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
-        item, is_true, plateau = Tensor.item, Tensor.__bool__, ReduceLROnPlateau.step
+        for name in OF_MATH:
+            setattr(math, name, _computing_if_held(getattr(math, name)))
+        for name in ("isfinite", "isnan", "isinf"):
+            setattr(math, name, self._asking_if_held(getattr(math, name)))
 
-        @functools.wraps(item)
-        def held_item(tensor: Tensor) -> Any:
-            value = item(tensor)
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
-            return value if by_torch else _held(value)
+        @instead_of(Tensor)
+        def item(value_of: Any, tensor: Tensor) -> Any:
+            return value_of(tensor) if _by_torch() else _held(value_of(tensor))
 
-        @functools.wraps(is_true)
-        def noted_bool(tensor: Tensor) -> bool:
-            answer = is_true(tensor)
-            by_torch = sys._getframe(1).f_code.co_filename.startswith(TORCH)
-            return answer if by_torch else self.answered(answer)
+        @instead_of(Tensor)
+        def __bool__(is_true: Any, tensor: Tensor) -> bool:
+            answer: bool = is_true(tensor)
+            return answer if _by_torch() else self.answered(answer)
 
-        @functools.wraps(plateau)
-        def step(schedule: Any, *arguments: Any, **options: Any) -> None:
+        @instead_of(ReduceLROnPlateau)
+        def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
             self.lapse.note("ReduceLROnPlateau goes by a metric, which the lapse holds still.")
-            plateau(schedule, *arguments, **options)
+            take(schedule, *arguments, **options)
 
-        vars(step).update(vars(plateau))
-        take_place(Tensor, held_item, noted_bool)
-        take_place(ReduceLROnPlateau, step)
+    def _asking_if_held(self, ask: Any) -> Any:
+        def asked(value: Any) -> bool:
+            answer: bool = ask(value)
+            return self.answered(answer) if isinstance(value, HeldFloat | HeldInt) else answer
+
+        return asked
 
     def answered(self, answer: bool) -> bool:
         """The answer that the script gets."""
         if not self.lapse.fast:
             return answer
-        place = self.lapse.line(3)
+        place = self.lapse.line()
         if not place:
             return answer
         noted = self.lapse.journal.comparisons.setdefault(place, Comparison(place))
@@ -122,6 +153,11 @@ class Comparisons:
         return compared
 
 
+def _by_torch() -> bool:
+    """Whether torch's own code asks a tensor for its value."""
+    return sys._getframe(3).f_code.co_filename.startswith(TORCH)
+
+
 def _computing(base: type, name: str) -> Any:
     compute = getattr(base, name)
     with_ints = base is int
@@ -134,5 +170,14 @@ def _computing(base: type, name: str) -> Any:
             if operation is not None and not name.startswith("__r"):
                 return _held(operation(float(value), float(others[0])))
         return _held(result)
+
+    return computed
+
+
+def _computing_if_held(compute: Any) -> Any:
+    @functools.wraps(compute)
+    def computed(*values: Any) -> Any:
+        result = compute(*values)
+        return _held(result) if any(isinstance(value, HeldFloat | HeldInt) for value in values) else result
 
     return computed

@@ -95,6 +95,8 @@ class LoaderPass:
 
     loader: int
     promised: int | None
+    micro_batch: int
+    """How many batches of what is trained on had come when it began."""
     batches: list[tuple[int, ...] | None] = field(default_factory=list)
     """The indices of each; None where they are not known."""
     ended: bool = False
@@ -115,13 +117,15 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
     wanted = journal.training_loaders()
     found: list[LoaderPass] = []
     running: dict[int, LoaderPass] = {}
+    micro_batch = 0
     for event in journal.events:
         if isinstance(event, PassBegun):
-            running[event.loader] = LoaderPass(event.loader, event.promised)
+            running[event.loader] = LoaderPass(event.loader, event.promised, micro_batch)
             if (event.loader in wanted) == training:
                 found.append(running[event.loader])
         elif isinstance(event, Delivered):
             running[event.loader].batches.append(event.indices)
+            micro_batch += event.loader in wanted
         elif isinstance(event, PassEnded):
             running[event.loader].ended = True
     return found

@@ -107,6 +107,7 @@ def count_everything():
     counting(DistributedSampler, "set_epoch", "set_epoch")
     make = DataLoader.__init__
 
+    @functools.wraps(make)  # Lightning reads its signature
     def made(loader, *arguments, **options):
         make(loader, *arguments, **options)
         for sampler in (loader.sampler, loader.batch_sampler, getattr(loader.batch_sampler, "sampler", None)):

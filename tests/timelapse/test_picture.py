@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.preflight.script import Others, judged
 from course_lib.timelapse import play
 from course_lib.timelapse.picture import draw_night, marks_of
 from tests.timelapse.test_faults import planted
@@ -25,7 +26,9 @@ def test_the_marks_are_where_things_happen(tmp_path: Path):
 def test_what_no_step_used_is_marked(tmp_path: Path):
     journal = play(planted("classifier", tmp_path, (" or number == len(loader)", "")), folder=tmp_path)
     assert marks_of(journal).wrong == [63]
-    draw_night(journal, tmp_path / "night.png", ["window: something"])
+    places = {finding.check: finding.micro_batch for finding in judged(journal, Others()).findings}
+    assert places == {"window": 25, "horizon": 62}
+    draw_night(journal, tmp_path / "night.png", [("window: something", 63), ("setup: of the whole", None)])
     assert (tmp_path / "night.png").read_bytes().startswith(b"\x89PNG")
 
 

@@ -5,7 +5,7 @@ import os
 import signal
 import subprocess
 import sys
-import time
+from collections.abc import Callable
 from pathlib import Path
 
 import psutil
@@ -50,22 +50,45 @@ def test_files_are_read_where_they_are_and_written_elsewhere(tmp_path: Path):
     assert not (Path.home() / ".timelapse_test").exists()
 
 
-def test_an_interrupt_ends_the_play_and_its_processes(tmp_path: Path):
-    script = tmp_path / "endless.py"
-    script.write_text(TRAIN + "while True:\n    step()\n")
-    code = f"from course_lib.timelapse import play; play({str(script)!r}, folder={str(tmp_path / 'own')!r})"
-    ours = "import signal; signal.signal(signal.SIGINT, signal.default_int_handler); "
-    caller = subprocess.Popen([sys.executable, "-c", ours + code], stderr=subprocess.PIPE, text=True)
+def a_play(processes: list[psutil.Process]) -> bool:
+    return bool(processes)
+
+
+def a_worker(processes: list[psutil.Process]) -> bool:
+    return len(processes) > 2
+
+
+@pytest.mark.parametrize("begun", [a_play, a_worker])
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_signal_ends_the_judge_and_all_that_it_has_started(
+    number: int, begun: Callable[[list[psutil.Process]], bool], tmp_path: Path
+):
+    command = [sys.executable, "-m", "course_lib.preflight", str(SCRIPTS / "stream_without_end.py")]
+    own = tmp_path / "temporary"
+    own.mkdir()
+    judge = subprocess.Popen(
+        command,
+        env={**os.environ, "TMPDIR": str(own)},
+        stderr=subprocess.PIPE,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )
+    started: list[psutil.Process] = []
+    while not begun(started):
+        assert judge.poll() is None
+        started = psutil.Process(judge.pid).children(recursive=True)
+    judge.send_signal(number)
+    judge.communicate()
+    assert judge.returncode != 0
+    while any(is_alive(process) for process in started):
+        pass
+    assert list(own.iterdir()) == []
+
+
+def is_alive(process: psutil.Process) -> bool:
     try:
-        while not (children := psutil.Process(caller.pid).children()) or not (tmp_path / "own" / "output.txt").exists():
-            time.sleep(0.05)
-        caller.send_signal(signal.SIGINT)
-        _, said = caller.communicate(timeout=60)
-        assert "KeyboardInterrupt" in said
-        _, alive = psutil.wait_procs(children, timeout=60)
-        assert alive == []
-    finally:
-        caller.kill()
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False
 
 
 @pytest.mark.parametrize(
@@ -108,9 +131,19 @@ def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_lin
     assert "window" in report.passed
 
 
-def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(tmp_path: Path):
+@pytest.mark.parametrize(
+    "asks",
+    [
+        "step() < -5",
+        "100.0 * (torch.tensor(step()) < -5).sum().item() > 50",
+        "2.0 + float(torch.tensor(step())) < -5",
+        "math.exp(step()) < 1e-4",
+        "math.isnan(step())",
+    ],
+)
+def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(asks: str, tmp_path: Path):
     script = tmp_path / "train.py"
-    script.write_text(TRAIN + "for number in range(40):\n    if step() < -5:\n        break\n")
+    script.write_text(f"import math{TRAIN}for number in range(40):\n    if {asks}:\n        break\n")
     report = preflight_script(script)
     assert report.facts["optimizer steps"] == 40
     [note] = [note for note in report.notes if "train.py:13" in note]

@@ -19,7 +19,6 @@ import select
 import signal
 import sys
 import tempfile
-import threading
 import time
 import traceback
 import warnings
@@ -29,11 +28,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn, TextIO
 
-import psutil
 import torch
 import torch.distributed as dist
 
 from course_lib._own_files import write_only_below
+from course_lib._processes import cpu_seconds, end_with
 from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
@@ -111,24 +110,13 @@ class _Child:
         now = time.monotonic() - self.began
         if now < self.looked + min(LOOK_SECONDS, self.seconds / 2):
             return ""
-        self.looked, self.used = now, max(self.used, _cpu_seconds(self.pid))
+        self.looked, self.used = now, max(self.used, cpu_seconds(self.pid))
         idle = min(IDLE_SECONDS, self.seconds)
         if self.used - self.worked[1] > IDLE_SHARE * idle:
             self.worked = now, self.used
         if self.used >= self.seconds or now >= MOST_TIMES * self.seconds:
             return f"it did not finish in {self.seconds:g} s"
         return f"it did nothing for {idle:g} s" if now - self.worked[0] >= idle else ""
-
-
-def _cpu_seconds(pid: int) -> float:
-    """What a process and those that it started have used; 0 where it is gone."""
-    total = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
-    return total
 
 
 def _forked(trials: Trials, seconds: float) -> list[Answer]:
@@ -179,7 +167,7 @@ def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent:
         os.setsid()  # its workers end with it
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
-        threading.Thread(target=_end_without, args=(parent,), daemon=True).start()
+        end_with(parent)
         _hide_gpus()
         torch.set_num_threads(1)  # the pool of threads was not forked
         with _silent():
@@ -189,13 +177,6 @@ def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent:
     finally:
         os.killpg(0, signal.SIGKILL)  # workers that live on would keep the pipe open
         os._exit(1)
-
-
-def _end_without(parent: int) -> None:
-    """End this process and its workers when the one that it was forked from is gone."""
-    while os.getppid() == parent:
-        time.sleep(0.2)
-    os.killpg(0, signal.SIGKILL)
 
 
 def _hide_gpus() -> None:

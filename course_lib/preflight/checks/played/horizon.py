@@ -10,7 +10,7 @@ import numpy as np
 from course_lib._words import counted
 from course_lib.preflight.checks.horizon import Calls, WalkedSchedule, faults
 from course_lib.preflight.report import Judgement
-from course_lib.timelapse.journal import Backward, Forward, Journal, SchedulePlayed, ScheduleStep, Step
+from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, SchedulePlayed, ScheduleStep, Step
 from course_lib.timelapse.windows import passes_of
 
 
@@ -49,19 +49,26 @@ class _Made:
     """Calls directly behind another, with nothing computed between the two."""
     steps: int
     """Of its optimizer."""
+    places: list[int]
+    """The micro-batch of each call."""
 
 
 def _calls(journal: Journal, number: int, schedule: SchedulePlayed) -> _Made:
     made = before_last = at_once = steps = 0
-    computed = True
+    computed, places, micro_batch = True, [], 0
+    training = journal.training_loaders()
     for event in journal.events:
         if isinstance(event, ScheduleStep) and event.schedule == number:
             made, at_once, computed = made + 1, at_once + (not computed), False
+            places.append(micro_batch)
         elif isinstance(event, Step) and event.optimizer == schedule.optimizer:
             before_last, steps, computed = made, steps + 1, True
         elif isinstance(event, Forward | Backward):
             computed = True
-    return _Made(Calls(made, before_last), at_once, steps)
+            micro_batch += isinstance(event, Backward) and not training
+        elif isinstance(event, Delivered):
+            micro_batch += event.loader in training
+    return _Made(Calls(made, before_last), at_once, steps, places)
 
 
 def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) -> bool:
@@ -73,6 +80,7 @@ def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) 
         f"another call, in {counted(made.steps, 'optimizer step')}.",
         "The schedule runs ahead: its rate ends, or turns up again, long before the run does.",
         "Step it in one place: the script calls it, and so does what wraps it, or it is called twice.",
+        at=made.places[0],
     )
     return True
 
@@ -85,7 +93,9 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
         fault = next(faults(walked, row, calls), None)
         if fault is not None:
             says = f"{fault.says[0].upper()}{fault.says[1:]}{_unit(journal, fault.end, made)}."
-            judgement.find("horizon", says, fault.means, _cure(journal, made))
+            last = min(fault.end or calls.made, calls.made)
+            at = made.places[last - 1] if 0 < last <= len(made.places) else None
+            judgement.find("horizon", says, fault.means, _cure(journal, made), at=at)
             return True
     return False
 

@@ -22,6 +22,7 @@ def judge_length(journal: Journal) -> Judgement:
                 f"len(loader) is {one.promised:,}, and a loop over it yields {counted(came, 'batch', 'batches')}.",
                 "Whatever is planned by len, as a schedule or a last window, is planned for another number.",
                 "Let __len__ say what __iter__ yields: -(-n // batch_size) with a short last batch.",
+                at=one.micro_batch,
             )
         if one.ended and came == 0:
             return judgement.find(
@@ -29,6 +30,7 @@ def judge_length(journal: Journal) -> Judgement:
                 "A loop over a loader ends without a batch.",
                 "Nothing is done in that loop, and no error says so.",
                 "Give the loader samples; drop_last leaves nothing of fewer samples than a batch holds.",
+                at=one.micro_batch,
             )
     cut = Counter(_cut(one) for one in passes_of(journal, training=True) if not one.ended)
     for (came, promised), often in cut.items():

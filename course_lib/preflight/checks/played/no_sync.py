@@ -25,6 +25,7 @@ def judge_no_sync(journal: Journal) -> Judgement:
             f"last (micro-batch {first.micro_batch:,}; {len(wrong):,} of {counted(len(windows), 'step')}).",
             "The ranks step with their own gradients: their weights part, and no error says so.",
             "Put all micro-batches but the last under no_sync, forward and backward.",
+            at=first.micro_batch,
         )
     most = max((sum(one.averages for one in window.passes) for window in windows), default=0)
     if most > 1:

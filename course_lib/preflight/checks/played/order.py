@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import EpochSet, Journal
-from course_lib.timelapse.windows import passes_of
+from course_lib.timelapse.windows import LoaderPass, passes_of
 
 FEWEST = 8
 """Samples from which on two shuffled epochs are not alike by chance."""
@@ -24,15 +24,15 @@ def judge_order(journal: Journal) -> Judgement:
             continue
         if indices == sorted(indices):
             return Judgement(notes=["order: nothing shuffles, every epoch has the same order"])
-        return _twice(journal, one.loader, orders[key], epoch, indices)
+        return _twice(journal, one, orders[key], epoch, indices)
     return (
         Judgement() if known else not_applicable("order", "no epoch has an order of samples that are known by an index")
     )
 
 
-def _twice(journal: Journal, loader: int, first: int, again: int, indices: list[int]) -> Judgement:
+def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: list[int]) -> Judgement:
     start = f"[{', '.join(map(str, indices[:4]))}, …]"
-    played = journal.loaders[loader]
+    played = journal.loaders[one.loader]
     called = any(isinstance(event, EpochSet) for event in journal.events)
     if played.set_epoch and not called:
         cause = "its sampler has set_epoch, and nothing calls it"
@@ -44,4 +44,4 @@ def _twice(journal: Journal, loader: int, first: int, again: int, indices: list[
         return Judgement(notes=[f"order: epochs {first} and {again} have the same order, {start}, by their sampler"])
     says = f"Epochs {first} and {again} have the same shuffled order, {start}: {cause}."
     means = "The samples that share a batch are the same in each of these epochs; nothing says so."
-    return Judgement().find("order", says, means, cure)
+    return Judgement().find("order", says, means, cure, at=one.micro_batch)

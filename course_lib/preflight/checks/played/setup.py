@@ -63,4 +63,5 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
             "BatchNorm's running statistics.",
             "From then on it trains as another model: no dropout, and BatchNorm's statistics stand still.",
             "Call model.train() at the start of each epoch, or at the end of the evaluation.",
+            at=first,
         )

@@ -27,6 +27,7 @@ def judge_validation(journal: Journal) -> Judgement:
                 "The score counts samples that the model has seen, so that it is too good, and the best epoch another.",
                 "Split the indices once, and give each its own part: random_split, or two Subsets that share none.",
                 chapter="10_check_your_run",
+                at=next(one.micro_batch for one in evaluated if one.loader == loader),
             )
     if not clean:
         judgement.notes.append("validation: all samples that are evaluated are trained on as well")

@@ -55,6 +55,7 @@ def _stale(judgement: Judgement, of: OptimizerWindows, name: str) -> bool:
         f"{stale[0].micro_batch:,} is the first).",
         "Every step adds the gradients of all steps before it, so that it goes by the sum and not by its own batch.",
         "Call optimizer.zero_grad() once for each step, after it or before the window's first backward pass.",
+        at=stale[0].micro_batch,
     )
     return True
 
@@ -90,7 +91,7 @@ def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Jou
         )
         means = "A window's step is made with a part of its micro-batches; the others are computed for nothing."
         cure = "Call zero_grad() once for each window, where it steps, and not for each micro-batch."
-    judgement.find("window", says, means, cure)
+    judgement.find("window", says, means, cure, at=lost[0].micro_batch)
     return True
 
 
@@ -131,6 +132,7 @@ def _tail(judgement: Judgement, of: OptimizerWindows) -> bool:
         f"{says}.",
         "These samples count in another step than their own, with another weight, or in none.",
         "Step after the last micro-batch of an epoch as well: if number % k == 0 or number == len(loader).",
+        at=(larger or left)[0].micro_batch,
     )
     return True
 
@@ -157,6 +159,7 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
             f"The run trains with {size / whole:.3g} times the rate that is set, where the optimizer does not undo it; "
             "clipping and weight decay go by the large gradient.",
             f"Divide the loss by the window's {size:,} micro-batches before its backward pass.",
+            at=of.windows[0].micro_batch,
         )
         return True
     return False

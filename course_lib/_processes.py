@@ -1,0 +1,72 @@
+"""Processes that work for this one: what they have used, and that they end with it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import psutil
+
+
+def cpu_seconds(pid: int) -> float:
+    """What a process and those that it started have used; 0 where it is gone."""
+    total = 0.0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            with contextlib.suppress(psutil.Error):
+                total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
+    return total
+
+
+def end_with(parent: int) -> None:
+    """Let this process, the first of its group, and its workers end when its parent is gone."""
+
+    def watch() -> None:
+        while os.getppid() == parent:
+            time.sleep(0.2)
+        os.killpg(0, signal.SIGKILL)
+
+    threading.Thread(target=watch, daemon=True).start()
+
+
+@contextlib.contextmanager
+def interrupts_held() -> Iterator[list[int]]:
+    """An interrupt and SIGTERM wait until the end of this, and come then; the list has those that wait."""
+    came: list[int] = []
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        held = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+        before = {number: handler for number, handler in held.items() if handler not in (signal.SIG_IGN, None)}
+    try:
+        for number in before:
+            signal.signal(number, lambda number, _: came.append(number))
+        yield came
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        if came:
+            signal.raise_signal(came[0])
+            raise KeyboardInterrupt  # its handler went on
+
+
+@contextlib.contextmanager
+def ended_in_order() -> Iterator[None]:
+    """SIGTERM raises SystemExit here where it would end the process at once, and so leave folders behind."""
+
+    def leave(number: int, _: object) -> None:
+        raise SystemExit(128 + number)
+
+    in_main = threading.current_thread() is threading.main_thread()
+    ends_at_once = in_main and signal.getsignal(signal.SIGTERM) == signal.SIG_DFL
+    if ends_at_once:
+        signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        if ends_at_once:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

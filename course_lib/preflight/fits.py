@@ -1,0 +1,52 @@
+"""The fit of a script, judged where it would begin: ``python -m course_lib.preflight.fits TASK``, begun by ``script``.
+
+The script runs until its Trainer is asked to fit; there :func:`course_lib.preflight.preflight` judges that fit.
+"""
+
+from __future__ import annotations
+
+import importlib
+from pathlib import Path
+from typing import Any, NoReturn
+
+from course_lib._own_files import write_only_below
+from course_lib._processes import end_with
+from course_lib.preflight.judge import preflight
+from course_lib.timelapse.play import Task
+from course_lib.timelapse.stage import leave_now, run_as_main
+
+
+def main(task: Task) -> NoReturn:
+    end_with(task.caller)
+    write_only_below(Path(task.folder))
+    module: Any = importlib.import_module(task.options["module"])
+    real = module.Trainer.fit
+
+    def fit(
+        trainer: Any,
+        model: Any,
+        train_dataloaders: Any = None,
+        val_dataloaders: Any = None,
+        datamodule: Any = None,
+        **_: Any,
+    ) -> None:
+        module.Trainer.fit = real  # the trials fit
+        data = datamodule or train_dataloaders
+        if val_dataloaders is not None and datamodule is None:
+            data = module.LightningDataModule()
+            vars(data).update(train_dataloader=lambda: train_dataloaders, val_dataloader=lambda: val_dataloaders)
+        elif hasattr(data, "prepare_data"):
+            data.prepare_data()
+        elif data is None:
+            model.prepare_data()
+        task.give_back(preflight(trainer, model, data, skip=task.options["skip"]))
+        leave_now()
+
+    module.Trainer.fit = fit
+    _, says = run_as_main(task)
+    task.give_back(says or "it ended before a fit")
+    leave_now()
+
+
+if __name__ == "__main__":
+    main(Task.given())
