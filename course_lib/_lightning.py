@@ -64,6 +64,7 @@ LAST_BATCH_REACHED = Private("_TrainingEpochLoop", "_num_ready_batches_reached",
 BATCHES_THAT_STEPPED = Private(
     "_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step, where a run goes on behind an epoch's last batch"
 )
+RESULTS = Private("_TrainingEpochLoop", "_results", "the sums behind an epoch's metrics, where it is resumed within")
 SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps that StochasticWeightAveraging adds")
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")

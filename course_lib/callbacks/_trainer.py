@@ -80,6 +80,8 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
     """
     if SKIP_BACKWARD.of(trainer.fit_loop):
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
+        # One window, and a batch longer than the epoch; a GradientAccumulationScheduler has made shorter ones.
+        trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
 
 
 def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:

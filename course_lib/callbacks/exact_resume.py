@@ -40,8 +40,8 @@ from course_lib.callbacks._averages import (
     begin_averaging_again,
     trained_state,
 )
+from course_lib.callbacks._metrics import EpochMetrics, has_plateaus, monitored, step_plateaus_of_ended_epoch
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
-from course_lib.callbacks._plateaus import has_plateaus, monitored, step_plateaus
 from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
     refuse_orders_that_overfitting_leaves,
@@ -81,6 +81,10 @@ class ExactResume(Callback):
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
     Without this callback a ``ResumableDataLoader`` refuses to be restored there.)
 
+    What ``self.log`` has gathered of the epoch's training metrics goes on as well, on one rank: so a
+    ``ReduceLROnPlateau`` or an ``EarlyStopping`` that goes by the training loss sees that of the whole epoch.
+    (Lightning begins the mean again.)
+
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
     one there, with the gradient of the step before, and so moves the averaged weights.)
 
@@ -100,8 +104,9 @@ class ExactResume(Callback):
             shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
-            ``ReduceLROnPlateau`` waits for the epoch's end; or within an epoch, of a loader that does not
-            know its position (torch's DataLoader begins again).
+            ``ReduceLROnPlateau`` waits for the epoch's end; or within an epoch, of a loader that does not know its
+            position (torch's DataLoader begins again), or where a ``ReduceLROnPlateau`` or ``EarlyStopping`` goes by a
+            mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``.
     """
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
@@ -113,7 +118,8 @@ class ExactResume(Callback):
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
         self._monitored: dict[str, float] = {}
-        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
+        self._metrics = EpochMetrics()
+        self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
 
     # ------------------------------------------------------------------------------------------------- hooks
@@ -135,28 +141,19 @@ class ExactResume(Callback):
         self._resumed = True
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
-        self._loaded_own = self.state_key in checkpoint.get("callbacks", {})
+        own = checkpoint.get("callbacks", {}).get(self.state_key)
+        self._loaded_own = own is not None
+        gathered = own and own.get("gathered")
+        self._metrics = EpochMetrics(gathered, trainer.world_size)
+        self._window_end = self._window_end._replace(gathered=gathered)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_loaders_that_part(trainer)
         refuse_orders_that_overfitting_leaves(trainer)
         refuse_windows_of_evaluations(trainer)
+        self.go_on(trainer, pl_module)
         if self._window_end is None:
             self._remember(trainer, pl_module)
-        else:
-            count_batches_again(trainer)
-            self._step_plateaus_of_ended_epoch(trainer)
-            ended = trainer.current_epoch - 1
-            if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
-                average_the_epoch_that_ended(trainer, pl_module)
-                self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
-            self._judge_checkpoint(trainer)
-            self._judge_loaders(trainer)
-            loops = self._window_end.loops
-            is_over = loops[BATCH_PROGRESS]["is_last_batch"]
-            next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
-            self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
-            begin_averaging_again(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
@@ -171,13 +168,13 @@ class ExactResume(Callback):
         self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        make_no_step_in_averaging_epoch(trainer)
         if self._resumed:
             # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it; and
             # in on_train_start the scheduler refuses any length but the Trainer's 1.
             trainer.accumulate_grad_batches = _window_length(trainer)
             if has_plateaus(trainer):
                 RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
+        make_no_step_in_averaging_epoch(trainer)
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
@@ -185,6 +182,7 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        self._metrics.gather_on(trainer)
         if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
             self._remember(trainer, pl_module)
             self._seed_generators(trainer)
@@ -203,19 +201,42 @@ class ExactResume(Callback):
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         if self._window_end is None:
             return
-        checkpoint["callbacks"][self.state_key]["monitored"] = monitored(trainer)
+        own = checkpoint["callbacks"][self.state_key]
+        own |= {"monitored": monitored(trainer), "gathered": self._window_end.gathered}
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
         updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
         within_step = begun and self._stepping and not updated
         if within_step or schedulers.ready != schedulers.completed or an_average_lags(trainer):
-            checkpoint["callbacks"][self.state_key]["within_update"] = True
+            own["within_update"] = True
         elif (begun and not updated) or _stopped_within_epoch(trainer):
             self._window_end.put_into(checkpoint, trainer)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.
             self._window_end.put_loader_state_into(checkpoint, trainer)
+        else:
+            own["gathered"] = self._metrics.state(trainer)
+
+    def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
+        if self._window_end is None or self._went_on:
+            return
+        self._went_on = True
+        count_batches_again(trainer)
+        self._refuse(step_plateaus_of_ended_epoch(trainer, self._monitored))
+        ended = trainer.current_epoch - 1
+        if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
+            average_the_epoch_that_ended(trainer, pl_module)
+            self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
+        self._judge_checkpoint(trainer)
+        self._judge_loaders(trainer)
+        self._refuse(self._metrics.why_refused(trainer))
+        loops = self._window_end.loops
+        is_over = loops[BATCH_PROGRESS]["is_last_batch"]
+        next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
+        self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
+        begin_averaging_again(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
@@ -245,7 +266,8 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._loaded_own = self._resumed = self._turns_to_next_epoch = self._stepping = False
+        self._metrics = EpochMetrics()
+        self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._remove_hooks()
 
     def _remove_hooks(self) -> None:
@@ -264,6 +286,7 @@ class ExactResume(Callback):
             datamodule=copy.deepcopy(_datamodule_state(trainer)),
             buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
             skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
+            gathered=self._metrics.state(trainer),
         )
 
     def _micro_batches_begun(self, trainer: Trainer) -> int:
@@ -276,17 +299,6 @@ class ExactResume(Callback):
             micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             assert self._seed is not None
             seed_generators(self._seed, micro_batches, trainer.global_rank)
-
-    def _step_plateaus_of_ended_epoch(self, trainer: Trainer) -> None:
-        fit_loop = trainer.fit_loop
-        within = fit_loop.restarted_mid_epoch and fit_loop.epoch_loop.batch_progress.is_last_batch
-        at_end = fit_loop.restarted_on_epoch_end or fit_loop.resumed_on_epoch_end
-        if has_plateaus(trainer) and (within or (at_end and not step_plateaus(trainer, self._monitored))):
-            self._refuse(
-                "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a "
-                "ReduceLROnPlateau is stepped by a metric that the checkpoint does not hold: its step would be lost. "
-                "Resume from a checkpoint within an epoch, or of on_train_epoch_end"
-            )
 
     def _judge_checkpoint(self, trainer: Trainer) -> None:
         assert self._window_end is not None
@@ -315,9 +327,10 @@ class ExactResume(Callback):
             )
 
     def _refuse(self, why: str, strict: bool | None = None) -> None:
-        if self.strict if strict is None else strict:
+        if why and (self.strict if strict is None else strict):
             raise CheckpointError(why)
-        rank_zero_warn(why)
+        if why:
+            rank_zero_warn(why)
 
 
 class _WindowEnd(NamedTuple):
@@ -329,6 +342,8 @@ class _WindowEnd(NamedTuple):
     buffers: dict[str, Tensor]
     skippers: dict[str, dict[str, Any]]
     """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
+    gathered: dict[str, Any] | None
+    """Of the epoch's training metrics."""
 
     @property
     def micro_batches(self) -> int:
@@ -347,6 +362,7 @@ class _WindowEnd(NamedTuple):
                 for skipper in skippers_of(trainer)
                 if skipper.state_key in checkpoint.get("callbacks", {})
             },
+            gathered=None,
         )
 
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:

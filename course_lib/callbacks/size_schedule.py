@@ -62,7 +62,9 @@ class SizeScheduleDataModule(LightningDataModule):
 
     Raises:
         MisconfigurationException: The Trainer's flags and the schedule don't go together.
-        ValueError: Accumulation would change within an epoch; ``effective_batch_size`` does not divide on these ranks.
+        ValueError: Accumulation would change within an epoch; ``effective_batch_size`` does not divide on these ranks;
+            or ``tail="spread"`` cannot deal an epoch to them: said before the first batch, in a run of ``max_steps``
+            when that epoch comes.
     """
 
     trainer: Any
@@ -100,6 +102,7 @@ class SizeScheduleDataModule(LightningDataModule):
         self._loader: ResumableDataLoader | None = self._last
         """The one that the Trainer gets next; None: a new one."""
         self._trainers_own: tuple[int, int] | None = None
+        self._epochs_are_checked = False
 
     def plan(self) -> SchedulePlan:
         """The optimizer steps of the Trainer's whole run."""
@@ -150,6 +153,7 @@ class SizeScheduleDataModule(LightningDataModule):
             )
         bring_exact_resume(trainer, trainer.lightning_module)
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
+        self._epochs_are_checked = False
         trainer.reload_dataloaders_every_n_epochs = 1
 
     def train_dataloader(self) -> ResumableDataLoader:
@@ -163,6 +167,10 @@ class SizeScheduleDataModule(LightningDataModule):
         loader = self._next_loader()
         self._loader = None if self.reload else loader
         loader.set_epoch(epoch)  # before the Trainer asks for its length
+        if trainer.max_steps == -1 and not self._epochs_are_checked:
+            sampler: Any = loader.batch_sampler
+            sampler.check_epochs(trainer.max_epochs)
+            self._epochs_are_checked = True
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         if isinstance(windows, dict):
             windows = windows[self.schedule.stage_at(epoch=epoch).start]

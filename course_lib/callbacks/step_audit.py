@@ -18,9 +18,8 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
-from course_lib.callbacks._other_ranks import count_batches_again
 from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of_kind, skippers_of
-from course_lib.callbacks.exact_resume import bring_exact_resume
+from course_lib.callbacks.exact_resume import ExactResume, bring_exact_resume
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
@@ -164,8 +163,8 @@ class StepAudit(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         done = attempts_of(trainer)
-        if done:
-            count_batches_again(trainer)  # as ExactResume does, which may come later in the list
+        for callback in callbacks_of_kind(trainer, ExactResume):
+            callback.go_on(trainer, pl_module)  # it may come later in the list
         self._begin_at(done, trainer)
         if self.plan is None:
             if self._world_size not in (None, trainer.world_size):

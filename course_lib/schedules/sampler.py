@@ -139,6 +139,15 @@ class ScheduledBatchSampler(EpochBatchSampler):
             )
         return self.plan(**run)
 
+    def check_epochs(self, max_epochs: int = -1) -> None:
+        """Raise the ValueError of an epoch that comes before ``max_epochs`` and cannot be dealt to these ranks."""
+        world_size, _ = self._world()
+        place = self._here(world_size)
+        for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
+            if 0 <= max_epochs <= alike.first:
+                return
+            refuse_empty_batches(alike.dealt)
+
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
         world_size, _ = self._world()

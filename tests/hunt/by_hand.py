@@ -43,7 +43,7 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
 def can_be_trained_by_hand(run: DrawnRun) -> bool:
     """Whether nothing but the batches decides: no draws in the forward, no averages, no second fit's new optimizer."""
     averages = any("Averaging" in name for name in run.callbacks)
-    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule == "plateau"
+    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith("plateau")
     return not (run.dropout or run.noisy_forward or averages or run.more_epochs or otherwise)
 
 
@@ -60,7 +60,8 @@ def trained_by_hand(run: DrawnRun, make_net: Any, make_optimizer: Any, lines: It
         for begin in range(0, len(steps), k):
             window = list(itertools.chain(*steps[begin : begin + k]))
             ranks = len(steps[begin])
-            if "SkipBadSteps" in run.callbacks and run.bad_sample in [i for line in window for i in line["indices"]]:
+            indices = [i for line in window for i in line["indices"]]
+            if ("SkipBadSteps" in run.callbacks and run.bad_sample in indices) or run.unusable in indices:
                 continue
             samples = sum(len(line["indices"]) for line in window)
             optimizer.zero_grad()

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import re
 import tempfile
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,9 +16,11 @@ import torch
 
 from tests.hunt.by_hand import Line, can_be_trained_by_hand, kept_lines, lines_of, trained_by_hand
 from tests.hunt.pieces import DrawnRun
-from tests.hunt.processes import End, played
+from tests.hunt.processes import End, Unfinished, played
 from tests.hunt.script import script_of
 
+SECONDS = 180.0
+"""What a run may take, with all its lives."""
 MAY_BE_REFUSED: dict[str, str] = {
     # what a refusal says: why it is one
     r"in the middle of an update": "some parameters have moved and others have not",
@@ -24,6 +28,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"must step without a closure, got LBFGS": "a guard decides before the step",
     r"needs automatic optimization|Manual optimization|manual optimization": "the module steps by itself",
     r"ReduceLROnPlateau is stepped by a metric": "the epoch's validation is yet to come",
+    r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
     r"does not know where it was": "torch's loader, within an epoch",
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }
@@ -40,7 +45,7 @@ class Verdict:
     """What came of a run."""
 
     outcome: str
-    """``"right"``, ``"refused"``, ``"no run"`` or ``"wrong"``."""
+    """``"right"``, ``"refused"``, ``"no run"``, ``"wrong"`` or ``"unfinished"``."""
     why: str = ""
 
 
@@ -56,32 +61,34 @@ class NoRun(Exception):
     """What was drawn is no run, with or without this library."""
 
 
-def judge(run: DrawnRun) -> Verdict:
-    """Play a run without a stop, and with its kills, and compare."""
+def judge(run: DrawnRun, ends: float = math.inf) -> Verdict:
+    """Play a run without a stop, and with its kills, and compare; until ``ends``, by ``time.monotonic()``."""
     with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as folder:
         try:
-            _judged(run, Path(folder))
+            _judged(run, Path(folder), min(ends, time.monotonic() + SECONDS))
         except Wrong as wrong:
             return Verdict("wrong", str(wrong))
         except Refused as refused:
             return Verdict("refused", str(refused))
         except NoRun as no_run:
             return Verdict("no run", str(no_run))
+        except Unfinished:
+            return Verdict("unfinished")
     return Verdict("right")
 
 
-def _judged(run: DrawnRun, folder: Path) -> None:
+def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
     names: dict[str, Any] = {"__name__": "hunted"}
     exec(compile(script_of(run), "<the drawn run>", "exec"), names)
     whole_folder, stopped_folder = folder / "whole", folder / "stopped"
     whole_folder.mkdir()
     stopped_folder.mkdir()
-    whole = _uninterrupted(run, names["life"], whole_folder)
+    whole = _uninterrupted(run, names["life"], whole_folder, ends)
     whole_lines = kept_lines(whole_folder, [run.ranks[0]])
     if can_be_trained_by_hand(run):
         _compare_with_plain_torch(run, names, whole, whole_lines[0])
     _compare_samples(run, whole_lines, "uninterrupted")
-    end, ranks_of_lives = _stopped(run, names["life"], stopped_folder)
+    end, ranks_of_lives = _stopped(run, names["life"], stopped_folder, ends)
     lines = kept_lines(stopped_folder, ranks_of_lives)
     if not run.changes_ranks:
         _compare_batches(whole_lines, lines)
@@ -89,8 +96,8 @@ def _judged(run: DrawnRun, folder: Path) -> None:
     _compare_samples(run, lines, "stopped")
 
 
-def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path) -> list[Any]:
-    end = played(life, run.ranks[0], (folder, 0, run.ranks[0], run.workers[0], []))
+def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float) -> list[Any]:
+    end = played(life, run.ranks[0], (folder, 0, run.ranks[0], run.workers[0], []), ends)
     if end.values:
         return end.values
     if any(re.search(pattern, end.error) for pattern in NOT_A_RUN):
@@ -102,7 +109,7 @@ def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path) -> lis
     raise Wrong(f"the uninterrupted run ends by an error: {end.error}\n{end.details}")
 
 
-def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path) -> tuple[list[Any], list[int]]:
+def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float) -> tuple[list[Any], list[int]]:
     """Play all lives; what the last one returned, and the number of ranks of each."""
     kills = [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills]
     if run.same_objects:
@@ -114,7 +121,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path) -> tuple[lis
             number = len(ranks_of_lives)
             ranks, workers = run.ranks_of(min(number, len(parts))), run.workers_of(min(number, len(parts)))
             ranks_of_lives.append(ranks)
-            end = played(life, ranks, (folder, number, ranks, workers, kills_of_life))
+            end = played(life, ranks, (folder, number, ranks, workers, kills_of_life), ends)
             if end.values:
                 return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
             if end.hung:
@@ -184,10 +191,11 @@ def _shown(line: Line) -> str:
 
 
 def _compare_ends(run: DrawnRun, whole: list[Any], stopped: list[Any]) -> None:
+    if run.max_steps != -1:
+        for end in (*whole, *stopped):
+            del end["counters"][1]  # current_epoch: a run that has made all its steps is not resumed to end its epoch
     for rank, (expected, got) in enumerate(zip(whole, stopped, strict=True)):
         for part in expected:
-            if part == "counters" and run.max_steps != -1:
-                continue  # a run that has made all its steps is not resumed to end its epoch
             difference = _difference(expected[part], got[part])
             if difference and (rank == 0 or part not in ("audited",)):
                 raise Wrong(f"after the stops, {part} of rank {rank} differ: {difference}")
@@ -215,9 +223,9 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
     counts: dict[int, Counter[int]] = {}
     for lines in lives:
         for line in lines:
-            counts.setdefault(line["epoch"], Counter()).update(i for i in line["indices"] if i < _primary(run))
+            counts.setdefault(line["epoch"], Counter()).update(i for i in line["indices"] if i < run.primary)
     ranks = {run.ranks_of(life) for life in range(len(run.kills) + 1)}
-    if run.tail == "drop" and _primary(run) < run.batch_size * max(ranks):
+    if run.tail == "drop" and run.primary < run.batch_size * max(ranks):
         return  # an epoch may have no whole step
     cut_short = run.max_steps != -1 or run.limit_train_batches is not None or not counts
     if not cut_short and (epochs := len(counts)) != run.all_epochs:
@@ -226,12 +234,6 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
         twice = sorted(i for i, times in count.items() if times > 1)
         if twice and run.tail != "pad":
             raise Wrong(f"in epoch {epoch}, the {which} run trained {twice} more than once")
-        missing = sorted(set(range(_primary(run))) - count.keys())
+        missing = sorted(set(range(run.primary)) - count.keys())
         if missing and not cut_short and run.tail != "drop":
-            raise Wrong(f"in epoch {epoch}, the {which} run trained {len(count)} of {_primary(run)}: not {missing}")
-
-
-def _primary(run: DrawnRun) -> int:
-    """Indices below this one come once an epoch."""
-    streams = run.sampler == "TwoStreamBatchSampler" and not run.sized
-    return run.samples - run.samples // 3 if streams else run.samples
+            raise Wrong(f"in epoch {epoch}, the {which} run trained {len(count)} of {run.primary}: not {missing}")

@@ -9,8 +9,13 @@ from hypothesis import strategies as st
 PLACES = ("forward", "start", "before step", "within step", "after step", "end", "validation", "epoch end", "loader")
 """Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training."""
 SAVES = ("every step", "every epoch", "every other step", "validation", "a time", "an exception", "by hand")
+LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
 AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging")
 CALLBACKS = ("ExactResume", "ExactAccumulation", "SkipBadSteps", "StepAudit")
+SCHEDULES = ("cosine of steps", "one cycle", "step of epochs", "plateau", "plateau of training")
+"""The first two are a loop's as well, and the last one is refused on several ranks."""
+KINDS = ("a loop", "averages", "a Trainer", "windows", "ranks", "loaders", "optimizers")
+"""What a run is about, and so where faults are looked for, in turn; what starts ranks comes behind what starts none."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,8 @@ class DrawnRun:
     callbacks: tuple[str, ...] = ("ExactResume",)
     """In this order, the averages among them."""
     bad_sample: int | None = None
+    unusable: int | None = None
+    """A sample at which a loop's loss raises an exception; the loop goes on with the next window."""
 
     accumulate_grad_batches: int = 1
     windows_by_epoch: bool = False
@@ -95,6 +102,29 @@ class DrawnRun:
         return self.val_check_interval is not None or self.saves == "validation" or self.schedule == "plateau"
 
     @property
+    def streams(self) -> int:
+        return 2 if self.sampler == "TwoStreamBatchSampler" else 1
+
+    @property
+    def primary(self) -> int:
+        """Indices below this one come once an epoch."""
+        return self.samples - self.samples // 3 * (self.streams - 1)
+
+    @property
+    def smallest_batch(self) -> int:
+        """Of one rank alone, over all epochs."""
+        sizes = {self.batch_size, self.batch_size + self.sized}
+        if self.tail != "drop" or self.sampler.startswith("Sharded"):  # which deals the batches of another sampler
+            sizes |= {self.primary % size or size for size in sizes}
+        return min(sizes) + self.streams - 1
+
+    @property
+    def fewest_batches(self) -> int:
+        """Of an epoch, on the most ranks."""
+        whole = self.primary // ((self.batch_size + self.sized) * max(self.ranks))
+        return whole if self.limit_train_batches is None else min(whole, self.limit_train_batches)
+
+    @property
     def window_lengths(self) -> dict[int, int]:
         """The micro-batches of a window, from which epoch on."""
         return {0: self.accumulate_grad_batches} | ({1: 3} if self.windows_by_epoch else {})
@@ -114,14 +144,12 @@ def one_of(*values: object) -> st.SearchStrategy:
 
 
 @st.composite
-def drawn_runs(draw: st.DrawFn) -> DrawnRun:
-    """A run of what the README admits. What is drawn first decides where faults are looked for, and so how often."""
-    rarely = one_of(False, False, False, True)
-    often = st.booleans()
-    about = draw(one_of("a Trainer", "windows", "averages", "a loop", "ranks", "loaders"))
+def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
+    """A run of what the README admits: of one kind, with more micro-batches and more lives from turn to turn."""
+    rarely, often = one_of(False, False, False, True), st.booleans()
     ranks: tuple[int, ...] = (1,)
     if about == "ranks":
-        ranks = draw(one_of((2,), (2,), (2,), (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
+        ranks = draw(one_of(*[(2,)] * 6, (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
     several = max(ranks)
     trainer = about != "a loop" and (about != "ranks" or draw(one_of(True, True, False)))
     average = draw(one_of(*AVERAGES[1:])) if about == "averages" else ""
@@ -130,11 +158,13 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
     batch_size = draw(st.integers(1, 4))
-    samples = draw(st.integers(1, 16)) + (several * 2 if several > 1 else 0)
+    # Steps of an epoch; of the last one, any part.
+    steps = draw(st.integers(1, min(8, 4 + turn)))
+    samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(often)
+    samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
-    batches = max(1, samples // batch_size // several)
     windows = about in ("windows", "averages", "a loop")
-    inside = ("by hand", "validation", "a time", "an exception", "every step")
+    inside = ("by hand", "a time", "an exception", "validation") if trainer else LOOP_SAVES
     run = DrawnRun(
         samples=samples,
         trainer=trainer,
@@ -147,7 +177,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         collate_draws=draw(rarely),
         asks_epoch=draw(rarely),
         sized=sized,
-        workers=tuple(draw(st.lists(one_of(0, 0, 0, 1, 2), min_size=1, max_size=2))),
+        workers=tuple(draw(st.lists(one_of(0, 0, 0, 0, 0, 1, 2), min_size=1, max_size=2))),
         persistent=draw(often),
         prefetch_factor=draw(one_of(2, 1, 4)),
         batch_norm=several == 1 and draw(one_of(True, True, True, False) if about == "averages" else often),
@@ -155,7 +185,7 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
-        schedule=draw(one_of("", "cosine of steps", "one cycle", *["step of epochs", "plateau"] * trainer)),
+        schedule=draw(one_of("", *SCHEDULES[: 5 if several == 1 else 4] if trainer else SCHEDULES[:2])),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
         accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
@@ -163,25 +193,41 @@ def drawn_runs(draw: st.DrawFn) -> DrawnRun:
         max_epochs=epochs,
         max_steps=draw(one_of(-1, -1, -1, 1, 3)) if trainer else -1,
         limit_train_batches=draw(one_of(None, None, None, 2, 3)) if trainer else None,
-        val_check_interval=draw(one_of(None, None, 1, 2)) if trainer and batches > 1 else None,
+        val_check_interval=draw(one_of(None, None, 1, 2)) if trainer else None,
         clip=draw(rarely),
         ranks=ranks,
-        saves=draw(one_of(*inside) if windows else one_of(*SAVES)),
-        kills=tuple(
-            draw(_kills(several, batches * epochs)) for _ in range(draw(st.integers(1, 3 if several == 1 else 2)))
-        ),
+        saves=draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES)),
+        kills=tuple(draw(_kills(several, steps * epochs)) for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))),
         same_objects=trainer and several == 1 and draw(rarely),
     )
+    if about == "a loop" and "ExactAccumulation" in callbacks:
+        run = replace(run, unusable=draw(one_of(None, 0, samples // 2)))
+        if run.unusable is not None:
+            run = replace(run, batch_norm=False)  # whose statistics have seen the window up to there
+        if "SkipBadSteps" not in callbacks and draw(rarely):
+            run = replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", ""))
     if about == "loaders":
         run = _with_another_loader(draw, run)
-    elif about == "a Trainer" and not sized:
+    elif about == "optimizers":
         run = _with_another_optimizer(draw, run)
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
     may_go_on = run.max_steps == -1 and not run.windows_by_epoch and not average and not run.by_hand
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
-    return replace(run, same_objects=False) if run.windows_by_epoch else run
+    run = replace(run, same_objects=False) if run.windows_by_epoch else run
+    return _without_what_others_refuse(run)
+
+
+def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
+    """BatchNorm wants two samples in each batch, and a validation within an epoch so many batches in it."""
+    if run.batch_norm:
+        run = replace(run, batch_size=max(2, run.batch_size))
+        run = replace(run, samples=run.samples + (run.smallest_batch == 1))
+        run = replace(run, batch_norm=run.smallest_batch > 1)
+    if (run.val_check_interval or 0) > run.fewest_batches:
+        run = replace(run, val_check_interval=None)
+    return run
 
 
 def _brought(draw: st.DrawFn) -> list[str]:
@@ -220,15 +266,13 @@ def _plain(tail: str) -> str:
 
 
 def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
-    kind = draw(one_of("", "", "LBFGS", "by hand"))
+    kind = draw(one_of("LBFGS", "by hand"))
     if kind == "LBFGS":
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
-    if kind == "by hand":
-        # Nothing here goes on within an epoch of it.
-        quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
-        audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
-        return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
-    return run
+    # Nothing here goes on within an epoch of it.
+    quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
+    audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
+    return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
 
 
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")

@@ -18,8 +18,12 @@ import torch
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
-SECONDS = 120.0
+SECONDS = 60.0
 """What a life may take. It takes less than one; nothing but a hang comes near, also on a busy machine."""
+
+
+class Unfinished(Exception):
+    """The time of a run is over, and not that of a life: nothing is known of the run."""
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,20 @@ class End:
     hung: bool = False
 
 
-def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...]) -> End:
-    """One life, in as many processes as it has ranks."""
-    if ranks == 1:
-        return _forked(lambda: life(0, *arguments))
+def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], ends: float) -> End:
+    """One life, in as many processes as it has ranks; the run has until ``ends``, by ``time.monotonic()``."""
+    seconds = min(SECONDS, ends - time.monotonic())
+    if seconds <= 0:
+        raise Unfinished
+    end = _forked(lambda: life(0, *arguments), seconds) if ranks == 1 else _of_ranks(life, ranks, arguments, seconds)
+    if end.hung and seconds < SECONDS:
+        raise Unfinished
+    return end
+
+
+def _of_ranks(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], seconds: float) -> End:
     try:
-        return End([result.value for result in run_ranks(life, ranks, args=arguments, timeout=SECONDS)])
+        return End([result.value for result in run_ranks(life, ranks, args=arguments, timeout=seconds)])
     except RankTimeout as error:
         return End([], "RankTimeout", str(error), hung=True)
     except RankError as error:
@@ -48,7 +60,7 @@ def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...]) -> 
         return End([], first.error, first.details)
 
 
-def _forked(act: Callable[[], Any]) -> End:
+def _forked(act: Callable[[], Any], seconds: float) -> End:
     reading, writing = os.pipe()
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)  # of forks beside threads; the child uses none of them
@@ -56,7 +68,7 @@ def _forked(act: Callable[[], Any]) -> End:
     if child == 0:
         _be_the_child(act, reading, writing)
     os.close(writing)
-    pieces, ends, lives = [], time.monotonic() + SECONDS, True
+    pieces, ends, lives = [], time.monotonic() + seconds, True
     while time.monotonic() < ends:
         if not select.select([reading], [], [], 0.05)[0]:
             if not lives:

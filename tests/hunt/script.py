@@ -21,6 +21,7 @@ SCHEDULES = {
     "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
     "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
     "plateau": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
+    "plateau of training": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
     "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
 }
 SAVES = {
@@ -73,7 +74,8 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "optimizer": OPTIMIZERS[run.optimizer],
         "schedule": SCHEDULES[run.schedule],
-        "interval": "epoch" if run.schedule in ("step of epochs", "plateau") else "step",
+        "interval": "step" if run.schedule in ("cosine of steps", "one cycle") else "epoch",
+        "monitored": "loss" if run.schedule == "plateau of training" else "val",
     }
 
 
@@ -131,6 +133,8 @@ def _loop(run: DrawnRun) -> dict[str, object]:
     mean = f"{backward}(nn.functional.mse_loss(model(batch[0]), batch[1]) / {k})"
     window = f"accumulate(model, window, summed_loss, lambda batch: len(batch[1]), backward={backward})"
     clip = ", max_norm=0.5" if run.clip else ""
+    closure = "lambda: evaluated(model, optimizer, window)" if run.optimizer == "LBFGS" else ""
+    raises = run.unusable is not None
     return {
         "data": _loader(run),
         "frozen": "net[0].requires_grad_(False)" if run.frozen else "",
@@ -138,9 +142,11 @@ def _loop(run: DrawnRun) -> dict[str, object]:
         "max_epochs": run.max_epochs,
         "k": k,
         "backward_of_a_mean": "" if run.weighs_samples else mean,
-        "backward_of_a_window": window if run.weighs_samples else "",
+        "backward_of_a_window": window if run.weighs_samples and not raises else "",
+        "passes_a_window_over": f"if cannot_be_used(lambda: {window}): continue" if raises else "",
+        "refuses_a_sample": f"if {run.unusable} in batch[2]: raise Unusable" if raises else "",
         "clip": "nn.utils.clip_grad_norm_(net.parameters(), 0.5)" if run.clip and not guarded else "",
-        "step": "guard.step()" if guarded else "optimizer.step()",
+        "step": "guard.step()" if guarded else f"optimizer.step({closure})",
         "step_of_the_schedule": "schedule.step()" if run.schedule and not guarded else "",
         "saves": LOOP_SAVES.get(run.saves, "window.number == window.number_of_windows"),
         "guards_counters": "guard.updates, guard.skipped" if guarded else "",

@@ -82,7 +82,7 @@ def make_optimizer(net):
     schedule = $schedule
     if schedule is None:
         return optimizer
-    config = {"scheduler": schedule, "interval": "$interval", "monitor": "val"}
+    config = {"scheduler": schedule, "interval": "$interval", "monitor": "$monitored"}
     return {"optimizer": optimizer, "lr_scheduler": config}
 
 
@@ -115,6 +115,7 @@ class Module(LightningModule):
         write(self.log_path, **line)
         $noise
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
+        self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         for callback in self.trainer.callbacks:
             if isinstance(callback, Dies):
                 callback.at("forward")
@@ -236,11 +237,14 @@ def life(rank, folder, number, ranks, workers, kills):
 def outcome(trainer, module):
     """What a run ends with."""
     averages = [callback._average_model for callback in trainer.callbacks if hasattr(callback, "_average_model")]
+    # A run that is resumed in the epoch that makes no steps has no use for SWALR; the rates tell what it did.
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
+    schedules = [one for one in schedules if not isinstance(one, torch.optim.swa_utils.SWALR)]
     return dict(
         weights=module.state_dict(),
         optimizer=[optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
         rates=[group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups],
-        schedules=[config.scheduler.state_dict().get("last_epoch") for config in trainer.lr_scheduler_configs],
+        schedules=[one.state_dict().get("last_epoch") for one in schedules],
         average=[model.state_dict() for model in averages if model is not None],
         counters=[trainer.global_step, trainer.current_epoch],
         audited=[callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)],
@@ -248,8 +252,27 @@ def outcome(trainer, module):
 '''
 
 LOOP = '''
+class Unusable(Exception):
+    """The loss's own: the loop goes on with the next window."""
+
+
 def summed_loss(model, batch):
+    $refuses_a_sample
     return nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum")
+
+
+def cannot_be_used(act):
+    try:
+        act()
+    except Unusable:
+        return True
+    return False
+
+
+def evaluated(model, optimizer, window):
+    """A closure's value, the gradients that of the window alone."""
+    optimizer.zero_grad()
+    return accumulate(model, window, summed_loss, lambda batch: len(batch[1])).loss_sum
 
 
 def life(rank, folder, number, ranks, workers, kills):
@@ -308,6 +331,7 @@ def life(rank, folder, number, ranks, workers, kills):
                 $backward_of_a_mean
                 at("forward")
             $backward_of_a_window
+            $passes_a_window_over
             at("before step")
             $clip
             $step

@@ -37,6 +37,49 @@ FOUND = {
     "ReduceLROnPlateau, resumed at an epoch's end": DrawnRun(
         samples=9, schedule="plateau", max_epochs=4, saves="every epoch", kills=(Kill(7, "start"),)
     ),
+    # It was stepped by the mean of the epoch's rest.
+    "ReduceLROnPlateau of a training metric, resumed within an epoch twice": DrawnRun(
+        samples=15, schedule="plateau of training", max_epochs=3, kills=(Kill(4, "start"), Kill(2, "before step"))
+    ),
+    "ReduceLROnPlateau of a training metric, saved within a window": DrawnRun(
+        samples=15,
+        schedule="plateau of training",
+        accumulate_grad_batches=3,
+        max_epochs=3,
+        saves="a time",
+        kills=(Kill(6), Kill(2)),
+    ),
+    # The audit asked the loader where the run was before ExactResume, behind it in the list, had put it there: a
+    # whole epoch too many was planned, and a right run was refused at its end.
+    "StepAudit ahead of ExactResume, sizes that follow a schedule, one rank fewer": DrawnRun(
+        samples=15,
+        batch_size=3,
+        sized=True,
+        callbacks=("StepAudit", "ExactResume"),
+        limit_train_batches=2,
+        ranks=(2, 1),
+        saves="validation",
+        kills=(Kill(3, "start", of_rank=0),),
+    ),
+    # In the epoch that is added for BatchNorm's statistics, the scheduler made windows, and each of them stepped.
+    "StochasticWeightAveraging beside a GradientAccumulationScheduler": DrawnRun(
+        samples=11,
+        batch_size=3,
+        sampler="TwoStreamBatchSampler",
+        batch_norm=True,
+        callbacks=("ExactResume", "StepAudit", "StochasticWeightAveraging"),
+        accumulate_grad_batches=4,
+        windows_by_epoch=True,
+        max_epochs=1,
+        kills=(Kill(5),),
+    ),
+}
+REFUSED = {
+    # It was refused when that epoch came, and the epochs before it had been trained.
+    "sizes that follow a schedule, the last of which three ranks cannot share": (
+        DrawnRun(samples=8, batch_size=1, sized=True, ranks=(3,), kills=(Kill(1),)),
+        "cannot deal the 8 samples to 3 ranks in epoch 1",
+    ),
 }
 
 
@@ -44,3 +87,10 @@ FOUND = {
 def test_it_is_right_now(name):
     verdict = judge(FOUND[name])
     assert verdict.outcome == "right", verdict.why
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_it_is_refused_now(name):
+    run, sentence = REFUSED[name]
+    verdict = judge(run)
+    assert verdict.outcome == "refused" and sentence in verdict.why, verdict.why

@@ -12,7 +12,7 @@ from tests import effort
 from tests.hunt.judging import judge
 from tests.hunt.pieces import DrawnRun, Kill
 from tests.hunt.script import script_of
-from tests.hunt.searching import hunt
+from tests.hunt.searching import Hunt
 
 ROOT = Path(__file__).parents[2]
 PLAIN = DrawnRun(samples=11, accumulate_grad_batches=2, kills=(Kill(3),), callbacks=("ExactResume", "StepAudit"))
@@ -20,9 +20,10 @@ PLAIN = DrawnRun(samples=11, accumulate_grad_batches=2, kills=(Kill(3),), callba
 
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_sample_of_the_hunt_finds_nothing(seed):
-    outcomes, found, why = hunt(seed, minutes=60, runs=effort.cases(5, 150))
-    assert found is None, f"{why}\n\n{script_of(found)}"
-    assert outcomes["right"] > sum(outcomes.values()) / 2, outcomes
+    hunt = Hunt(seed, minutes=60, runs=effort.cases(8, 150))
+    hunt.search()
+    assert hunt.found is None, f"{hunt.why}\n\n{script_of(hunt.found)}"
+    assert hunt.outcomes["right"] > 0.7 * hunt.outcomes.total(), hunt.outcomes
 
 
 def test_what_is_played_is_what_is_printed(tmp_path):

@@ -1,0 +1,86 @@
+"""A run that is resumed within an epoch: the metrics that training gathers are those of the whole epoch, or refused."""
+
+import pytest
+import torch
+import torchmetrics
+from lightning.pytorch import Callback
+from lightning.pytorch.callbacks import EarlyStopping
+
+from course_lib.callbacks import CheckpointError, ExactResume
+from course_lib.launch import RankError, run_ranks
+from course_lib.resume import ResumableDataLoader
+from tests.trainer_oracle import CountingModule, quiet_trainer
+
+
+class Logs(CountingModule):
+    def __init__(self):
+        super().__init__()
+        self.gathers = torchmetrics.MeanMetric()
+
+    def training_step(self, batch):
+        loss = super().training_step(batch) + torch.sin(batch.float()).mean()
+        for reduce_fx in ("mean", "max", "min", "sum"):
+            self.log(reduce_fx, loss, on_step=reduce_fx == "max", on_epoch=True, reduce_fx=reduce_fx)
+        self.gathers.update(loss)
+        self.log("gathers", self.gathers, on_step=False, on_epoch=True)
+        return loss
+
+
+class Watches(Callback):
+    """What is known at each epoch's end; saves behind each micro-batch, and can end the run there."""
+
+    def __init__(self, folder, ends_after=None):
+        self.folder, self.ends_after, self.seen = folder, ends_after, {}
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        trainer.save_checkpoint(self.folder / "newest.ckpt")
+        if batch_idx == self.ends_after:
+            raise KeyboardInterrupt
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        metrics = {name: value.item() for name, value in trainer.callback_metrics.items()}
+        self.seen[trainer.current_epoch] = {name: metrics[name] for name in metrics if name != "gathers"}
+
+
+def train(folder, *callbacks, ends_after=None, resumes=False):
+    watches = Watches(folder, ends_after)
+    trainer = quiet_trainer(max_epochs=2, accumulate_grad_batches=2, callbacks=[ExactResume(), watches, *callbacks])
+    try:
+        loader = ResumableDataLoader(range(11), 2, shuffle=True)
+        trainer.fit(Logs(), loader, ckpt_path=folder / "newest.ckpt" if resumes else None)
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    return watches.seen
+
+
+def test_they_are_those_of_the_whole_epoch_after_any_number_of_resumes(tmp_path):
+    whole = train(tmp_path)
+    for stop, again in ((0, 1), (1, 2), (2, 2), (4, 4)):
+        train(tmp_path, ends_after=stop)
+        train(tmp_path, ends_after=again, resumes=True)
+        seen = train(tmp_path, resumes=True)
+        assert seen and seen == {epoch: whole[epoch] for epoch in seen}, stop
+
+
+def test_one_that_gathers_by_itself_is_refused_where_a_stop_goes_by_it(tmp_path):
+    train(tmp_path, ends_after=2)
+    with pytest.raises(CheckpointError, match="goes by gathers, a mean over all of the epoch's batches"):
+        train(tmp_path, EarlyStopping("gathers"), resumes=True)
+    train(tmp_path, EarlyStopping("mean"), resumes=True)
+
+
+def test_what_two_ranks_have_gathered_is_refused_where_a_stop_goes_by_it(tmp_path):
+    class SavesAtThree(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 2:
+                trainer.save_checkpoint(tmp_path / "three.ckpt")
+
+    def train_rank(rank, path=None):
+        stop = EarlyStopping("mean", check_on_train_epoch_end=True)
+        callbacks = [ExactResume(), stop, SavesAtThree()]
+        trainer = quiet_trainer(devices=2, strategy="ddp", max_epochs=1, callbacks=callbacks)
+        trainer.fit(Logs(), ResumableDataLoader(range(20), 2), ckpt_path=path)
+
+    run_ranks(train_rank, 2)
+    with pytest.raises(RankError, match="what several ranks, or a"):
+        run_ranks(train_rank, 2, args=(tmp_path / "three.ckpt",))
