@@ -36,6 +36,14 @@ def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
+@pytest.mark.parametrize(("optimizer", "found"), [("optimizer", []), ("optimizers[0]", ["window"])])
+def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(optimizer, found, tmp_path: Path):
+    script = planted("layers", tmp_path, ("        optimizer.zero_grad()", f"        {optimizer}.zero_grad()"))
+    judgement = judgement_of(script, tmp_path)
+    assert [finding.check for finding in judgement.findings] == found
+    assert all("10 of 10 steps" in finding.says or "9 of 10 steps" in finding.says for finding in judgement.findings)
+
+
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
 
 

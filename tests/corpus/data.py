@@ -1,0 +1,79 @@
+"""What scripts read besides data sets of images: generated files, in the form and the number of the true ones."""
+
+from __future__ import annotations
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+
+
+def tiny_shakespeare(folder: Path) -> None:
+    """1,115,394 characters of 65, nine tenths of them for training."""
+    into = folder / "data" / "shakespeare_char"
+    characters = np.random.default_rng(0).integers(0, 65, 1_115_394, dtype=np.uint16)
+    characters[:1_003_854].tofile(into / "train.bin")
+    characters[1_003_854:].tofile(into / "val.bin")
+    letters = [chr(32 + number) for number in range(65)]
+    meta = {"vocab_size": 65, "itos": dict(enumerate(letters)), "stoi": {one: n for n, one in enumerate(letters)}}
+    (into / "meta.pkl").write_bytes(pickle.dumps(meta))
+
+
+def wikitext(folder: Path) -> None:
+    """The two million words of WikiText-2's training part, 33,278 of them different."""
+    random = np.random.default_rng(0)
+    words = np.concatenate([np.arange(33_278), random.integers(0, 33_278, 2_046_722)]).reshape(-1, 20)
+    text = "\n".join(" ".join(f"w{word}" for word in line) for line in words)
+    (folder / "data" / "wikitext-2" / "train.txt").write_text(text, encoding="utf-8")
+    for name in ("valid", "test"):
+        short = "\n".join(" ".join(f"w{word}" for word in line) for line in words[:12_000])
+        (folder / "data" / "wikitext-2" / f"{name}.txt").write_text(short, encoding="utf-8")
+
+
+def penn_treebank(folder: Path) -> None:
+    """42,068 lines, some 930,000 words, 10,000 of them different."""
+    random = np.random.default_rng(0)
+    lines = random.integers(0, 9_999, (42_068, 21))
+    lines[:477].flat[:9_999] = np.arange(9_999)
+    text = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
+    (folder / "data").mkdir(exist_ok=True)
+    (folder / "data" / "train.txt").write_text(text, encoding="utf-8")
+
+
+def cora(folder: Path) -> None:
+    """2,708 papers with 1,433 words and one of seven subjects, and 5,429 citations; some fewer words here."""
+    random = np.random.default_rng(0)
+    into = folder / "cora"
+    into.mkdir(exist_ok=True)
+    words = random.integers(0, 2, (2_708, 200))
+    words[:, 0] = 1
+    rows = [f"{paper} {' '.join(map(str, row))} subject{paper % 7}" for paper, row in enumerate(words)]
+    (into / "cora.content").write_text("\n".join(rows), encoding="utf-8")
+    pairs = np.unique(random.integers(0, 2_708, (5_429, 2)), axis=0)
+    (into / "cora.cites").write_text("\n".join(f"{one} {other}" for one, other in pairs), encoding="utf-8")
+
+
+def carvana(folder: Path) -> None:
+    """50 images and their masks, smaller than the true ones."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for name, shape in (("imgs", (50, 64, 64, 3)), ("masks", (50, 64, 64))):
+        into = folder / "data" / name
+        into.mkdir(parents=True, exist_ok=True)
+        values = random.integers(0, 256, shape, dtype=np.uint8) if name == "imgs" else random.integers(0, 2, shape)
+        for number, image in enumerate(values.astype(np.uint8)):
+            Image.fromarray(image).save(into / f"{number}.png")
+
+
+def berkeley(folder: Path) -> None:
+    """200 images for training and 100 for tests, of 481 × 321."""
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for name, number in (("train", 200), ("test", 100)):
+        into = folder / "dataset" / "BSDS300" / "images" / name
+        into.mkdir(parents=True, exist_ok=True)
+        image = Image.fromarray(random.integers(0, 256, (321, 481, 3), dtype=np.uint8))
+        for one in range(number):
+            image.save(into / f"{one}.jpg")
