@@ -53,3 +53,9 @@ class AutoModelForSequenceClassification(nn.Module):
     def forward(self, input_ids, labels):
         logits = self.head(self.dropout(self.words(input_ids).mean(1)))
         return SimpleNamespace(loss=nn.functional.cross_entropy(logits, labels), logits=logits)
+
+
+def __getattr__(name):
+    if name.startswith("_"):
+        raise AttributeError(name)
+    return type(name, (), {"__init__": None})  # can be imported, and not made
