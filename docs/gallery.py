@@ -6,6 +6,8 @@ import tomllib
 from pathlib import Path
 from typing import Any
 
+# ruff: noqa: E501  # paragraphs of Markdown
+
 ROOT = Path(__file__).parents[1]
 RECORDS = ROOT / "tests" / "corpus" / "records.toml"
 PAGE = ROOT / "docs" / "pages" / "gallery.md"
@@ -24,7 +26,7 @@ RIGHT = """
 Steps are those that the script makes, reckoned from it by hand; the report counts the same number.
 
 | script | started with | optimizer steps |
-|---|---|---:|
+|---|---|---|
 """
 FAILING = """
 ## What did not start
@@ -52,16 +54,15 @@ def gallery_page(records: str) -> str:
         failing=f" {len(failing)} did not start here." if failing else "",
     )
     for repository, script in found:
-        page += f"\n### {repository['name']}: {Path(script['file']).parent.name}\n\n"
-        page += f"{_link(repository, script)}, {_started(script)}.\n"
+        page += f"\n### {repository['name']}, {script['file']}\n\n"
+        page += f"[The script]({_address(repository, script)}) at {repository['commit'][:7]}, {_started(script)}.\n"
         for finding in script["findings"]:
             page += f"\n**`{finding['check']}`**: {finding['what']} *Why it is true:* {finding['why']} "
             page += f"*What it costs their run:* {finding['costs']}\n"
     page += RIGHT
     for repository, script in right:
-        steps = f"{script['steps']:,}" if "steps" in script else "by a value"
-        reckoned = f" ({script['reckoned']})" if script.get("reckoned") else ""
-        page += f"| {_link(repository, script)} | {_started(script)} | {steps}{reckoned} |\n"
+        steps = f"{script['steps']:,}: " if "steps" in script else ""
+        page += f"| {_link(repository, script)} | {_started(script)} | {steps}{script['reckoned']} |\n"
     if failing:
         page += FAILING
         page += "".join(f"| {_link(*pair)} | {pair[1]['because']} |\n" for pair in failing)
@@ -69,8 +70,12 @@ def gallery_page(records: str) -> str:
 
 
 def _link(repository: dict[str, Any], script: dict[str, Any]) -> str:
-    address = f"https://github.com/{repository['name']}/blob/{repository['commit']}/{script['file']}"
-    return f"[{repository['name']}, {script['file']}]({address}) at {repository['commit'][:7]}"
+    shown = f"{repository['name']}, {script['file']}"
+    return f"[{shown}]({_address(repository, script)}) at {repository['commit'][:7]}"
+
+
+def _address(repository: dict[str, Any], script: dict[str, Any]) -> str:
+    return f"https://github.com/{repository['name']}/blob/{repository['commit']}/{script['file']}"
 
 
 def _started(script: dict[str, Any]) -> str:

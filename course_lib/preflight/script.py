@@ -156,8 +156,11 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
     for check in checks.values():
         judgement.add(check())
     if journal.end == CUT:
-        steps = journal.counts()["optimizer steps"]
-        why = f"the play was ended after {counted(steps, 'optimizer step')}, before the script's end{_steered(journal)}"
+        counts = journal.counts()
+        made = counted(counts["optimizer steps"], "optimizer step")
+        if not journal.optimizers:
+            made = counted(counts["backward passes"], "backward pass", "backward passes")
+        why = f"the play was ended after {made}, before the script's end{_steered(journal)}"
         for name in ("length", "horizon"):
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))

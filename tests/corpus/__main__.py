@@ -84,7 +84,7 @@ def judge(script: Script, tree: Path) -> tuple[dict[str, Any] | None, str, float
         done = subprocess.run(
             [sys.executable, "-m", *words, str(path), *script.arguments],
             cwd=folder,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join([str(STAND_INS), str(ROOT), str(path.parent)])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (STAND_INS, ROOT, tree)))},
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,

@@ -12,7 +12,7 @@ import urllib.error
 import urllib.request
 from types import ModuleType
 
-SILENT = {"seaborn", "tensorboard", "wandb", "kornia", "torch_geometric", "visdom", "progress"}
+SILENT = {"pandas", "seaborn", "tensorboard", "wandb", "kornia", "torch_geometric", "visdom", "progress"}
 """What a script is judged without."""
 
 
