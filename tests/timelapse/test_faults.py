@@ -1,5 +1,7 @@
 """A fault planted in a script that was right is found, alone; the script without it is silent."""
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -12,11 +14,15 @@ from course_lib.timelapse.journal import (
     CUT,
     ENDED,
     Backward,
+    Comparison,
     Delivered,
+    Event,
     Journal,
     LoaderPlayed,
     OptimizerPlayed,
     PassBegun,
+    SchedulePlayed,
+    ScheduleStep,
     Step,
 )
 from course_lib.timelapse.play import Play, play_each
@@ -74,6 +80,26 @@ def test_a_score_of_some_training_samples_is_no_leak(scored, found):
     batches += [PassBegun(1, 1), Delivered(1, (3, 7, 9), 3)]
     journal = Journal(batches, [training, score], end=ENDED)
     assert [finding.check for finding in judge_validation(journal).findings] == found
+
+
+def cosine_run(epochs: int) -> Journal:
+    """As many epochs of ten steps, under a cosine over twenty."""
+    rates = [(0.05 * (1 + math.cos(math.pi * epoch / 20)),) for epoch in range(41)]
+    events: list[Event] = []
+    for epoch in range(epochs):
+        events += [Backward("train.py:9", (0,), (True,), True, False), Step(0, rates[epoch], False, 1.0, False)] * 10
+        events.append(ScheduleStep(0))
+    schedule = SchedulePlayed("CosineAnnealingLR", 0, rates=rates)
+    return Journal(events, optimizers=[OptimizerPlayed("SGD", 2)], schedules=[schedule], end=ENDED)
+
+
+@pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])
+def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_other_answer, found):
+    asked = Comparison("train.py:20", Counter({False: 3}))
+    others = Others(flipped=((asked, cosine_run(epochs_with_the_other_answer)),))
+    judgement = judged(cosine_run(4), others)
+    assert [finding.check for finding in judgement.findings] == found
+    assert ("horizon" in judgement.not_judged) == (not found)
 
 
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
