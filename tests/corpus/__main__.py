@@ -15,12 +15,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+from docs.gallery import PAGE
 from tests.corpus import data
 from tests.corpus.clones import NotHere, work_tree
 from tests.corpus.records import Script, differences, read_records
 
 ROOT = Path(__file__).parents[2]
 STAND_INS = Path(__file__).with_name("stand_ins")
+SHORTEST_QUOTE = 25
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -43,7 +45,7 @@ def main(argv: list[str] | None = None) -> int:
             continue
         for script in scripts:
             report, says, seconds = judge(script, tree)
-            said = differences(script, report, says)
+            said = differences(script, report, says) + quoted((tree / script.file).read_text(encoding="utf-8"))
             judged, wrong = judged + 1, wrong + bool(said)
             print(f"{repository.name}/{script.file} | {seconds:.1f} | {_told(script, report)}", flush=True)
             for line in said:
@@ -54,6 +56,13 @@ def main(argv: list[str] | None = None) -> int:
     for line in missing:
         print(f"Missing: {line}")
     return 1 if wrong else 2 if missing else 0
+
+
+def quoted(text: str) -> list[str]:
+    """The lines of a script that stand in the gallery as they are, from a certain length on."""
+    page = PAGE.read_text(encoding="utf-8")
+    lines = {line.strip() for line in text.splitlines()}
+    return [f"the gallery quotes it: {line}" for line in lines if len(line) >= SHORTEST_QUOTE and line in page]
 
 
 def _is_asked_for(name: str, parts: list[str]) -> bool:

@@ -19,27 +19,6 @@ def tiny_shakespeare(folder: Path) -> None:
     (into / "meta.pkl").write_bytes(pickle.dumps(meta))
 
 
-def wikitext(folder: Path) -> None:
-    """The two million words of WikiText-2's training part, 33,278 of them different."""
-    random = np.random.default_rng(0)
-    words = np.concatenate([np.arange(33_278), random.integers(0, 33_278, 2_046_722)]).reshape(-1, 20)
-    text = "\n".join(" ".join(f"w{word}" for word in line) for line in words)
-    (folder / "data" / "wikitext-2" / "train.txt").write_text(text, encoding="utf-8")
-    for name in ("valid", "test"):
-        short = "\n".join(" ".join(f"w{word}" for word in line) for line in words[:12_000])
-        (folder / "data" / "wikitext-2" / f"{name}.txt").write_text(short, encoding="utf-8")
-
-
-def penn_treebank(folder: Path) -> None:
-    """42,068 lines, some 930,000 words, 10,000 of them different."""
-    random = np.random.default_rng(0)
-    lines = random.integers(0, 9_999, (42_068, 21))
-    lines[:477].flat[:9_999] = np.arange(9_999)
-    text = "\n".join(" ".join(f"w{word}" for word in line) for line in lines)
-    (folder / "data").mkdir(exist_ok=True)
-    (folder / "data" / "train.txt").write_text(text, encoding="utf-8")
-
-
 def cora(folder: Path) -> None:
     """2,708 papers with one of seven subjects and 5,429 citations; 200 words in place of 1,433."""
     _cora(folder / "cora")
@@ -63,19 +42,6 @@ def _cora(into: Path) -> None:
     (into / "cora.content").write_text("\n".join(rows), encoding="utf-8")
     pairs = np.unique(random.integers(0, 2_708, (5_429, 2)), axis=0)
     (into / "cora.cites").write_text("\n".join(f"{one} {other}" for one, other in pairs), encoding="utf-8")
-
-
-def carvana(folder: Path) -> None:
-    """50 images and their masks, smaller than the true ones."""
-    from PIL import Image
-
-    random = np.random.default_rng(0)
-    for name, shape in (("imgs", (50, 64, 64, 3)), ("masks", (50, 64, 64))):
-        into = folder / "data" / name
-        into.mkdir(parents=True, exist_ok=True)
-        values = random.integers(0, 256, shape, dtype=np.uint8) if name == "imgs" else random.integers(0, 2, shape)
-        for number, image in enumerate(values.astype(np.uint8)):
-            Image.fromarray(image).save(into / f"{number}.png")
 
 
 def berkeley(folder: Path) -> None:
