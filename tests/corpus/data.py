@@ -21,19 +21,7 @@ def tiny_shakespeare(folder: Path) -> None:
 
 def cora(folder: Path) -> None:
     """2,708 papers with one of seven subjects and 5,429 citations; 200 words in place of 1,433."""
-    _cora(folder / "cora")
-
-
-def cora_in_data(folder: Path) -> None:
-    """The same, where others look for it."""
-    _cora(folder / "data" / "cora")
-
-
-def cora_above(folder: Path) -> None:
-    _cora(folder.parent / "data" / "cora")
-
-
-def _cora(into: Path) -> None:
+    into = folder / "cora"
     random = np.random.default_rng(0)
     into.mkdir(parents=True, exist_ok=True)
     words = random.integers(0, 2, (2_708, 200))
