@@ -17,7 +17,7 @@ PARALLEL := -n 3 --dist loadgroup
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test cost hunt thorough elsewhere lint matrix outsiders site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost hunt thorough elsewhere lint matrix outsiders corpus site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -81,6 +81,12 @@ outsiders: .venv/pyvenv.cfg  ## the tests with others' libraries: transformers, 
 	$(PY) -m uv pip install --quiet --python .outsiders/bin/python --no-deps -e .
 	.outsiders/bin/python -m pytest tests/outsiders $(PYTEST_ARGS)
 
+# Clones are read from CORPUS/owner/name; a commit that is missing there is fetched from its public address.
+CORPUS ?= .corpus
+corpus: .venv/installed  ## judge public scripts against what is true of them (CORPUS=clones SCRIPTS=mnist)
+	$(PY) -m pip install --quiet -r tests/corpus/requirements.txt -c requirements.lock
+	$(PY) -m tests.corpus --clones $(CORPUS) $(SCRIPTS)
+
 # Static: it shows the stored outputs and reads the docstrings, so its environment has no torch.
 site: .site/installed  ## the book to read, in site/: chapters, symptoms, API, claims (open site/index.html)
 	NO_MKDOCS_2_WARNING=1 .site/bin/python -m mkdocs build --quiet --strict --config-file docs/mkdocs.yml
@@ -119,7 +125,7 @@ wheelhouse: .venv/pyvenv.cfg  ## download all but torch for a machine that has t
 	  "left out. Copy it there and run: make test VENV_ARGS=--system-site-packages"
 
 clean:  ## remove .venv and the caches
-	rm -rf .venv .matrix .outsiders .site site .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf .venv .matrix .outsiders .corpus .site site .pytest_cache .mypy_cache .ruff_cache .hypothesis
 
 # Each step is a line, and what goes wrong a sentence: install.py.
 .venv/pyvenv.cfg:

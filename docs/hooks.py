@@ -38,6 +38,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"What do you see?": SYMPTOMS},
         {"Chapters": [{chapter.title.replace("`", ""): page} for page, chapter in CHAPTERS.items()]},
         {"Check your run": "preflight.md"},
+        {"Public scripts, judged": "gallery.md"},
         {"In your own project": "reuse.md"},
         {"What goes with what": "together.md"},
         {"API": [{name: f"api/{name}.md"} for name in public_modules(ROOT / "course_lib")]},

@@ -33,7 +33,16 @@ from course_lib.preflight.checks.played.resume import judge_resume
 from course_lib.preflight.checks.played.setup import judge_setup
 from course_lib.preflight.checks.played.validation import judge_validation
 from course_lib.preflight.checks.played.window import judge_windows
-from course_lib.preflight.report import CHAPTERS, Judgement, Kind, PreflightReport, Unjudged, not_judged, report_of
+from course_lib.preflight.report import (
+    CHAPTERS,
+    Judgement,
+    Kind,
+    PreflightReport,
+    Unjudged,
+    not_applicable,
+    not_judged,
+    report_of,
+)
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
 from course_lib.timelapse.play import Play, play_each, stage_each
 
@@ -199,16 +208,36 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
     for check in checks.values():
         judgement.add(check())
     if journal.end == CUT:
-        steps = journal.counts()["optimizer steps"]
-        why = f"the play was ended after {counted(steps, 'optimizer step')}, before the script's end{_steered(journal)}"
+        counts = journal.counts()
+        made = counted(counts["optimizer steps"], "optimizer step")
+        if not journal.optimizers:
+            made = counted(counts["backward passes"], "backward pass", "backward passes")
+        why = f"the play was ended after {made}, before the script's end{_steered(journal)}"
         for name in ("length", "horizon"):
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))
+    _leave_open_what_a_value_ends(judgement, journal, others)
     judgement.notes += journal.notes
     judgement.notes += _what_hangs_on_values(journal, others)
     if journal.output:
         judgement.notes.append(f"What the script printed is kept in {journal.output}")
     return judgement
+
+
+def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others: Others) -> None:
+    """A run that a value has ended, as one that stops early: whether its schedule ends with it is not known."""
+    steps = journal.counts()["optimizer steps"]
+    found = [finding for finding in judgement.findings if finding.check == "horizon"]
+    for asked, theirs in others.flipped:
+        more = theirs.counts()["optimizer steps"]
+        if found and (theirs.end == CUT or more > steps):
+            judgement.findings = [finding for finding in judgement.findings if finding.check != "horizon"]
+            why = (
+                f"how long the run is hangs on a value, by {asked.place}: {counted(steps, 'optimizer step')}, or "
+                f"{more:,} with the other answer"
+            )
+            judgement.add(not_applicable("horizon", why))
+            return
 
 
 def _steered(journal: Journal) -> str:

@@ -42,7 +42,9 @@ class Gradients:
         self._probes: dict[int, nn.Parameter] = {}
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
-        """Optimizers that the pass which goes on has given gradients to."""
+        """The optimizers whose parameters the pass that is run gave gradients to."""
+        self._computed: set[int] = set()
+        """Those whose gradients are results of computations, and no zeros of replayed modules."""
         self._versions: dict[int, int] = {}
         """Of each optimizer's probe: how often it had been written to at the last backward pass."""
         self._steps = 0
@@ -86,13 +88,13 @@ class Gradients:
         if not lapse.fast:
             lapse.journal.trainer = lapse.journal.trainer or trainer_around()
             weights = self._weights_seen(roots, line)
-            backward(tensors, *arguments, **options)
+            self._run(backward, tensors, arguments, options)
             del weights
             self._after_real_pass()
         else:
             reached = replayed_behind(roots, self.replayed.anchor) if not (arguments or options) else None
             if reached is None:
-                backward(tensors, *arguments, **options)
+                self._run(backward, tensors, arguments, options)
             else:
                 for module in reached:
                     self.give(module)
@@ -101,24 +103,38 @@ class Gradients:
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
         lapse.write(Backward(line, numbers, were_cleared, lapse.averages, moved))
 
-    def _after_real_pass(self) -> None:
+    def _run(self, backward: Any, tensors: Any, arguments: Any, options: Any) -> None:
+        """Run a pass, and see which optimizers' parameters it computes gradients for."""
+        before = self._gradients_now()
+        backward(tensors, *arguments, **options)
         holders = self._holders_now()
+        for number, (gradient, version) in self._gradients_now().items():
+            known, known_version = before.get(number, (None, 0))
+            if gradient is not known or version != known_version:
+                if holders[number] not in self._reached:  # by a replayed module, behind which nothing is computed
+                    self._computed.add(holders[number])
+                self._reached.add(holders[number])
+
+    def _gradients_now(self) -> dict[int, tuple[Tensor, int]]:
+        """Of each parameter that an optimizer holds and that has one: its gradient, and how often it was written to."""
+        return {
+            id(parameter): (parameter.grad, parameter.grad._version)
+            for optimizer in self.lapse.optimizers.things
+            for parameter in parameters_of(optimizer)
+            if parameter.grad is not None
+        }
+
+    def _after_real_pass(self) -> None:
         for module in self.replayed.numbers.things:
             for parameter in self.replayed.parts_of(module).parameters:
                 if parameter.grad is not None:
                     self.trained[id(parameter)] = parameter
                     self.never.discard(id(parameter))
-                    if id(parameter) in holders:
-                        self._reached.add(holders[id(parameter)])
                 elif parameter.requires_grad and id(parameter) not in self.trained:
                     self.never.add(id(parameter))
         if self.trained:
             parameter = next(iter(self.trained.values()))
             self._before = (parameter, parameter.detach().clone())
-        for optimizer in self.lapse.optimizers.things:  # what it holds besides modules
-            for held in parameters_of(optimizer):
-                if held.grad is not None:
-                    self._reached.add(holders[id(held)])
 
     def give(self, module: nn.Module) -> None:
         """The gradients of a replayed module's parameters, as a backward pass would leave them."""
@@ -129,6 +145,7 @@ class Gradients:
             number = holders.get(id(parameter))
             if number is not None:
                 self._reached.add(number)
+                self._computed.discard(number)
             if parameter.grad is None:
                 parameter.grad = self._zero(parameter)
             if number is not None and self._probe(number) is parameter:
@@ -152,14 +169,14 @@ class Gradients:
 
     def is_cleared(self, number: int) -> bool:
         """Whether an optimizer's gradients are none or zero."""
-        if self.lapse.fast:
+        if self.lapse.fast and number not in self._computed:
             return self.factor(number) == 0
         held = parameters_of(self.lapse.optimizers.things[number])
         return all(parameter.grad is None or not parameter.grad.any().tolist() for parameter in held)
 
     def factor(self, number: int) -> float:
         """By which an optimizer's gradients were multiplied since the last backward pass; 0 where they are none."""
-        if not self.lapse.fast:
+        if not self.lapse.fast or number in self._computed:
             return 1.0
         probe = self._probe(number)
         if probe is None or probe.grad is None:

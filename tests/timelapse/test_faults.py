@@ -1,11 +1,30 @@
 """A fault planted in a script that was right is found, alone; the script without it is silent."""
 
+import math
+from collections import Counter
 from pathlib import Path
 
 import pytest
 
+from course_lib.preflight.checks.played.validation import judge_validation
+from course_lib.preflight.checks.played.window import judge_windows
 from course_lib.preflight.report import Judgement
 from course_lib.preflight.script import Others, judged
+from course_lib.timelapse.journal import (
+    CUT,
+    ENDED,
+    Backward,
+    Comparison,
+    Delivered,
+    Event,
+    Journal,
+    LoaderPlayed,
+    OptimizerPlayed,
+    PassBegun,
+    SchedulePlayed,
+    ScheduleStep,
+    Step,
+)
 from course_lib.timelapse.play import Play, play_each
 from tests import effort
 
@@ -34,6 +53,53 @@ def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
 def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
     [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,), folder=tmp_path)])
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
+
+
+@pytest.mark.parametrize(("optimizer", "found"), [("optimizer", []), ("optimizers[0]", ["window"])])
+def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(optimizer, found, tmp_path: Path):
+    script = planted("layers", tmp_path, ("        optimizer.zero_grad()", f"        {optimizer}.zero_grad()"))
+    judgement = judgement_of(script, tmp_path)
+    assert [finding.check for finding in judgement.findings] == found
+    assert all("10 of 10 steps" in finding.says or "9 of 10 steps" in finding.says for finding in judgement.findings)
+
+
+@pytest.mark.parametrize(("end", "found"), [(ENDED, ["window"]), (CUT, [])])
+def test_a_pass_without_a_step_is_lost_at_the_end_of_the_run_and_not_where_the_play_was_cut(end, found):
+    made = Backward("train.py:9", (0,), (True,), True, False)
+    steps = [made, Step(0, (0.1,), False, 1.0, False)] * 3
+    journal = Journal([*steps, made], optimizers=[OptimizerPlayed("SGD", 2)], end=end)
+    assert [finding.check for finding in judge_windows(journal).findings] == found
+
+
+@pytest.mark.parametrize(("scored", "found"), [(None, []), (range(10, 50), []), (range(80, 120), ["validation"])])
+def test_a_score_of_some_training_samples_is_no_leak(scored, found):
+    """Trained so far on some of the first hundred samples, drawn with replacement."""
+    training = LoaderPlayed(0, 100, tuple(range(100)), replacement=True)
+    score = LoaderPlayed(0, 100 if scored is None else len(scored), tuple(scored or range(100)))
+    batches = [PassBegun(0, 1), Delivered(0, (1, 2, 3), 3), Backward("train.py:9", (), (), True, False)]
+    batches += [PassBegun(1, 1), Delivered(1, (3, 7, 9), 3)]
+    journal = Journal(batches, [training, score], end=ENDED)
+    assert [finding.check for finding in judge_validation(journal).findings] == found
+
+
+def cosine_run(epochs: int) -> Journal:
+    """As many epochs of ten steps, under a cosine over twenty."""
+    rates = [(0.05 * (1 + math.cos(math.pi * epoch / 20)),) for epoch in range(41)]
+    events: list[Event] = []
+    for epoch in range(epochs):
+        events += [Backward("train.py:9", (0,), (True,), True, False), Step(0, rates[epoch], False, 1.0, False)] * 10
+        events.append(ScheduleStep(0))
+    schedule = SchedulePlayed("CosineAnnealingLR", 0, rates=rates)
+    return Journal(events, optimizers=[OptimizerPlayed("SGD", 2)], schedules=[schedule], end=ENDED)
+
+
+@pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])
+def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_other_answer, found):
+    asked = Comparison("train.py:20", Counter({False: 3}))
+    others = Others(flipped=((asked, cosine_run(epochs_with_the_other_answer)),))
+    judgement = judged(cosine_run(4), others)
+    assert [finding.check for finding in judgement.findings] == found
+    assert ("horizon" in judgement.not_judged) == (not found)
 
 
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from course_lib._words import counted
+from course_lib._words import counted, in_a_line
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
@@ -31,6 +31,8 @@ class PoisonedBatch:
     roots: list[str] = field(default_factory=list)
     """Of each training_step: the last operation of its loss; empty where it returned None."""
     raised: str = ""
+    refused: str = ""
+    """What the run's own code raises for it."""
     ended_epoch_at: int | None = None
     """The batch in which an epoch ended early."""
     nan_parameters: tuple[str, ...] = ()
@@ -82,11 +84,14 @@ def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
                 on_train_batch_end=end,
                 on_train_epoch_end=epoch_ends,
             )
-        except RuntimeError:
+        except Exception as error:
             # A Trainer of several ranks refuses a step without a loss.
-            if run.settings.world_size == 1 or not bad.roots or bad.roots[-1]:
+            if isinstance(error, RuntimeError) and run.settings.world_size > 1 and bad.roots and not bad.roots[-1]:
+                bad.raised = "Skipping the training_step by returning None in distributed training is not supported"
+            elif bad.poisoned and len(bad.roots) == BAD:  # the batches before it raised nothing
+                bad.refused = in_a_line(error)
+            else:
                 raise
-            bad.raised = "Skipping the training_step by returning None in distributed training is not supported"
         bad.nan_parameters = tuple(name for name, value in run.model.named_parameters() if not value.isfinite().all())
         bad.nan_buffers = tuple(name for name, value in run.model.named_buffers() if not value.isfinite().all())
         return judge_bad_step(bad, run.settings.world_size)
@@ -133,6 +138,8 @@ def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
     """A run that is not meant to skip bad batches gets a note only."""
     if not bad.poisoned:
         return not_applicable("bad_step", "no batch of floats was seen that could be made NaN")
+    if bad.refused:
+        return Judgement(notes=[f"bad_step: a batch of NaN ends the run: {bad.refused}"])
     if bad.raised or (bad.returned_none and world_size > 1):
         wrong = (
             f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {bad.raised}.",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from course_lib._words import counted, first_of
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Journal
+from course_lib.timelapse.loaders import MOST_INDICES
 from course_lib.timelapse.windows import LoaderPass, passes_of
 
 
@@ -35,12 +36,17 @@ def judge_validation(journal: Journal) -> Judgement:
 
 
 def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:
-    """A dataset's number and an index in it, whatever subset it came by."""
+    """A dataset's number and an index in it, whatever subset it came by.
+
+    Of torch's samplers all that they may give: a score of some training batches is a choice, and no leak, also where
+    the training has not come to the same samples yet.
+    """
     found: set[tuple[int, int]] = set()
-    for one in passes:
-        loader = journal.loaders[one.loader]
-        for batch in one.batches:
-            for index in batch or ():
-                within = index if loader.base_indices is None else loader.base_indices[index]
-                found.add((loader.dataset, within))
+    for number in {one.loader for one in passes}:
+        loader = journal.loaders[number]
+        given = {index for one in passes if one.loader == number for batch in one.batches for index in batch or ()}
+        if given and not loader.own_sampler and loader.samples is not None and loader.samples <= MOST_INDICES:
+            given = set(range(loader.samples))
+        base = loader.base_indices
+        found |= {(loader.dataset, index if base is None else base[index]) for index in given}
     return found

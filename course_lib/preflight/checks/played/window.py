@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import Journal, Step
+from course_lib.timelapse.journal import CUT, Journal, Step
 from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
 
@@ -34,7 +34,7 @@ def judge_windows(journal: Journal) -> Judgement:
         if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
             continue
-        if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of):
+        if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
             return judgement
         if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
             return judgement
@@ -103,10 +103,11 @@ def _are_tails(lost: list[Pass], of: OptimizerWindows) -> bool:
     return all(one.micro_batch > last_step[one.epoch] for one in lost)
 
 
-def _tail(judgement: Judgement, of: OptimizerWindows) -> bool:
+def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """Micro-batches that wait for a step behind an epoch's end, or behind the run's."""
     used = {one.line for window in of.windows for one in window.passes}
-    left = [one for one in of.left_over if one.line in used]
+    # A play that was cut may have ended within a window.
+    left = [one for one in of.left_over if one.line in used and journal.end != CUT]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
     sizes = Counter(len(window.passes) for window in of.windows)
     usual = sizes.most_common(1)[0][0]

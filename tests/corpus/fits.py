@@ -1,46 +1,38 @@
-"""One public script, run as it stands until it calls ``fit``: each run is judged in place of being trained."""
+"""``python -m tests.corpus.fits REPORT script.py [its arguments]``: its first ``Trainer.fit`` is judged, not trained.
+
+The script runs as it stands until it calls ``fit``. The report says as well whether weights and files are as before.
+"""
 
 import json
 import os
 import runpy
 import sys
-import time
 from pathlib import Path
 
+import lightning.pytorch
+import pytorch_lightning
 import torch
 
 from course_lib.preflight import preflight
-from tests.corpus import stand_ins
-
-MOST = 1
-"""Runs of a script that are judged."""
 
 
 class Judged(BaseException):
-    """Enough runs of the script have been judged."""
+    """The fit has been judged; what comes behind it in the script does not run."""
 
 
-def main(script, *arguments):
-    stand_ins.install()
-    reports = []
-    import lightning.pytorch
-    import pytorch_lightning
-
+def main(report_file, script, *arguments):
     for package in (lightning.pytorch, pytorch_lightning):
-        judge_fits(package.Trainer, reports)
+        judge_fits(package.Trainer, Path(report_file))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
-    error = ""
     try:
         runpy.run_path(script, run_name="__main__")
-    except (Judged, SystemExit):
-        pass
-    except BaseException as raised:
-        error = f"{type(raised).__name__}: {raised}"
-    print(json.dumps({"reports": reports, "error": "" if reports else error}), file=sys.__stdout__)
+    except Judged:
+        return
+    raise SystemExit("the script ended without a fit")
 
 
-def judge_fits(trainer_class, reports):
+def judge_fits(trainer_class, report_file):
     made, trained, own = trainer_class.__init__, trainer_class.fit, os.getpid()
 
     def on_the_cpu(self, *arguments, **options):
@@ -56,19 +48,14 @@ def judge_fits(trainer_class, reports):
             model.prepare_data()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         files = sorted(str(path) for path in Path().rglob("*"))
-        began = time.monotonic()
-        report = preflight(self, model, data)
-        judged = report.to_dict() | {"wall": time.monotonic() - began, "model": type(model).__name__}
+        report = preflight(self, model, data).to_dict()
         same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
-        judged["untouched"] = same and files == sorted(str(path) for path in Path().rglob("*"))
-        reports.append(judged)
-        if len(reports) == MOST:
-            raise Judged
-        return None
+        report["untouched"] = same and files == sorted(str(path) for path in Path().rglob("*"))
+        report_file.write_text(json.dumps(report, default=str), encoding="utf-8")
+        raise Judged
 
     trainer_class.__init__, trainer_class.fit = on_the_cpu, fit
 
 
 if __name__ == "__main__":
-    os.environ["MPLBACKEND"] = "agg"
     main(*sys.argv[1:])
