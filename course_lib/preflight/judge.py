@@ -345,7 +345,8 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     if judgement.findings or judgement.not_judged:
         return judgement
     if seen.saves and deep:
-        judgement.add(guarded("resume", judge_restarts, run, inside_window=seen.inside_window, seconds=seconds))
+        places = {"within_epoch": bool(seen.saved_by), "inside_window": seen.inside_window}
+        judgement.add(guarded("resume", judge_restarts, run, **places, seconds=seconds))
     elif seen.why_not is not None:
         judgement.not_judged["resume"] = seen.why_not
     elif seen.saves and seen.batches:

@@ -26,7 +26,8 @@ def test_a_right_run_on_two_ranks(name, monkeypatch):
     report = preflight(*right.make_run(), skip=BESIDE)
     assert not any(finding.check == "no_sync" for finding in report.findings), str(report)
     # DDP itself refuses a step in which a network takes no part, or what a callback swaps.
-    assert "no_sync" in report.passed or name in ("08_two_networks", "34_game_in_turns"), str(report)
+    refused = ("08_two_networks", "34_game_in_turns", "39_noise_in_the_forward", "40_target_network")
+    assert "no_sync" in report.passed or name in refused, str(report)
 
 
 class ByHand(Net):

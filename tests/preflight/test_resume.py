@@ -85,8 +85,10 @@ def test_what_time_or_chance_decides_may_fall_anywhere(option):
 # ----------------------------------------------------------------------------------------------------- right runs
 
 
-MAY_NOT_BE_JUDGED = {"22_two_loaders", "35_windows_across_epochs"}
-"""From two loaders, and of four windows in all."""
+MAY_NOT_BE_JUDGED = {"22_two_loaders", "35_windows_across_epochs", "45_exact_resume"}
+"""From two loaders, of four windows in all, and one that refuses to resume within an epoch."""
+HOLDS_MORE = {"43_schedule_of_the_module": "resumed goes on to weights that differ"}
+"""Right until it is stopped: its own schedule is in no checkpoint."""
 
 
 @pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=8, thorough=1)])
@@ -97,7 +99,11 @@ def test_a_right_run_resumes_from_its_checkpoints(name, tmp_path):
     trainer, model, data = right.make_run()
     trainer.callbacks.append(ModelCheckpoint(tmp_path))
     report = preflight(trainer, model, data, deep=True, skip=BESIDE)
-    assert report.ok and ("resume" in report.passed or name in MAY_NOT_BE_JUDGED), str(report)
+    if name in HOLDS_MORE:
+        [finding] = report.findings
+        assert finding.check == "resume" and HOLDS_MORE[name] in finding.says
+    else:
+        assert report.ok and ("resume" in report.passed or name in MAY_NOT_BE_JUDGED), str(report)
     assert not list(tmp_path.iterdir())
 
 

@@ -67,7 +67,7 @@ def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(opt
 def test_a_pass_without_a_step_is_lost_at_the_end_of_the_run_and_not_where_the_play_was_cut(end, found):
     made = Backward("train.py:9", (0,), (True,), True, False)
     steps = [made, Step(0, (0.1,), False, 1.0, False)] * 3
-    journal = Journal([*steps, made], optimizers=[OptimizerPlayed("SGD", 2)], end=end)
+    journal = Journal([*steps, made], optimizers=[OptimizerPlayed("SGD")], end=end)
     assert [finding.check for finding in judge_windows(journal).findings] == found
 
 
@@ -90,7 +90,7 @@ def cosine_run(epochs: int) -> Journal:
         events += [Backward("train.py:9", (0,), (True,), True, False), Step(0, rates[epoch], False, 1.0, False)] * 10
         events.append(ScheduleStep(0))
     schedule = SchedulePlayed("CosineAnnealingLR", 0, rates=rates)
-    return Journal(events, optimizers=[OptimizerPlayed("SGD", 2)], schedules=[schedule], end=ENDED)
+    return Journal(events, optimizers=[OptimizerPlayed("SGD")], schedules=[schedule], end=ENDED)
 
 
 @pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])

@@ -166,10 +166,11 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fau
         return
     if schedule.cycles or peak == 0:
         return
-    end = end_of(rates, peak=int(np.argmax(run >= (1 - ROUNDING) * peak)), raised=bool(schedule.refused))
+    still_rises = _first_fall(rates, used - 1) if last == peak > rates[0] else 0
+    top = still_rises or int(np.argmax(run >= (1 - ROUNDING) * peak))
+    end = end_of(rates, peak=top, raised=bool(schedule.refused))
     # The first call from which on, to the run's end, the rate is as good as 0.
     vanished = used - int(np.argmax(run[::-1] > VANISHED * peak))
-    still_rises = _first_fall(rates, used - 1) if last == peak > rates[0] else 0
     if (run == run[0]).all() and (rates != rates[0]).any():
         first = int(np.argmax(rates != rates[0]))
         yield Fault(
@@ -226,8 +227,8 @@ NEAR = 1e-3
 def end_of(rates: Rates, *, peak: int, raised: bool) -> int | None:
     """The call at which a schedule has arrived: it stays there, turns up after a fall, or raises at the next.
 
-    ``peak``: the first call of the run with its highest rate. None where the schedule has no end: it falls on, or it
-    was not seen to end.
+    ``peak``: the first call with the highest rate, of the run, or behind it where the rate still rises then. None where
+    the schedule has no end: it falls on, or it was not seen to end.
     """
     after = rates[peak:]
     rounding = ROUNDING * float(after[0])

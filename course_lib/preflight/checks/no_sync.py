@@ -106,7 +106,7 @@ def averages_counted(run: TrainingRun) -> Callable[[Path], Judgement]:
             if not _raised_in(error).endswith(TOLD_ELSEWHERE):
                 raise
             raised = str(error).split(". ")[0]
-        if not averaging.steps:
+        if raised or not averaging.steps:
             return not_judged("no_sync", raised or f"no optimizer step in {MOST_BATCHES} micro-batches")
         return judge_averages(averaging.steps, run.settings.world_size)
 

@@ -18,7 +18,7 @@ from course_lib._fingerprints import fingerprint
 from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib._words import counted, in_a_line, plural
 from course_lib.memory.ledger import tensors_in
-from course_lib.preflight.report import Judgement, not_judged
+from course_lib.preflight.report import Judgement, Kind, Unjudged, not_applicable, not_judged
 from course_lib.preflight.runs.copies import temporary_folder, try_on_copies
 from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
@@ -29,6 +29,8 @@ MOST_BYTES = 200 * 2**20
 """Of the batches that both runs are given."""
 TOLERANCE = 1e-5
 """Of the largest weight: a gradient that is missing changes far more."""
+LEFT_WITHIN = "this checkpoint was saved within an epoch"
+"""By which ExactResume refuses a loader that does not know its position."""
 PLACES = {"end": "at a window's end", "inside": "inside a window"}
 
 Value = int | str
@@ -77,25 +79,31 @@ class Resumed:
     """Of a weight at the end, as a share of the largest."""
 
 
-def judge_restarts(run: TrainingRun, *, inside_window: bool, seconds: float) -> Judgement:
-    """Save and resume the run on copies, at a window's end and, if its checkpoints may fall there, inside one."""
+def judge_restarts(run: TrainingRun, *, within_epoch: bool, inside_window: bool, seconds: float) -> Judgement:
+    """Save and resume the run on copies, at a window's end and, if its checkpoints may fall there, inside one.
+
+    A run that saves ``within_epoch`` does so ahead of the module's own ``on_train_batch_end``; another one behind it.
+    """
     with temporary_folder() as name:
         folder = Path(name)
-        wholes = [_whole(run, name) for name in ("once", "again")]
+        wholes = [_whole(run, name, within_epoch) for name in ("once", "again")]
         answers = try_on_copies(wholes, seconds=seconds, folder=folder)
-        why = next((answer.error or answer.value for answer in answers if answer.error or answer.value), "")
-        if why:
+        if why := next((answer.error for answer in answers if answer.error), ""):
             return not_judged("resume", why)
+        if unjudged := answers[0].value:
+            return Judgement(not_judged={"resume": unjudged})
         once, again = (_load(folder / f"{name}.snapshots") for name in ("once", "again"))
         if _difference(once.ends.weights, again.ends.weights) > 0:
             why = "two runs with the same seeds and batches differ: the run is not deterministic"
             return not_judged("resume", why)
         places = [place for place in once.saved if place == "end" or inside_window]
-        trials = [_resumed(run, place, once, again) for place in places]
+        trials = [_resumed(run, place, once, again, within_epoch) for place in places]
         judgement = Judgement()
         for answer in try_on_copies(trials, seconds=seconds, folder=folder):
             if answer.error:
                 judgement.add(not_judged("resume", answer.error))
+            elif not within_epoch and LEFT_WITHIN in answer.value.refused:
+                judgement.add(not_applicable("resume", "the run saves at epochs' ends, and resumes only from there"))
             elif not judgement.findings:  # the same cause is seen at both places
                 judgement.add(_judge(answer.value))
         return judgement
@@ -152,25 +160,27 @@ class Recording:
             raise Enough
 
 
-def _whole(run: TrainingRun, name: str) -> Callable[[Path], str]:
-    """A trial: the run that is not stopped. It saves its checkpoints and its snapshots, or returns why it could not."""
+def _whole(run: TrainingRun, name: str, within_epoch: bool) -> Callable[[Path], Unjudged | None]:
+    """A trial: the run that is not stopped. It saves its checkpoints and its snapshots, or returns why not."""
 
-    def trial(folder: Path) -> str:
+    def trial(folder: Path) -> Unjudged | None:
         recording = Recording(name, folder)
-        _train(run, folder, recording.begin, recording.end_batch)
+        _train(run, folder, recording.begin, recording.end_batch, within_epoch)
         if recording.too_long:
-            return f"{2 * WINDOWS + 1} windows are too much to be tried in seconds"
+            return Unjudged(f"{2 * WINDOWS + 1} windows are too much to be tried in seconds")
         if not recording.snapshots.ends.batch:
-            return f"the run has fewer than {2 * WINDOWS + 1} windows"
+            return Unjudged(f"the run has fewer than {2 * WINDOWS + 1} windows", Kind.NOT_APPLICABLE)
         torch.save(recording.snapshots, folder / f"{name}.snapshots")
         if name == "once":
             torch.save(recording.batches, folder / "batches")
-        return ""
+        return None
 
     return trial
 
 
-def _resumed(run: TrainingRun, place: str, once: Snapshots, again: Snapshots) -> Callable[[Path], Resumed]:
+def _resumed(
+    run: TrainingRun, place: str, once: Snapshots, again: Snapshots, within_epoch: bool
+) -> Callable[[Path], Resumed]:
     """A trial: the run that is resumed from one of the checkpoints."""
 
     def trial(folder: Path) -> Resumed:
@@ -191,7 +201,7 @@ def _resumed(run: TrainingRun, place: str, once: Snapshots, again: Snapshots) ->
                 raise Enough
 
         try:
-            _train(run, folder, begin, end, ckpt_path=folder / f"{place}.ckpt")
+            _train(run, folder, begin, end, within_epoch, ckpt_path=folder / f"{place}.ckpt")
         except Exception as error:
             if missing is not None:
                 raise
@@ -216,15 +226,32 @@ def _train(
     folder: Path,
     begin: Callable[..., None],
     end: Callable[..., None],
+    within_epoch: bool,
     ckpt_path: Path | None = None,
 ) -> None:
+    def begin_here(trainer: Any, model: Any) -> None:
+        begin(trainer, model)
+        if not within_epoch:
+            _call_behind_the_modules_hook(end, trainer, type(model))
+
     run.start(
         folder,
         ckpt_path=ckpt_path,
-        on_train_start=begin,
+        on_train_start=begin_here,
         on_train_batch_start=_seed_by_batch,
-        on_train_batch_end=end,
+        on_train_batch_end=end if within_epoch else lambda *_: None,
     )
+
+
+def _call_behind_the_modules_hook(end: Callable[..., None], trainer: Any, model_class: Any) -> None:
+    """In this copy's process: callbacks come ahead of it."""
+    hook = model_class.on_train_batch_end
+
+    def both(model: Any, *arguments: Any) -> None:
+        hook(model, *arguments)
+        end(trainer, model)
+
+    model_class.on_train_batch_end = both
 
 
 def _seed_by_batch(trainer: Any, *_: Any) -> None:
