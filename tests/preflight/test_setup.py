@@ -3,6 +3,7 @@
 import pytest
 from lightning.pytorch import Callback, Trainer
 from torch import nn
+from torch.optim import SGD
 
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.preflight import CHECKS, preflight
@@ -50,16 +51,22 @@ def test_a_loss_that_a_callback_refuses():
     assert set(report.not_judged) == set(ONLY_SETUP) and not report.passed
 
 
+@pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_find_unused_parameters_true"])
-def test_an_unused_layer_is_a_fault_only_where_ddp_waits_for_it(strategy):
+def test_an_unused_layer_is_a_fault_only_where_ddp_waits_for_it(strategy, held):
     class Unused(Net):
         def __init__(self):
             super().__init__()
             self.auxiliary = nn.Linear(8, 3)
 
+        def configure_optimizers(self):
+            parameters = self.named_parameters()
+            return SGD([p for name, p in parameters if held or "auxiliary" not in name], lr=0.1)
+
     report = preflight(quiet_trainer(strategy=strategy, devices=2), Unused(), loader(), skip=ONLY_SETUP)
     told = [f.says for f in report.findings] if strategy == "ddp" else report.notes
-    assert any("auxiliary.weight" in says and "not used by the forward" in says for says in told)
+    says = "not used by the forward" if held and strategy != "ddp" else "o gradient reaches"
+    assert any("auxiliary.weight, auxiliary.bias" in one and says in one for one in told), str(report)
     assert report.ok == (strategy != "ddp")
 
 

@@ -51,12 +51,14 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
             "They are never trained" + (", and DDP waits for their gradients." if settings.world_size > 1 else "."),
             "Look for a detach, a no_grad or a .data between them and the loss.",
         )
-    if unused and settings.world_size > 1 and not settings.finds_unused:
+    # DDP waits for a parameter that no optimizer holds as well.
+    waited_for = unused + [p.name for p in trained if not p.held and not p.has_gradient]
+    if waited_for and settings.world_size > 1 and not settings.finds_unused:
         judgement.find(
             "setup",
-            f"{_named(unused)} {'is' if len(unused) == 1 else 'are'} not used by the forward in {batches}.",
+            f"No gradient reaches {_named(waited_for)} in {batches}.",
             "DDP waits for a gradient of every parameter: the second batch raises, or the run hangs.",
-            "Take the layer out, freeze it, or use strategy='ddp_find_unused_parameters_true'.",
+            "Take it out, freeze it (requires_grad_(False)), or use strategy='ddp_find_unused_parameters_true'.",
         )
     elif unused:
         judgement.notes.append(f"setup: {_named(unused)} not used by the forward, and so not trained")
