@@ -100,8 +100,8 @@ def given_to_fit(one, other, monkeypatch):
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_what_is_refused_is_said_before_the_fit(one, other, monkeypatch):
-    # The runs end where they end, and average the means of short windows as a Trainer does.
-    beside = ["horizon", "length", "window", "growth", "resume"]
+    # The runs end where they end, average the means of short windows as a Trainer does, and validate what they train.
+    beside = ["horizon", "length", "dealing", "window", "growth", "resume"]
     report = preflight(*given_to_fit(one, other, monkeypatch), skip=beside)
     if (one, other) in together.REFUSED:
         [finding] = report.findings
