@@ -26,12 +26,13 @@ def lines_of(folder: Path, life: int, rank: int) -> list[Line]:
 def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
     """Of each life, what the run's end rests on: what came behind the last checkpoint that was resumed is left out.
 
-    A life may have begun several times, with the same objects.
+    A life may have begun several times, with the same objects. A closure that is called again writes the same line.
     """
     kept: list[list[Line]] = []
     for life, ranks in enumerate(ranks_of_lives):
         kept.append([])
-        per_rank = [lines_of(folder, life, rank) for rank in range(ranks)]
+        written = [lines_of(folder, life, rank) for rank in range(ranks)]
+        per_rank = [[next(same) for _, same in itertools.groupby(lines, key=str)] for lines in written]
         for number, line in enumerate(per_rank[0]):
             if "resumed" in line:
                 kept = [[one for one in lines if one["number"] <= line["resumed"]] for lines in kept]

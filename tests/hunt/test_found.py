@@ -61,6 +61,10 @@ FOUND = {
         saves="validation",
         kills=(Kill(3, "start", of_rank=0),),
     ),
+    # The hunt's own fault: each call of the closure counted as a micro-batch.
+    "LBFGS in a Trainer": DrawnRun(
+        samples=1, batch_size=1, optimizer="LBFGS", max_epochs=1, max_steps=1, kills=(Kill(1, "forward"),)
+    ),
     # In the epoch that is added for BatchNorm's statistics, the scheduler made windows, and each of them stepped.
     "StochasticWeightAveraging beside a GradientAccumulationScheduler": DrawnRun(
         samples=11,
