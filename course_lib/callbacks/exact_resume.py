@@ -118,6 +118,7 @@ class ExactResume(Callback):
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
         self._monitored: dict[str, float] = {}
+        self._next_epoch_begun = False
         self._metrics = EpochMetrics()
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
@@ -203,6 +204,8 @@ class ExactResume(Callback):
             return
         own = checkpoint["callbacks"][self.state_key]
         own |= {"monitored": monitored(trainer), "gathered": self._window_end.gathered}
+        started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
+        own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
@@ -224,7 +227,8 @@ class ExactResume(Callback):
             return
         self._went_on = True
         count_batches_again(trainer)
-        self._refuse(step_plateaus_of_ended_epoch(trainer, self._monitored))
+        if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind their step
+            self._refuse(step_plateaus_of_ended_epoch(trainer, self._monitored))
         ended = trainer.current_epoch - 1
         if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
             average_the_epoch_that_ended(trainer, pl_module)
@@ -256,6 +260,7 @@ class ExactResume(Callback):
         self._seed = state_dict["seed"]
         self._averaged_epoch = state_dict.get("averaged_epoch")
         self._monitored = state_dict.get("monitored", {})
+        self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
         if state_dict["within_update"]:
             self._refuse(
                 "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "

@@ -61,6 +61,17 @@ FOUND = {
         saves="validation",
         kills=(Kill(3, "start", of_rank=0),),
     ),
+    # Its step at the end of epoch 0 was in the checkpoint, which was set back to ahead of it, and was made again.
+    "ReduceLROnPlateau, saved by an exception in an epoch's first window": DrawnRun(
+        samples=2,
+        batch_size=1,
+        schedule="plateau",
+        callbacks=("ExactAccumulation",),
+        accumulate_grad_batches=2,
+        max_epochs=2,
+        saves="an exception",
+        kills=(Kill(3, "forward"),),
+    ),
     # The hunt's own fault: each call of the closure counted as a micro-batch.
     "LBFGS in a Trainer": DrawnRun(
         samples=1, batch_size=1, optimizer="LBFGS", max_epochs=1, max_steps=1, kills=(Kill(1, "forward"),)
