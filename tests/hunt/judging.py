@@ -26,7 +26,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"in the middle of an update": "some parameters have moved and others have not",
     r"LBFGS evaluates the loss many times a step": "a window of several micro-batches is none of its closures'",
     r"must step without a closure, got LBFGS": "a guard decides before the step",
-    r"needs automatic optimization|Manual optimization|manual optimization": "the module steps by itself",
+    r"needs automatic optimization|decides when to step|[Mm]anual optimization": "the module steps by itself",
     r"ReduceLROnPlateau is stepped by a metric": "the epoch's validation is yet to come",
     r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
     r"does not know where it was": "torch's loader, within an epoch",
@@ -219,7 +219,7 @@ def _difference(expected: Any, got: Any, name: str = "") -> str:
 
 
 def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None:
-    """Each epoch that was trained to its end has every sample once; none has one twice, but where a tail pads."""
+    """Each epoch that was trained to its end has every sample once, but for a tail that is padded or dropped."""
     counts: dict[int, Counter[int]] = {}
     for lines in lives:
         for line in lines:
@@ -227,6 +227,9 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
     ranks = {run.ranks_of(life) for life in range(len(run.kills) + 1)}
     if run.tail == "drop" and run.primary < run.batch_size * max(ranks):
         return  # an epoch may have no whole step
+    may_miss = 0
+    if run.tail == "drop":  # less than a batch of each rank; where their number changes, each number's share of it
+        may_miss = (run.batch_size + run.sized) * sum(ranks) - 1
     cut_short = run.max_steps != -1 or run.limit_train_batches is not None or not counts
     if not cut_short and (epochs := len(counts)) != run.all_epochs:
         raise Wrong(f"the {which} run trained {epochs} of {run.all_epochs} epochs")
@@ -235,5 +238,5 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
         if twice and run.tail != "pad":
             raise Wrong(f"in epoch {epoch}, the {which} run trained {twice} more than once")
         missing = sorted(set(range(run.primary)) - count.keys())
-        if missing and not cut_short and run.tail != "drop":
+        if len(missing) > may_miss and not cut_short:
             raise Wrong(f"in epoch {epoch}, the {which} run trained {len(count)} of {run.primary}: not {missing}")

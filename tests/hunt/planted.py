@@ -79,7 +79,7 @@ def main() -> int:
             )
             hunter.start()
             hunter.join()
-            text = told.read_text()
+            text = told.read_text() if told.exists() else "the hunt itself did not start"
         found = hunter.exitcode == 1 and FOUND in text
         missed += not found
         how = f"found: {text.partition(FOUND)[2].splitlines()[0][:120]}" if found else "missed"
