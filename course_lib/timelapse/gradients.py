@@ -1,4 +1,4 @@
-"""Backward passes: run in the real micro-batches; afterwards followed through the graph, and recorded.
+"""Backward passes: run as ever, and recorded; in the lapse, no graph reaches into a replayed module.
 
 A replayed module's parameters get gradients of zero. One small parameter of each optimizer gets the smallest number
 instead, so that it is seen when the script clears the gradients, in whatever way it does.
@@ -20,7 +20,7 @@ from course_lib.timelapse.lapse import Lapse, instead_of, trainer_around
 from course_lib.timelapse.modules import ReplayedModules
 
 MOST_NODES = 500
-"""Of a graph that is followed by hand; a longer one is quicker to run."""
+"""Of a graph, in which a mean is looked for."""
 MEAN = 1
 """``at::Reduction::Mean``, as autograd's nodes store it."""
 
@@ -92,12 +92,7 @@ class Gradients:
             del weights
             self._after_real_pass()
         else:
-            reached = replayed_behind(roots, self.replayed.anchor) if not (arguments or options) else None
-            if reached is None:
-                self._run(backward, tensors, arguments, options)
-            else:
-                for module in reached:
-                    self.give(module)
+            self._run(backward, tensors, arguments, options)
         numbers = tuple(sorted(self._reached))
         moved = self._were_moved()
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
@@ -238,30 +233,6 @@ class Gradients:
 def _mark_of(parameter: nn.Parameter) -> float:
     """The gradient that a probe is given: small enough to change nothing, and no zero when it is divided."""
     return torch.finfo(parameter.dtype).tiny * 2.0**20
-
-
-def replayed_behind(roots: Sequence[Tensor], anchor: Tensor) -> list[nn.Module] | None:
-    """The modules that a backward pass reaches; None where it reaches anything else, and so must be run."""
-    ahead: list[Any] = [root.grad_fn for root in roots]
-    if None in ahead:
-        return None
-    seen: set[Any] = set()
-    reached = []
-    while ahead:
-        node = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if len(seen) > MOST_NODES:
-            return None
-        if type(node).__name__ == "ReplayedBackward":
-            reached.append(node.module)
-        elif isinstance(node, torch.autograd.function.BackwardCFunction):
-            return None  # the script's or a checkpoint's own function
-        elif type(node).__name__ == "AccumulateGrad" and node.variable is not anchor:
-            return None
-        ahead += [parent for parent, _ in node.next_functions]
-    return reached
 
 
 def means_behind(roots: Iterable[Tensor]) -> list[Any]:

@@ -163,7 +163,6 @@ class Comparison:
     answers: Counter[bool] = field(default_factory=Counter)
 
 
-
 @dataclass(frozen=True)
 class LossWeight:
     """What one real backward pass gave a loss in it that is a mean over its micro-batch."""
@@ -217,6 +216,8 @@ class Journal:
     """The exception, shortened, where the script failed."""
     output: str = ""
     """Where what the script printed is kept; empty where it is not."""
+    _trained_on: tuple[int, set[int]] = field(default_factory=lambda: (0, set()))
+    """How many events were read for the loaders that are trained on, and what was found."""
 
     def counts(self) -> dict[str, int]:
         """What must equal the real run's."""
@@ -254,12 +255,17 @@ class Journal:
 
     def training_loaders(self) -> set[int]:
         """The loaders whose batches a backward pass followed before the next batch of another."""
-        found, last = set(), None
+        read, known = self._trained_on
+        if read == len(self.events):
+            return known
+        found: set[int] = set()
+        last = None
         for event in self.events:
             if isinstance(event, Delivered):
                 last = event.loader
             elif isinstance(event, Backward) and last is not None:
                 found.add(last)
+        self._trained_on = (len(self.events), found)
         return found
 
     def micro_batches(self) -> int:

@@ -85,6 +85,8 @@ class Lapse:
             return
         all_stepped = len(self.steps_made) >= len(self.optimizers.things)
         self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
+        if self.fast:
+            torch.set_num_threads(1)  # of what is left to compute; more of them wait for each other on a busy machine
 
     def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""

@@ -14,9 +14,7 @@ ORANGE, BLUE, GREEN, RED = "#E69F00", "#0072B2", "#009E73", "#D55E00"
 """Okabe and Ito's, told apart by everybody; each stands with a mark of its own."""
 
 
-def draw_night(
-    journal: Journal, file: str | os.PathLike[str], findings: Sequence[tuple[str, int | None]] = ()
-) -> None:
+def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequence[tuple[str, int | None]] = ()) -> None:
     """Write a PNG.
 
     Args:

@@ -52,9 +52,7 @@ def _lacking(clone: Path, commit: str) -> list[str]:
 
 
 def _has(clone: Path, commit: str) -> bool:
-    return (
-        clone.is_dir() and subprocess.run(_git(clone, "cat-file", "-e", commit), capture_output=True).returncode == 0
-    )
+    return clone.is_dir() and subprocess.run(_git(clone, "cat-file", "-e", commit), capture_output=True).returncode == 0
 
 
 def _fetch(repository: Repository, clone: Path) -> None:

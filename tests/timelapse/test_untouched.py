@@ -153,11 +153,18 @@ def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(asks: str
 
 def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):
     script = tmp_path / "train.py"
-    script.write_text(
-        TRAIN + "import os\nfor number in range(5 + os.getpid() % 500):\n    step()\n"
-    )
+    script.write_text(TRAIN + "import os\nfor number in range(5 + os.getpid() % 500):\n    step()\n")
     report = preflight_script(script)
     assert any("not deterministic in what it does" in note for note in report.notes)
+
+
+def test_what_a_lapse_computes_takes_one_thread_and_none_that_waits_for_others(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(
+        f"{TRAIN}\ntorch.set_num_threads(2)\nfor _ in range(5):\n    step()\n    print(torch.get_num_threads())"
+    )
+    journal = play(script, folder=tmp_path / "own")
+    assert Path(journal.output).read_text().split() == ["2", "1", "1", "1", "1"]
 
 
 def test_updates_by_hand_are_told_with_their_number(tmp_path: Path):
