@@ -8,6 +8,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 
@@ -21,6 +22,21 @@ def cpu_seconds(pid: int) -> float:
             with contextlib.suppress(psutil.Error):
                 total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
     return total
+
+
+def seconds_without_a_core(pid: int) -> float:
+    """How long a process and those that it started could have gone on and had no core; 0 where the kernel tells none.
+
+    It is the sum over the threads that live, by Linux's ``/proc/PID/task/TID/schedstat``.
+    """
+    nanoseconds = 0
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            for thread in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
+                with contextlib.suppress(OSError, ValueError):
+                    nanoseconds += int(thread.read_text().split()[1])
+    return nanoseconds / 1e9
 
 
 def end_with(parent: int) -> None:

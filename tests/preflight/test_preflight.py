@@ -19,11 +19,13 @@ from torch import randperm
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR
 from torch.utils.data import DataLoader, Sampler
 
+from course_lib._processes import cpu_seconds, seconds_without_a_core
 from course_lib.callbacks import Preflight
 from course_lib.launch import run_ranks
 from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
 from course_lib.preflight.__main__ import main
 from course_lib.preflight.checks.dealt import draws_counted, draws_found
+from course_lib.preflight.runs import copies
 from course_lib.preflight.runs.copies import try_on_copies
 from course_lib.preflight.runs.walks import walk
 from tests import effort
@@ -195,6 +197,45 @@ def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer(cargo):
     assert time.monotonic() - began < (40 if torch.cuda.is_initialized() else 5)  # a server may have to start first
 
 
+@pytest.mark.parametrize(
+    ("used", "waited", "why"),
+    [
+        (lambda now: 0.0, lambda now: 0.0, "it did nothing for 8 s"),
+        (lambda now: 0.01 * now, lambda now: now, ""),  # ready, and the cores are others'
+        (lambda now: now, lambda now: 5.0 * (now < 9), ""),  # threads that had waited have ended
+        (lambda now: 2 * now, lambda now: 0.0, "it did not finish in 30 s"),
+    ],
+)
+def test_a_trial_that_has_no_core_does_not_do_nothing(monkeypatch, used, waited, why):
+    clock = [0.0]
+    monkeypatch.setattr(copies.time, "monotonic", lambda: clock[0])
+    monkeypatch.setattr(copies, "cpu_seconds", lambda _: used(clock[0]))
+    monkeypatch.setattr(copies, "seconds_without_a_core", lambda _: waited(clock[0]))
+    child = copies._Child(pid=1, pipe=0, seconds=30.0, began=0.0)
+    said = ""
+    while not said and clock[0] < 25:
+        clock[0] += 1
+        said = child.why_over()
+    assert said == why
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no kernel tells how long a thread waits")
+def test_who_shares_a_core_waits_for_it():
+    cores = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, {min(cores)})
+    try:
+        busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(3)]
+        while sum(cpu_seconds(one.pid) for one in busy) < 0.6:
+            time.sleep(0.05)
+        waited = [seconds_without_a_core(one.pid) for one in busy]
+    finally:
+        os.sched_setaffinity(0, cores)
+        for one in busy:
+            one.kill()
+            one.wait()
+    assert sum(waited) > 0.3 and seconds_without_a_core(busy[0].pid) == 0.0
+
+
 def test_a_trial_that_dies_or_raises_says_so(cargo):
     def raises(folder: Path):
         raise KeyError("no such layer")
@@ -231,6 +272,7 @@ def test_a_trial_sees_no_gpu(monkeypatch):
 def test_a_trial_does_not_outlive_its_process():
     script = """
 import os, sys, time
+from course_lib.preflight.runs import copies
 from course_lib.preflight.runs.copies import try_on_copies
 
 def hangs(folder):

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib._own_files import write_only_below
-from course_lib._processes import cpu_seconds, end_with
+from course_lib._processes import cpu_seconds, end_with, seconds_without_a_core
 from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
@@ -84,8 +84,8 @@ Trials = list[tuple[Callable[[Path], Any], Path]]
 
 IDLE_SECONDS = 8.0
 IDLE_SHARE = 0.03
-"""Who uses less of a core for so long waits for something that does not come; beside eight busy processes, on two
-cores, one that works has a fifth of a core."""
+"""Who asks for less of a core for so long waits for something that does not come. To be ready and to have no core, as
+on a busy machine, is to ask for one."""
 MOST_TIMES = 30
 """The wall clock's time in multiples of the CPU's limit: the end of what does a little now and then."""
 LOOK_SECONDS = 0.5
@@ -101,8 +101,12 @@ class _Child:
     began: float = field(default_factory=time.monotonic)
     used: float = 0.0
     """CPU time, with that of its workers."""
+    waited: float = 0.0
+    """For a core, as long as its threads live."""
+    asked: float = 0.0
+    """Seconds for which it used a core, or was ready to and had none."""
     worked: tuple[float, float] = (0.0, 0.0)
-    """When it was last seen to work, in seconds since it began, and what it had used by then."""
+    """When it was last seen to work, in seconds since it began, and for how long it had asked for a core by then."""
     looked: float = 0.0
 
     def why_over(self) -> str:
@@ -110,10 +114,12 @@ class _Child:
         now = time.monotonic() - self.began
         if now < self.looked + min(LOOK_SECONDS, self.seconds / 2):
             return ""
-        self.looked, self.used = now, max(self.used, cpu_seconds(self.pid))
         idle = min(IDLE_SECONDS, self.seconds)
-        if self.used - self.worked[1] > IDLE_SHARE * idle:
-            self.worked = now, self.used
+        used, waited = max(self.used, cpu_seconds(self.pid)), seconds_without_a_core(self.pid)
+        self.asked += used - self.used + max(0.0, waited - self.waited)  # it is less where a thread has ended
+        self.looked, self.used, self.waited = now, used, waited
+        if self.asked - self.worked[1] > IDLE_SHARE * idle:
+            self.worked = now, self.asked
         if self.used >= self.seconds or now >= MOST_TIMES * self.seconds:
             return f"it did not finish in {self.seconds:g} s"
         return f"it did nothing for {idle:g} s" if now - self.worked[0] >= idle else ""
