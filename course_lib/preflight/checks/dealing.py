@@ -49,7 +49,8 @@ def _deal_wrong(alone: Dealt, of_ranks: Sequence[Dealt], repeats: bool) -> Wrong
         return (
             f"In an epoch, rank 0 is given {counted(counts[0], 'batch', 'batches')} and rank {other} is given "
             f"{counts[other]:,}.",
-            "Under DDP the rank with more waits for gradients that the others never send: the run hangs there.",
+            "Under DDP the rank with more averages its gradients with those of the others' next epoch: all go on out "
+            "of step, and the run hangs at its end.",
             "Give all ranks as many batches: ShardedBatchSampler pads, drops, or spreads the rest.",
         )
     once = set(alone.epoch(0))
