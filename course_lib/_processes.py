@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 import signal
 import threading
 import time
@@ -39,12 +40,17 @@ def seconds_without_a_core(pid: int) -> float:
     return nanoseconds / 1e9
 
 
-def end_with(parent: int) -> None:
-    """Let this process, the first of its group, and its workers end when its parent is gone."""
+def end_with(parent: int, folder: Path | None = None) -> None:
+    """Let this process, the first of its group, and its workers end when its parent is gone.
+
+    What is in ``folder``, which the parent would have removed, goes with them.
+    """
 
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(0.2)
+        if folder is not None:
+            shutil.rmtree(folder, ignore_errors=True)
         os.killpg(0, signal.SIGKILL)
 
     threading.Thread(target=watch, daemon=True).start()

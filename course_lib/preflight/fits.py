@@ -17,7 +17,7 @@ from course_lib.timelapse.stage import leave_now, run_as_main
 
 
 def main(task: Task) -> NoReturn:
-    end_with(task.caller)
+    end_with(task.caller, Path(task.folder))
     write_only_below(Path(task.folder))
     module: Any = importlib.import_module(task.options["module"])
     real = module.Trainer.fit

@@ -149,7 +149,7 @@ def _see_what_is_missing(journal: Journal) -> None:
 
 
 def main(task: Task) -> NoReturn:
-    end_with(task.caller)
+    end_with(task.caller, Path(task.folder))
     stages: list[Stage] = []
 
     def leave(end: str) -> NoReturn:
