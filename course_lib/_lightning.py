@@ -64,6 +64,8 @@ LAST_BATCH_REACHED = Private("_TrainingEpochLoop", "_num_ready_batches_reached",
 BATCHES_THAT_STEPPED = Private(
     "_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step, where a run goes on behind an epoch's last batch"
 )
+VALIDATION_IS_DUE = Private("_TrainingEpochLoop", "_should_check_val_fx", "a validation that a checkpoint is ahead of")
+EVALUATION_STAGE = Private("_EvaluationLoop", "_restart_stage", "the same, which is made when the run is resumed")
 RESULTS = Private("_TrainingEpochLoop", "_results", "the sums behind an epoch's metrics, where it is resumed within")
 SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps that StochasticWeightAveraging adds")
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")

@@ -1279,6 +1279,15 @@ def epoch_of(loader, number, count=None):
     return iterator, [batch.tolist() for _, batch in zip(range(99 if count is None else count), iterator, strict=False)]
 
 
+def test_an_order_of_another_generator_than_that_of_the_workers_seeds_comes_out_again_without_workers():
+    whole = LOADERS["own generator"](num_workers=2)
+    iterator, _ = epoch_of(whole, 0, 3)
+    state, rest = whole.state_dict(), [batch.tolist() for batch in iterator]
+    resumed = LOADERS["own generator"]()
+    resumed.load_state_dict(state)
+    assert epoch_of(resumed, 0)[1] == rest
+
+
 @pytest.mark.parametrize("name", LOADERS)
 def test_stopped_anywhere_and_resumed_the_rest_is_that_of_the_whole_run(name):
     rng = random.Random(f"state {name}")

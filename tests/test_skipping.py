@@ -103,7 +103,8 @@ def random_case(rng):
     number_of_windows = 12
     bad = {}
     for window in rng.sample(range(number_of_windows), rng.randint(1, 5)):
-        fault = rng.choice(FAULTS if window > 4 else [fault for fault in FAULTS if fault != "spike"])
+        # A spike is told from three windows that were not skipped; five of them may be.
+        fault = rng.choice(FAULTS if window > 7 else [fault for fault in FAULTS if fault != "spike"])
         bad[window] = (rng.choice([(0,), (1,), (0, 1)]), fault)
     optimizer = rng.choice(list(OPTIMIZERS))
     return {

@@ -1,18 +1,28 @@
 """What a run that is resumed owes to what goes by a metric: ``ReduceLROnPlateau``, ``EarlyStopping``.
 
 A Trainer's checkpoint holds no metric: not what was logged last, and not the sums behind the mean of an epoch that is
-under way. And Lightning steps a ``ReduceLROnPlateau`` when an epoch has ended, but never in one that it has resumed.
-The rule: *the metrics go into the checkpoint.*
+under way. Lightning steps a ``ReduceLROnPlateau`` when an epoch has ended, but never in one that it has resumed; and it
+passes over the validation that a checkpoint was saved ahead of. The rule: *the metrics go into the checkpoint, and a
+validation that was due is made.*
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.loops.evaluation_loop import RestartStage
 
-from course_lib._lightning import RESULTS
+from course_lib._lightning import (
+    BATCHES_THAT_STEPPED,
+    DATA_FETCHER,
+    EVALUATION_STAGE,
+    RESULTS,
+    SHOULD_ACCUMULATE,
+    VALIDATION_IS_DUE,
+)
 from course_lib.callbacks._trainer import callbacks_of_kind
 
 
@@ -21,10 +31,28 @@ def has_plateaus(trainer: Trainer) -> bool:
 
 
 def monitored(trainer: Trainer) -> dict[str, float]:
-    """What these schedules would see now."""
+    """What these schedules, and callbacks that stop early, would see now."""
     metrics = trainer.callback_metrics
-    names = [str(config.monitor) for config in _plateaus_of_epochs(trainer)]
-    return {name: float(metrics[name]) for name in names if name in metrics}
+    return {name: float(metrics[name]) for name in _names_that_decide(trainer) if name in metrics}
+
+
+def see_again(trainer: Trainer, metrics: dict[str, float]) -> None:
+    """Put back what was logged last, for what asks for it before it is logged again."""
+    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
+
+
+def make_the_validation_that_was_due(trainer: Trainer, was_under_way: bool) -> None:
+    """Have a run that goes on within an epoch, ahead of a validation or within it, begin with all of it."""
+    epoch_loop = trainer.fit_loop.epoch_loop
+    if not trainer.fit_loop.restarted_mid_epoch or epoch_loop.batch_progress.is_last_batch:
+        return
+    if epoch_loop.restarted_on_train_batch_end and VALIDATION_IS_DUE.of(epoch_loop)(DATA_FETCHER.of(trainer.fit_loop)):
+        was_under_way = True
+        if not SHOULD_ACCUMULATE.of(epoch_loop)():  # Lightning counts this step once more behind the validation
+            BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) - 1)
+    if was_under_way:
+        EVALUATION_STAGE.put(epoch_loop.val_loop, RestartStage.RESTARTED_MID_EVALUATION)
+        epoch_loop.val_loop.batch_progress.reset_on_run()  # else it leaves out as many batches as were done
 
 
 def step_plateaus_of_ended_epoch(trainer: Trainer, metrics: dict[str, float]) -> str:
@@ -33,11 +61,11 @@ def step_plateaus_of_ended_epoch(trainer: Trainer, metrics: dict[str, float]) ->
     due = [c for c in _plateaus_of_epochs(trainer) if (trainer.current_epoch + 1) % c.frequency == 0]
     within = fit_loop.restarted_mid_epoch and fit_loop.epoch_loop.batch_progress.is_last_batch
     at_end = fit_loop.restarted_on_epoch_end or fit_loop.resumed_on_epoch_end
-    if (within and has_plateaus(trainer)) or (at_end and any(str(config.monitor) not in metrics for config in due)):
+    if (within and _names_that_decide(trainer)) or (at_end and any(str(one.monitor) not in metrics for one in due)):
         return (
-            "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a ReduceLROnPlateau is "
-            "stepped by a metric that the checkpoint does not hold: its step would be lost. Resume from a checkpoint "
-            "within an epoch, or of on_train_epoch_end"
+            "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a ReduceLROnPlateau or "
+            "an EarlyStopping goes by a metric that is yet to come: what it does there would be left out. Resume from "
+            "a checkpoint within an epoch, or of on_train_epoch_end"
         )
     for config in due if at_end else []:
         config.scheduler.step(metrics[str(config.monitor)])
@@ -48,6 +76,11 @@ def _plateaus_of_epochs(trainer: Trainer) -> list[Any]:
     return [
         config for config in trainer.lr_scheduler_configs if config.reduce_on_plateau and config.interval == "epoch"
     ]
+
+
+def _names_that_decide(trainer: Trainer) -> set[str]:
+    names = {str(config.monitor) for config in _plateaus_of_epochs(trainer)}
+    return names | {callback.monitor for callback in callbacks_of_kind(trainer, EarlyStopping)}
 
 
 class EpochMetrics:
@@ -95,8 +128,7 @@ class EpochMetrics:
         if trainer.current_epoch != self._epoch:
             return ""
         lost = {name for key in self._lost for name in self._names[key]}
-        wanted = {config.monitor for config in _plateaus_of_epochs(trainer)}
-        wanted |= {callback.monitor for callback in callbacks_of_kind(trainer, EarlyStopping)}
+        wanted = _names_that_decide(trainer)
         if not lost & wanted:
             return ""
         return (

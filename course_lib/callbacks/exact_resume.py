@@ -34,13 +34,7 @@ from course_lib._lightning import (
     RESTARTING,
     SHOULD_ACCUMULATE,
 )
-from course_lib.callbacks._averages import (
-    an_average_lags,
-    average_the_epoch_that_ended,
-    begin_averaging_again,
-    trained_state,
-)
-from course_lib.callbacks._metrics import EpochMetrics, has_plateaus, monitored, step_plateaus_of_ended_epoch
+from course_lib.callbacks import _averages, _metrics
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
 from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
@@ -83,14 +77,14 @@ class ExactResume(Callback):
 
     What ``self.log`` has gathered of the epoch's training metrics goes on as well, on one rank: so a
     ``ReduceLROnPlateau`` or an ``EarlyStopping`` that goes by the training loss sees that of the whole epoch.
-    (Lightning begins the mean again.)
+    (Lightning begins the mean again.) A validation that was due within the epoch, or under way, is made. (Lightning
+    passes it over, or makes a part of it.)
 
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
-    one there, with the gradient of the step before, and so moves the averaged weights.)
+    one, with the gradient of the step before.)
 
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
-    ``GradientAccumulationScheduler`` gets its window length back when a run is resumed within an epoch; Lightning alone
-    would go on with the Trainer's.
+    ``GradientAccumulationScheduler`` gets its window length back within an epoch. (Lightning takes the Trainer's.)
 
     Args:
         reseed: Whether to seed the global generators. ``StepAudit`` alone brings this callback with ``False``.
@@ -104,9 +98,9 @@ class ExactResume(Callback):
             shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
-            ``ReduceLROnPlateau`` waits for the epoch's end; or within an epoch, of a loader that does not know its
-            position (torch's DataLoader begins again), or where a ``ReduceLROnPlateau`` or ``EarlyStopping`` goes by a
-            mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``.
+            ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
+            that does not know its position (torch's DataLoader begins again), or where one of these two goes by a mean
+            over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``.
     """
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
@@ -118,8 +112,9 @@ class ExactResume(Callback):
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
         self._monitored: dict[str, float] = {}
-        self._next_epoch_begun = False
-        self._metrics = EpochMetrics()
+        self._next_epoch_begun = self._within_validation = False
+        self._validated_at = -1
+        self._metrics = _metrics.EpochMetrics()
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
 
@@ -145,7 +140,7 @@ class ExactResume(Callback):
         own = checkpoint.get("callbacks", {}).get(self.state_key)
         self._loaded_own = own is not None
         gathered = own and own.get("gathered")
-        self._metrics = EpochMetrics(gathered, trainer.world_size)
+        self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
         self._window_end = self._window_end._replace(gathered=gathered)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -170,10 +165,9 @@ class ExactResume(Callback):
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         if self._resumed:
-            # A run that is resumed within an epoch calls no on_train_epoch_start, where the scheduler would do it; and
-            # in on_train_start the scheduler refuses any length but the Trainer's 1.
+            # The scheduler does it in on_train_epoch_start, which is not called here, and refuses it in on_train_start.
             trainer.accumulate_grad_batches = _window_length(trainer)
-            if has_plateaus(trainer):
+            if _metrics.has_plateaus(trainer):
                 RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
         make_no_step_in_averaging_epoch(trainer)
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
@@ -190,6 +184,7 @@ class ExactResume(Callback):
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._handles:  # training has begun, and this is no sanity check
+            self._validated_at = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             if self._micro_batches_begun(trainer) == 0:
                 self._remember(trainer, pl_module)
             self._seed_generators(trainer)
@@ -203,15 +198,17 @@ class ExactResume(Callback):
         if self._window_end is None:
             return
         own = checkpoint["callbacks"][self.state_key]
-        own |= {"monitored": monitored(trainer), "gathered": self._window_end.gathered}
+        own |= {"monitored": _metrics.monitored(trainer), "gathered": self._window_end.gathered}
         started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
         own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
+        validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
+        own["within_validation"] = validates and not begun
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
         updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
         within_step = begun and self._stepping and not updated
-        if within_step or schedulers.ready != schedulers.completed or an_average_lags(trainer):
+        if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
         elif (begun and not updated) or _stopped_within_epoch(trainer):
             self._window_end.put_into(checkpoint, trainer)
@@ -227,11 +224,13 @@ class ExactResume(Callback):
             return
         self._went_on = True
         count_batches_again(trainer)
+        _metrics.see_again(trainer, self._monitored)
+        _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
         if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind their step
-            self._refuse(step_plateaus_of_ended_epoch(trainer, self._monitored))
+            self._refuse(_metrics.step_plateaus_of_ended_epoch(trainer, self._monitored))
         ended = trainer.current_epoch - 1
         if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
-            average_the_epoch_that_ended(trainer, pl_module)
+            _averages.average_the_epoch_that_ended(trainer, pl_module)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         self._judge_checkpoint(trainer)
         self._judge_loaders(trainer)
@@ -240,7 +239,7 @@ class ExactResume(Callback):
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
-        begin_averaging_again(trainer, pl_module)
+        _averages.begin_averaging_again(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks()
@@ -261,6 +260,7 @@ class ExactResume(Callback):
         self._averaged_epoch = state_dict.get("averaged_epoch")
         self._monitored = state_dict.get("monitored", {})
         self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
+        self._within_validation = state_dict.get("within_validation", False)
         if state_dict["within_update"]:
             self._refuse(
                 "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
@@ -271,7 +271,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._metrics = EpochMetrics()
+        self._metrics = _metrics.EpochMetrics()
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._remove_hooks()
 
@@ -356,7 +356,7 @@ class _WindowEnd(NamedTuple):
 
     @classmethod
     def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> _WindowEnd:
-        trained = trained_state(checkpoint)
+        trained = _averages.trained_state(checkpoint)
         names = dict(pl_module.named_buffers()).keys() & trained.keys()
         return cls(
             loops=checkpoint["loops"]["fit_loop"],
@@ -373,7 +373,7 @@ class _WindowEnd(NamedTuple):
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         checkpoint["loops"]["fit_loop"] = self.loops
         self.put_loader_state_into(checkpoint, trainer)
-        trained = trained_state(checkpoint)
+        trained = _averages.trained_state(checkpoint)
         for name in self.buffers.keys() & trained.keys():
             trained[name] = self.buffers[name]
         checkpoint["callbacks"].update(self.skippers)

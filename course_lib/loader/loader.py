@@ -291,6 +291,8 @@ class _Batches:
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader._order_generator.clone_state())
         self._order_generator = loader._order_generator
+        self._seeds_workers = (loader.generator or torch.default_generator) is self._order_generator
+        self._began_at = self._order_generator.get_state() if self._read else None
 
     def _prepare(self, loader: MiniDataLoader[Any]) -> None:
         self._fetch = loader._make_fetch()
@@ -339,7 +341,7 @@ class _Batches:
         position = self._position
         if position["order_drawn"]:
             self._order_generator.set_state(position["order_generator"])
-            if position["draws_worker_seed"]:
+            if position["draws_worker_seed"] and self._seeds_workers:
                 _draw_seed(self._order_generator)
         else:
             now = {"order_generator": self._order_generator.get_state(), "draws_worker_seed": False}
@@ -347,9 +349,12 @@ class _Batches:
 
     def _come_to_position(self, ahead: int = 0) -> None:
         self._first_index = False
+        now = self._order_generator.get_state()
         if self._position:
             self._draw_order()
         self._pass_over(self._read + ahead)
+        if self._began_at is not None and not torch.equal(now, self._began_at):
+            self._order_generator.set_state(now)  # somebody has seeded it for what samples draw, as ExactResume does
 
     def _pass_over(self, batches: int) -> None:
         next(itertools.islice(self._indices, batches, batches), None)

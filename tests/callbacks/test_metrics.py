@@ -84,3 +84,64 @@ def test_what_two_ranks_have_gathered_is_refused_where_a_stop_goes_by_it(tmp_pat
     run_ranks(train_rank, 2)
     with pytest.raises(RankError, match="what several ranks, or a"):
         run_ranks(train_rank, 2, args=(tmp_path / "three.ckpt",))
+
+
+class Validates(Logs):
+    """Within epochs of five batches, it validates behind the second and the fourth, and gets worse from the third."""
+
+    def validation_step(self, batch):
+        step = self.trainer.global_step
+        self.log("val", torch.tensor(float(abs(step - 4))))
+
+
+def validated_steps(folder, *callbacks, resumes=False):
+    """How many optimizer steps a run made until it stopped early, and those behind which it validated."""
+    seen, stop = [], EarlyStopping("val", patience=2)
+
+    class Sees(Callback):
+        def on_validation_end(self, trainer, pl_module):
+            seen.append(trainer.global_step)
+
+    trainer = quiet_trainer(
+        max_epochs=4,
+        val_check_interval=2,
+        limit_val_batches=1,
+        num_sanity_val_steps=0,
+        callbacks=[ExactResume(), stop, Sees(), *callbacks],
+    )
+    try:
+        loader, held_out = ResumableDataLoader(range(10), 2, shuffle=True), torch.utils.data.DataLoader(range(4), 4)
+        trainer.fit(Validates(), loader, held_out, ckpt_path=folder / "newest.ckpt" if resumes else None)
+    except (KeyboardInterrupt, SystemExit):
+        pass
+    return trainer.global_step, stop.wait_count, seen
+
+
+class SavesAndEnds(Callback):
+    def __init__(self, folder, step, in_validation):
+        self.path, self.step, self.in_validation = folder / "newest.ckpt", step, in_validation
+
+    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+        if trainer.global_step == self.step and not self.in_validation:
+            trainer.save_checkpoint(self.path)
+            raise KeyboardInterrupt
+
+    def on_validation_batch_end(self, trainer, pl_module, outputs, batch, batch_idx, dataloader_idx=0):
+        if trainer.global_step == self.step and self.in_validation:
+            trainer.save_checkpoint(self.path)
+            raise KeyboardInterrupt
+
+
+def test_a_validation_that_was_due_is_made_when_the_run_is_resumed(tmp_path):
+    whole = validated_steps(tmp_path)
+    assert whole == (9, 2, [2, 4, 7, 9])
+    for step, in_validation in ((1, False), (2, False), (2, True), (3, False), (4, False), (7, False), (7, True)):
+        validated_steps(tmp_path, SavesAndEnds(tmp_path, step, in_validation))
+        steps, waited, seen = validated_steps(tmp_path, resumes=True)
+        assert (steps, waited) == whole[:2] and seen == [one for one in whole[2] if one >= step], (step, in_validation)
+
+
+def test_an_end_of_an_epoch_that_is_yet_to_come_is_refused_where_a_stop_goes_by_it(tmp_path):
+    validated_steps(tmp_path, SavesAndEnds(tmp_path, 5, False))
+    with pytest.raises(CheckpointError, match="an EarlyStopping goes by a metric that is yet to come"):
+        validated_steps(tmp_path, resumes=True)

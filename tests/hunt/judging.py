@@ -27,7 +27,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"LBFGS evaluates the loss many times a step": "a window of several micro-batches is none of its closures'",
     r"must step without a closure, got LBFGS": "a guard decides before the step",
     r"needs automatic optimization|decides when to step|[Mm]anual optimization": "the module steps by itself",
-    r"ReduceLROnPlateau is stepped by a metric": "the epoch's validation is yet to come",
+    r"an EarlyStopping goes by a metric that is yet to come": "the epoch's end, and its validation",
     r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
     r"does not know where it was": "torch's loader, within an epoch",
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",

@@ -72,6 +72,27 @@ FOUND = {
         saves="an exception",
         kills=(Kill(3, "forward"),),
     ),
+    # The loader drew its order again from the global generator, and left it there for what the samples draw.
+    "a MiniDataLoader without workers, whose samples draw": DrawnRun(
+        samples=4,
+        batch_size=1,
+        loader="MiniDataLoader",
+        noise=("torch",),
+        kills=(Kill(3), Kill(2)),
+        callbacks=("ExactResume",),
+    ),
+    # Lightning passed the validation over, and there was no metric at the epoch's end.
+    "ReduceLROnPlateau, saved ahead of a validation within the epoch": DrawnRun(
+        samples=6,
+        batch_norm=True,
+        schedule="plateau",
+        callbacks=("ExactResume", "WeightAveraging"),
+        max_epochs=1,
+        accumulate_grad_batches=2,
+        val_check_interval=2,
+        saves="by hand",
+        kills=(Kill(1, "validation"),),
+    ),
     # The hunt's own fault: each call of the closure counted as a micro-batch.
     "LBFGS in a Trainer": DrawnRun(
         samples=1, batch_size=1, optimizer="LBFGS", max_epochs=1, max_steps=1, kills=(Kill(1, "forward"),)
