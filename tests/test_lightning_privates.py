@@ -27,7 +27,8 @@ def holders():
     averaging = StochasticWeightAveraging(0.1)
     trainer = quiet_trainer(max_epochs=1, callbacks=[averaging])
     trainer.fit(CountingModule(), DataLoader(range(4), 2))
-    found = [trainer, trainer.fit_loop, trainer.fit_loop.epoch_loop, averaging, WeightAveraging()]
+    epoch_loop = trainer.fit_loop.epoch_loop
+    found = [trainer, trainer.fit_loop, epoch_loop, epoch_loop.val_loop, averaging, WeightAveraging()]
     found += [trainer.fit_loop._combined_loader, trainer._checkpoint_connector, trainer._data_connector]
     found += [DDPStrategy(), ModelCheckpoint()]
     modules = {module.__name__: module for module in (call, data_connector, fit_loop)}
