@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR,
 from torch.utils.data import DataLoader, Sampler
 
 from course_lib._processes import cpu_seconds, seconds_without_a_core
-from course_lib.callbacks import Preflight
+from course_lib.callbacks import ExactAccumulation, Preflight
 from course_lib.launch import run_ranks
 from course_lib.preflight import CHECKS, NotReady, PreflightReport, assert_ready, preflight, preflight_loop
 from course_lib.preflight.__main__ import main
@@ -73,6 +73,20 @@ def test_nothing_is_found_in_a_right_run(name):
     report = judged(right, right.make_run())
     assert report.ok, str(report)
     assert not any("Error" in why for why in report.not_judged.values()), str(report)
+
+
+class SumAndCount(Net):
+    def training_step(self, batch, batch_idx):
+        x, y, indices = batch
+        labelled = indices % 5 != 0
+        loss_sum = torch.nn.functional.mse_loss(self(x[labelled]), y[labelled], reduction="sum")
+        return {"loss": loss_sum, "count": labelled.sum()}
+
+
+def test_a_sum_and_its_count_may_come_in_a_dict():
+    trainer = quiet_trainer(accumulate_grad_batches=3, callbacks=[ExactAccumulation()])
+    report = preflight(trainer, SumAndCount(), loader(61))
+    assert report.ok and "window" in report.passed, str(report)
 
 
 def test_growth_is_looked_for_in_a_run_whose_schedule_ends_before():

@@ -343,13 +343,15 @@ class LightningRun(TrainingRun):
             model.__dict__.update(own)
 
     def loss_of(self, model: Any, batch: Any) -> Tensor:
-        """With ExactAccumulation, ``training_step`` returns a sum and its count."""
+        """With ExactAccumulation, ``training_step`` returns a sum and its count, as a pair or in a dict."""
         model.trainer = self.trainer
         output = self.training_step(model, batch)
         loss = output["loss"] if isinstance(output, Mapping) else output
-        exact = any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks)
-        if exact and isinstance(loss, tuple | list):
-            return loss[0] / loss[1]
+        if any(is_any_of(callback, {"ExactAccumulation"}) for callback in self.trainer.callbacks):
+            if isinstance(output, Mapping):
+                return loss / output["count"]
+            if isinstance(output, tuple | list):
+                return output[0] / output[1]
         if not isinstance(loss, Tensor):
             raise ValueError(f"training_step gave {type(loss).__name__} for one big batch")
         return loss
