@@ -52,6 +52,8 @@ faults = Exercise(
             11,
             *FAULTY_LINES,
         },
+        "Line 12 is right: it writes a checkpoint after every 50 optimizer steps. What is resumed from it is the "
+        "question.": {12, *FAULTY_LINES},
         "Line 13 resumes a Trainer, and a plain loader knows no position (chapter 06).": FAULTY_LINES - {13},
         "Line 14 is no fault: it saves the run as it ended.": {14, *FAULTY_LINES},
     },
@@ -149,6 +151,7 @@ updates_made = Exercise(
         "{got} counts a skip for each rank: all ranks skip together, and each writes it down.": PLANNED - 6,
         "{got} counts the last life alone: the skip of attempt 4 is in the checkpoint from which it went on.": PLANNED
         - 2,
+        "{got} leaves out attempts 8 and 9, which the kill undid: the second life made them again.": PLANNED - 5,
         "{got} is what was planned: a skipped attempt is none that updated.": PLANNED,
         "{got} is the number of skipped attempts. How many updates are left?": 3,
         "{got} adds the skips: an attempt that is skipped is not made up for, where epochs end the run.": PLANNED + 3,

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice
+from itertools import chain, islice, pairwise
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -17,8 +18,8 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader
 
-from course_lib.callbacks import Preflight
-from course_lib.launch import run_ranks
+from course_lib.callbacks import ExactAccumulation, Preflight
+from course_lib.launch import RankError, run_ranks
 from course_lib.preflight import preflight
 from course_lib.samplers import ShardedBatchSampler
 from workbook.calls import Allowed
@@ -66,6 +67,10 @@ class Record(Callback):
     def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
         self.epochs[-1].append(batch[2].tolist() if len(batch) == 3 else [len(batch[0])])
 
+    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
+        if not loss.requires_grad:
+            raise ValueError("the loss has no gradient: where a sum and a count are returned, the sum comes first")
+
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
         self.rate_at_end = trainer.optimizers[0].param_groups[0]["lr"]
 
@@ -76,7 +81,7 @@ class Record(Callback):
 
 
 def _fit(run: Any, callback: Callback) -> None:
-    if not (isinstance(run, tuple) and len(run) == 3):
+    if not (isinstance(run, tuple | list) and len(run) == 3):
         raise ValueError(f"the function should return (trainer, model, data), got {type(run).__name__}")
     trainer, model, data = run
     trainer.callbacks.append(callback)
@@ -132,10 +137,13 @@ def _fault_of_batches(record: Record) -> str | None:
 
 def _fault_of_rate(record: Record) -> str | None:
     peak, last = max(record.rates), record.rates[-1]
-    if last > min(record.rates):
+    if any(after > before for before, after in pairwise(record.rates)):
+        turned = record.rates.index(min(record.rates)) + 1
+        lowest, after = 100 * min(record.rates) / peak, 100 * max(record.rates[turned:]) / peak
+        asked = " Ahead of its fit, a Trainer's estimated_stepping_batches is -1." if turned == 2 else ""
         return (
-            f"all epochs are trained, and the rate falls to {100 * min(record.rates) / peak:.0f} % of its peak and "
-            f"rises again, to {100 * last / peak:.0f} % at the last step: the cosine has another number of steps."
+            f"all epochs are trained, and the rate falls to {lowest:.0f} % of its peak by step {turned} of "
+            f"{len(record.rates)} and rises again, to {after:.0f} %: the cosine has too few steps.{asked}"
         )
     if last > 0.01 * peak:
         return f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0."
@@ -165,8 +173,9 @@ stops_early = PropertyExercise(
         "the run ends after 8 full epochs and 40 optimizer steps": _ten_epochs(40, 40),
         "the run ends after 12 full epochs": _ten_epochs(-1, 60, max_epochs=12),
         "the short last batch has to be trained as well": _ten_epochs(40, 40, drop_last=True),
-        "rises again, to 12 % at the last step": _ten_epochs(50, 40),
+        "by step 41 of 50 and rises again, to 12 %": _ten_epochs(50, 40),
         "the rate ends at 43 % of its peak": _ten_epochs(-1, 90),
+        "estimated_stepping_batches is -1": _ten_epochs(-1, -1),
         "the cosine has a step too many": _ten_epochs(-1, 51),
         "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
         "the batches stay as they were, 8 and a short last one": _ten_epochs(-1, 40, batch_size=9),
@@ -187,19 +196,16 @@ class _Dealt(NamedTuple):
     counts: list[int]
     samples: int
     epochs: int
-    raised: str
+    orders: int
 
 
 def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
-    record, raised = Record(), ""
-    try:
+    record = Record()
+    with contextlib.suppress(Uneven):
         _fit(make_run(), record)
-    except Uneven:
-        pass
-    except Exception as error:
-        raised = f"{type(error).__name__}: {' '.join(str(error).split())}"
     first = record.epochs[0] if record.epochs else []
-    return _Dealt(first, record.counts, record.samples, len(record.epochs), raised)
+    orders = len({str(epoch) for epoch in record.epochs})
+    return _Dealt(first, record.counts, record.samples, len(record.epochs), orders)
 
 
 def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
@@ -218,10 +224,12 @@ def _travels_by_value(function: Any) -> None:
 
 def _fault_of_dealing(make_run: MakeRun) -> str | None:
     _travels_by_value(make_run)
-    ranks = [result.value for result in run_ranks(_dealt_to, args=(make_run,), timeout=120, backend="gloo")]
+    try:
+        ranks = [result.value for result in run_ranks(_dealt_to, args=(make_run,), timeout=120, backend="gloo")]
+    except RankError as error:
+        raised = next((report.error for report in error.reports if report.error), error.summary)
+        return f"on two ranks it raises {raised[:200]}"
     first = ranks[0]
-    if first.raised:
-        return f"on two ranks it raises {first.raised[:200]}"
     if len(first.counts) != 2:
         return "the run has one rank: it should have devices=2 and strategy='ddp'."
     if first.counts[0] != first.counts[1]:
@@ -242,6 +250,8 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
     torn = sum(len({index // 4 for index in batch}) > 1 for rank in ranks for batch in rank.batches)
     if torn:
         return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
+    if first.orders == 1:
+        return "every sample comes once, and both epochs have the same order: Neighbours has another in each."
     for says in run_ranks(_judged_on, args=(make_run,), timeout=120, backend="gloo")[0].value:
         return f"{STILL} {says}"
     return None
@@ -252,6 +262,20 @@ class _EverySecond(Neighbours):
 
     def __iter__(self) -> Iterator[list[int]]:
         return islice(super().__iter__(), dist.get_rank() if dist.is_initialized() else 0, None, 2)
+
+
+class _DealtOnce:
+    """Draws and cuts the batches when it is made: each epoch has their first order."""
+
+    def __init__(self) -> None:
+        batches = list(Neighbours(44))
+        self.batches = [*batches[:-1], batches[-1][:2], batches[-1][2:]]
+
+    def __len__(self) -> int:
+        return 6
+
+    def __iter__(self) -> Iterator[list[int]]:
+        return islice(self.batches, dist.get_rank() if dist.is_initialized() else 0, None, 2)
 
 
 class _Injected(Neighbours):
@@ -294,6 +318,8 @@ two_ranks = PropertyExercise(
         "the dataset has 45 samples, and 44 were asked for": _two_ranks(
             lambda: ShardedBatchSampler(Neighbours(44)), samples=45
         ),
+        "both epochs have the same order": _two_ranks(_DealtOnce),
+        "on two ranks it raises IndexError": _two_ranks(lambda: ShardedBatchSampler(Neighbours(48))),
         "the run has one rank": _two_ranks(lambda: Neighbours(44), devices=1),
     },
     allowed=Allowed(draw=True),  # the weights of a model
@@ -339,13 +365,15 @@ def _big_batch_gradient(model: Any) -> Tensor:
     return torch.cat([weight.grad.reshape(-1), bias.grad.reshape(-1)])  # type: ignore[union-attr]
 
 
-def _tagger_run(loss: Callable[[Tensor, Tensor], Any], batch_size: int = 8, k: int = 4, **flags: Any) -> MakeRun:
+def _tagger_run(loss: Callable[[Tensor, Tensor], Any], batch_size: int = 8, k: int = 4, exact: bool = False) -> MakeRun:
     class Weighs(Tagger):
         def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Any:
             return loss(self.scores(batch[0]), batch[1])
 
     def make_run() -> Any:
-        trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=k, accelerator="cpu", **flags)
+        callbacks = [ExactAccumulation()] if exact else []
+        flags = {"accumulate_grad_batches": k, "callbacks": callbacks}
+        trainer = quiet_trainer(max_epochs=1, accelerator="cpu", **flags)
         return trainer, Weighs(), DataLoader(Tags(), batch_size)
 
     return make_run
@@ -368,6 +396,9 @@ masked_labels = PropertyExercise(
         "the update is 0.44 times that of one big batch": _tagger_run(lambda scores, tags: _sum(scores, tags) / 8),
         "a micro-batch holds 32 words": _tagger_run(_mean, batch_size=32, k=1),
         "the epoch has 4 optimizer steps": _tagger_run(_mean, k=1),
+        "the sum comes first": _tagger_run(
+            lambda scores, tags: (tags.ne(IGNORED).sum(), _sum(scores, tags)), exact=True
+        ),
     },
     allowed=Allowed(draw=True),
     seconds=300,

@@ -271,10 +271,12 @@ def test_the_steps_after_a_resume_are_those_of_a_plan(case):
         (faults, {3, 6, 8, 9, 13, 14}, "it saves the run as it ended"),
         (faults, {6, 8, 9, 13}, "How many ranks share the samples"),
         (faults, [1, 3, 6, 8, 9, 13], "Shuffling is no fault"),
-        (faults, "3", "a set of line numbers is asked for"),
+        (faults, {3, 6, 8, 9, 12, 13}, "a checkpoint after every 50 optimizer steps"),
+        (faults, "3", "faults: a set of line numbers is asked for, as {1, 2}, got '3'."),
         (steps_after_resume, lambda samples_left, epochs_later, **rest: samples_left * epochs_later, "should be 2"),
         (updates_made, 22, "takes every line of the journal"),
         (updates_made, 26, "counts attempt 9 twice"),
+        (updates_made, 25, "leaves out attempts 8 and 9"),
     ],
 )
 def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, told):

@@ -13,10 +13,11 @@ import yaml
 from workbook import ch10_check_your_run as chapter
 from workbook.ch10_exercises import masked_labels, stops_early, two_ranks
 from workbook.ch10_runs import awkward, mended, night, uneven
-from workbook.ch10_runs.parts import Line, Neighbours, Points
+from workbook.ch10_runs.parts import Line, Neighbours, Points, Tagger, Tags
 from workbook.exercises import NotSolved
 from workbook.trainers import quiet_trainer
 
+from course_lib.callbacks import ExactAccumulation
 from course_lib.preflight import CHECKS, preflight
 from tests.notebook_rules import ROOT, source
 from tests.preflight.peers.as_csv import TARGET, as_csv
@@ -197,6 +198,22 @@ def test_the_job_to_copy_is_a_workflow_that_runs_the_command():
 def run_of_one_rank():
     trainer = quiet_trainer(max_epochs=10, accelerator="cpu", devices=1)
     return trainer, Line(), torch.utils.data.DataLoader(Points(36), batch_sampler=Neighbours(36))
+
+
+class SumAndCount(Tagger):
+    def training_step(self, batch, batch_idx):
+        loss_sum = torch.nn.functional.cross_entropy(self.scores(batch[0]), batch[1], reduction="sum")
+        return {"loss": loss_sum, "count": (batch[1] != -100).sum()}
+
+
+def with_a_dict():
+    flags = {"accumulate_grad_batches": 4, "callbacks": [ExactAccumulation()]}
+    trainer = quiet_trainer(max_epochs=1, accelerator="cpu", **flags)
+    return [trainer, SumAndCount(), torch.utils.data.DataLoader(Tags(), 8)]
+
+
+def test_a_right_answer_in_another_style_passes():
+    masked_labels.check(with_a_dict)
 
 
 def with_another_name():
