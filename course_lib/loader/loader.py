@@ -17,6 +17,7 @@ from torch.utils.data import DataLoader, DistributedSampler, IterableDataset, It
 from typing_extensions import TypeVar
 
 from course_lib._ranks import world_size_of
+from course_lib.loader.fetching import make_fetch
 from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -241,33 +242,6 @@ NOTHING_LEFT = (
     "the state that was loaded stood behind its epoch's last batch: nothing is left of this epoch. A Lightning Trainer "
     "takes that for the next epoch, which is lost: add course_lib.callbacks.ExactResume() there"
 )
-
-
-def make_fetch(dataset: Any, auto_collation: bool, collate_fn: Any, drop_last: bool) -> Callable[[Any], Any]:
-    """The function that turns indices into a batch; at the end of a stream it raises ``StopIteration``."""
-
-    def from_map(indices: Any) -> Any:
-        try:
-            if not auto_collation:
-                return collate_fn(dataset[indices])
-            if getattr(dataset, "__getitems__", None):
-                return collate_fn(dataset.__getitems__(indices))
-            return collate_fn([dataset[index] for index in indices])
-        except StopIteration as error:  # it would end the epoch without a word
-            raise RuntimeError(f"dataset or collate_fn raised StopIteration for {indices}") from error
-
-    def from_stream(indices: Any) -> Any:
-        if not auto_collation:
-            return collate_fn(next(stream))
-        samples = list(itertools.islice(stream, len(indices)))
-        if not samples or (drop_last and len(samples) < len(indices)):
-            raise StopIteration
-        return collate_fn(samples)
-
-    if not isinstance(dataset, IterableDataset):
-        return from_map
-    stream = iter(dataset)
-    return from_stream
 
 
 class _Batches:

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from course_lib import _lightning
 from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
+from course_lib.preflight.runs.hooks import Probe, nothing
 from course_lib.preflight.runs.pretended_ranks import join_pretended_group, pretended_environment
 from course_lib.preflight.runs.run import (
     Batch,
@@ -414,29 +415,9 @@ def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
     return stepped
 
 
-class Probe:
-    """A callback made of the hooks that are given."""
-
-    state_key = _legacy_state_key = "preflight"
-
-    def __init__(self, hooks: dict[str, Callable[..., None]]) -> None:
-        self._hooks = hooks
-
-    def __getattr__(self, name: str) -> Callable[..., Any]:
-        if name == "state_dict":
-            return dict
-        if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
-            return self._hooks.get(name, nothing)
-        raise AttributeError(name)
-
-
 def _is_lightnings(module: Any, hook: str) -> bool:
     """Whether a module has not written this hook itself."""
     return str(getattr(type(module), hook).__module__).endswith("core.module")
-
-
-def nothing(*_: Any, **__: Any) -> None:
-    return None
 
 
 def is_trainer(trainer: Any) -> bool:
