@@ -199,8 +199,6 @@ class ExactResume(Callback):
             return
         own = checkpoint["callbacks"][self.state_key]
         own |= {"monitored": _metrics.monitored(trainer), "gathered": self._window_end.gathered}
-        started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
-        own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
         own["within_validation"] = validates and not begun
@@ -211,6 +209,8 @@ class ExactResume(Callback):
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
         elif (begun and not updated) or _stopped_within_epoch(trainer):
+            started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
+            own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.

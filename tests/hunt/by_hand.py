@@ -18,7 +18,10 @@ Line = dict[str, Any]
 
 
 def lines_of(folder: Path, life: int, rank: int) -> list[Line]:
-    """What one rank of one life trained; the first line says how many micro-batches were done when it began."""
+    """What one rank of one life wrote: the micro-batches that it trained, and ahead of them how many were done.
+
+    Ahead of each ``fit`` a line says that it begins.
+    """
     path = Path(folder, f"life-{life}-{rank}.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -31,7 +34,7 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
     kept: list[list[Line]] = []
     for life, ranks in enumerate(ranks_of_lives):
         kept.append([])
-        written = [lines_of(folder, life, rank) for rank in range(ranks)]
+        written = [[line for line in lines_of(folder, life, rank) if "begins" not in line] for rank in range(ranks)]
         per_rank = [[next(same) for _, same in itertools.groupby(lines, key=str)] for lines in written]
         for number, line in enumerate(per_rank[0]):
             if "resumed" in line:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import re
 import tempfile
@@ -159,7 +160,12 @@ def _judge_refusal(sentence: str) -> None:
 
 
 def _trained(folder: Path, life: int, ranks: int) -> bool:
-    return any("number" in line for rank in range(ranks) for line in lines_of(folder, life, rank))
+    """Whether a rank has trained since its last ``fit`` began: with the same objects, a life has several."""
+    for rank in range(ranks):
+        latest_first = reversed(lines_of(folder, life, rank))
+        if any("number" in line for line in itertools.takewhile(lambda line: "begins" not in line, latest_first)):
+            return True
+    return False
 
 
 # ------------------------------------------------------------------------------------------------------- oracles

@@ -223,6 +223,7 @@ def life(rank, folder, number, ranks, workers, kills):
         dies.begun = 0
         samples.dies_at = dies.micro_batch % len(samples) if dies.place == "loader" else None
         samples.dies_hard = dies.hard
+        write(module.log_path, begins=done)
         try:
             trainer.fit(module, **given, ckpt_path=newest(folder), weights_only=False)
             break

@@ -93,6 +93,27 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1, "validation"),),
     ),
+    # A run of one window: its checkpoint was taken for one of the next epoch, and the step was never made.
+    "ReduceLROnPlateau, saved ahead of the validation of the run's first window": DrawnRun(
+        samples=4,
+        batch_norm=True,
+        schedule="plateau",
+        callbacks=("ExactAccumulation", "StepAudit", "WeightAveraging"),
+        accumulate_grad_batches=2,
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1, "validation"),),
+    ),
+    # The hunt's own fault: with the same objects, a second resume that is refused was an error.
+    "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
+        samples=1,
+        batch_size=1,
+        schedule="plateau",
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1), Kill(1, "validation")),
+        same_objects=True,
+    ),
     # The hunt's own fault: each call of the closure counted as a micro-batch.
     "LBFGS in a Trainer": DrawnRun(
         samples=1, batch_size=1, optimizer="LBFGS", max_epochs=1, max_steps=1, kills=(Kill(1, "forward"),)
