@@ -97,6 +97,7 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     fit_loop = trainer.fit_loop
     stateful = [loader for loader in COMBINED_LOADER.of(fit_loop).flattened if hasattr(loader, "load_state_dict")]
     not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
+    STATES_TO_LOAD.put(fit_loop, [])  # a second fit begins an epoch of its own
     for loader, state in not_loaded:
         if isinstance(loader, MiniDataLoader):
             loader.load_state_dict(state)

@@ -220,7 +220,7 @@ class ExactResume(Callback):
 
     def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
-        if self._window_end is None or self._went_on:
+        if self._window_end is None or not self._resumed or self._went_on:
             return
         self._went_on = True
         count_batches_again(trainer)

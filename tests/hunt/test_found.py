@@ -104,6 +104,17 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1, "validation"),),
     ),
+    # In a second fit, the loader was put back once more to where the first one had been resumed.
+    "a MiniDataLoader in a second fit, behind one that was resumed": DrawnRun(
+        samples=2,
+        batch_size=1,
+        loader="MiniDataLoader",
+        callbacks=("ExactResume", "SkipBadSteps", "StepAudit"),
+        max_epochs=1,
+        more_epochs=1,
+        saves="by hand",
+        kills=(Kill(1),),
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
