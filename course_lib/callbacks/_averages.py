@@ -6,9 +6,17 @@ from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
 
-from course_lib._lightning import AVERAGE, AVERAGED_UNTIL, AVERAGING_SCHEDULE
+from course_lib._lightning import (
+    AVERAGE,
+    AVERAGED_EPOCH,
+    AVERAGED_UNTIL,
+    AVERAGING_SCHEDULE,
+    EPOCHS_BEFORE_AVERAGING,
+    SWAP_AVERAGE,
+)
 from course_lib.callbacks._trainer import callbacks_of_kind
 
 
@@ -50,3 +58,59 @@ def begin_averaging_again(trainer: Trainer, pl_module: LightningModule) -> None:
         pl_module.load_state_dict(state)
         for group, own in zip(groups, before, strict=True):
             group.update(own)
+
+
+def refuse_a_second_fit(trainer: Trainer) -> None:
+    """StochasticWeightAveraging makes its schedule once; and where an exception has ended a fit, it adds an epoch more
+    to ``max_epochs``, or leaves the Trainer without backward passes."""
+    for callback in callbacks_of_kind(trainer, StochasticWeightAveraging):
+        if EPOCHS_BEFORE_AVERAGING.of_set(callback, None) is not None:
+            raise MisconfigurationException(
+                "this StochasticWeightAveraging has been in a fit before: in a second one it has no schedule, and "
+                "counts the epochs of both. Make a new one, and a new Trainer"
+            )
+
+
+def begin_as_in_a_new_process(trainer: Trainer) -> None:
+    """For a run that is resumed with the same objects: what WeightAveraging does not save."""
+    for callback in callbacks_of_kind(trainer, WeightAveraging):
+        AVERAGED_EPOCH.put(callback, -1)
+
+
+def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule) -> None:
+    """What the averages owe to a run that is resumed behind its last step: Lightning returns before training starts."""
+    fit_loop = trainer.fit_loop
+    progress: Any = fit_loop.epoch_progress.current
+    ahead_of_its_end = fit_loop.epoch_loop.batch_progress.is_last_batch and progress.processed < progress.started
+    for callback in callbacks_of_kind(trainer, WeightAveraging):
+        if ahead_of_its_end:
+            callback.on_train_epoch_end(trainer, pl_module)
+        callback.on_train_end(trainer, pl_module)
+    for averaging in callbacks_of_kind(trainer, StochasticWeightAveraging):
+        averaging.on_train_end(trainer, pl_module)
+
+
+class CountedSwaps:
+    """Of one WeightAveraging: at an odd number, a validation has put the average into the module.
+
+    An exception there leaves it in the module, and the trained weights in the place of the average.
+    """
+
+    def __init__(self, callback: WeightAveraging) -> None:
+        self.number = 0
+        self._callback, self._swap = callback, SWAP_AVERAGE.of(callback)
+        SWAP_AVERAGE.put(callback, self)
+
+    def __call__(self, pl_module: LightningModule) -> None:
+        self._swap(pl_module)
+        self.number += 1
+
+    def end(self, pl_module: LightningModule) -> None:
+        """Put the trained weights back into the module, and count no longer."""
+        if self.number % 2:
+            self(pl_module)
+        vars(self._callback).pop(SWAP_AVERAGE.name, None)
+
+
+def counted_swaps(trainer: Trainer) -> list[CountedSwaps]:
+    return [CountedSwaps(callback) for callback in callbacks_of_kind(trainer, WeightAveraging)]

@@ -115,6 +115,22 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     return False
 
 
+def save_nothing_for_the_exception(trainer: Trainer) -> None:
+    """Ahead of a refusal: what is half restored is in no state to be saved, least of all over what was refused."""
+    for callback in trainer.checkpoint_callbacks:
+        vars(callback)["on_exception"] = _PassedOver(callback)
+
+
+class _PassedOver:
+    """In place of a callback's hook, once."""
+
+    def __init__(self, callback: Callback) -> None:
+        self.callback = callback
+
+    def __call__(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        vars(self.callback).pop("on_exception", None)
+
+
 def replace_methods(module: nn.Module, **functions: Callable[..., Any]) -> Callable[[], None]:
     """Have this one module use the functions for its methods of these names, and return what puts them back.
 

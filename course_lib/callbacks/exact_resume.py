@@ -16,13 +16,12 @@ seed, the window's place in the run and the rank.*
 from __future__ import annotations
 
 import copy
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor
 from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
@@ -31,6 +30,7 @@ from course_lib._lightning import (
     COMBINED_LOADER,
     DATA_FETCHER,
     LAST_BATCH_REACHED,
+    MODULE_MODE,
     RESTARTING,
     SHOULD_ACCUMULATE,
 )
@@ -46,10 +46,10 @@ from course_lib.callbacks._trainer import (
     callbacks_of_kind,
     make_no_step_in_averaging_epoch,
     restore_loaders,
+    save_nothing_for_the_exception,
     skippers_of,
 )
-
-BATCH_PROGRESS = "epoch_loop.batch_progress"
+from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
 
 
 class CheckpointError(RuntimeError):
@@ -83,6 +83,12 @@ class ExactResume(Callback):
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
     one, with the gradient of the step before.)
 
+    A run that is resumed behind its last step ends with its averaged weights. (Lightning returns before it puts them
+    into the module.) An exception within a validation leaves the module in the modes, and with the weights, that it
+    trained with, so that a checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in
+    eval mode, and WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that
+    exception.
+
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
     ``GradientAccumulationScheduler`` gets its window length back within an epoch. (Lightning takes the Trainer's.)
 
@@ -93,9 +99,10 @@ class ExactResume(Callback):
 
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
-            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
-            LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
-            shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
+            ``StochasticWeightAveraging`` that has been in a fit before; or a ``CombinedLoader`` of a resumable loader
+            and one of another length, but for the mode ``"min_size"``; or LBFGS with windows
+            of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a
+            plain DataLoader, which Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
             ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
@@ -108,7 +115,7 @@ class ExactResume(Callback):
         self.strict = strict
         self._brought = False
         self._seed: int | None = None
-        self._window_end: _WindowEnd | None = None
+        self._window_end: WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
         self._monitored: dict[str, float] = {}
@@ -117,6 +124,7 @@ class ExactResume(Callback):
         self._metrics = _metrics.EpochMetrics()
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
+        self._swaps: list[_averages.CountedSwaps] = []
 
     # ------------------------------------------------------------------------------------------------- hooks
 
@@ -128,17 +136,31 @@ class ExactResume(Callback):
                 "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that "
                 f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
             )
+        _averages.refuse_a_second_fit(trainer)
         self._forget()
         self._since_ranks = {"world_size": trainer.world_size, "steps_done": 0, "samples_done": 0}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
-        self._window_end = copy.deepcopy(_WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
+        self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
         self._resumed = True
+        _averages.begin_as_in_a_new_process(trainer)
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         own = checkpoint.get("callbacks", {}).get(self.state_key)
         self._loaded_own = own is not None
+        if own and own["within_update"]:
+            self._refuse(
+                trainer,
+                "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
+                "some parameters or schedules have moved and others have not. Resume from an older one",
+            )
+        if own and own.get("swapped"):
+            self._refuse(
+                trainer,
+                "this checkpoint was saved within a validation that had put the averaged weights into the module, and "
+                "the trained ones in their place. Resume from an older one, and save behind a validation",
+            )
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
         self._window_end = self._window_end._replace(gathered=gathered)
@@ -152,6 +174,7 @@ class ExactResume(Callback):
             self._remember(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
+        self._swaps = _averages.counted_swaps(trainer)
         self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
         self._seed_generators(trainer)
 
@@ -202,6 +225,7 @@ class ExactResume(Callback):
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
         own["within_validation"] = validates and not begun
+        own["swapped"] = any(swaps.number % 2 for swaps in self._swaps)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
         updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
@@ -227,14 +251,14 @@ class ExactResume(Callback):
         _metrics.see_again(trainer, self._monitored)
         _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
         if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind their step
-            self._refuse(_metrics.step_plateaus_of_ended_epoch(trainer, self._monitored))
+            self._refuse(trainer, _metrics.step_plateaus_of_ended_epoch(trainer, self._monitored))
         ended = trainer.current_epoch - 1
         if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
             _averages.average_the_epoch_that_ended(trainer, pl_module)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         self._judge_checkpoint(trainer)
         self._judge_loaders(trainer)
-        self._refuse(self._metrics.why_refused(trainer))
+        self._refuse(trainer, self._metrics.why_refused(trainer))
         loops = self._window_end.loops
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
@@ -242,10 +266,16 @@ class ExactResume(Callback):
         _averages.begin_averaging_again(trainer, pl_module)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._remove_hooks()
+        self._remove_hooks(pl_module)
+
+    def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        if self._resumed and not self._went_on:
+            _averages.end_a_run_that_was_over(trainer, pl_module)
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        self._remove_hooks()
+        self._remove_hooks(pl_module)
+        if trainer.validating or trainer.sanity_checking:
+            MODULE_MODE.of(trainer.fit_loop.epoch_loop.val_loop).restore(pl_module)
 
     def state_dict(self) -> dict[str, Any]:
         return {
@@ -261,24 +291,22 @@ class ExactResume(Callback):
         self._monitored = state_dict.get("monitored", {})
         self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
         self._within_validation = state_dict.get("within_validation", False)
-        if state_dict["within_update"]:
-            self._refuse(
-                "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
-                "some parameters or schedules have moved and others have not. Resume from an older one"
-            )
 
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
+        self._monitored, self._validated_at = {}, -1
         self._metrics = _metrics.EpochMetrics()
+        self._next_epoch_begun = self._within_validation = False
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
-        self._remove_hooks()
 
-    def _remove_hooks(self) -> None:
+    def _remove_hooks(self, pl_module: LightningModule) -> None:
         for handle in self._handles:
             handle.remove()
-        self._handles = []
+        for swaps in self._swaps:
+            swaps.end(pl_module)
+        self._handles, self._swaps = [], []
 
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self._stepping = True
@@ -286,9 +314,9 @@ class ExactResume(Callback):
     def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stepping = False
         loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
-        self._window_end = _WindowEnd(
+        self._window_end = WindowEnd(
             loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
-            datamodule=copy.deepcopy(_datamodule_state(trainer)),
+            datamodule=copy.deepcopy(datamodule_state(trainer)),
             buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
             skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
             gathered=self._metrics.state(trainer),
@@ -311,10 +339,11 @@ class ExactResume(Callback):
         done, k = progress["current"]["processed"], _window_length(trainer)
         if not self._loaded_own and not progress["is_last_batch"] and done % k:
             self._refuse(
+                trainer,
                 f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, "
                 "by a run without ExactResume: it does not hold their gradients, so their samples would be lost. "
                 "Resume from a checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the "
-                "callbacks"
+                "callbacks",
             )
 
     def _judge_loaders(self, trainer: Trainer) -> None:
@@ -324,6 +353,7 @@ class ExactResume(Callback):
         forgetful = [type(loader).__name__ for loader in loaders if not hasattr(loader, "load_state_dict")]
         if forgetful and progress["current"]["ready"] and not progress["is_last_batch"]:
             self._refuse(
+                trainer,
                 f"this checkpoint was saved within an epoch, after {progress['current']['ready']} batches, and a "
                 f"{', '.join(forgetful)} does not know where it was: it begins the epoch's batches again and leaves "
                 "out as many at the end. Take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of "
@@ -331,57 +361,12 @@ class ExactResume(Callback):
                 strict=self.strict and not self._brought,
             )
 
-    def _refuse(self, why: str, strict: bool | None = None) -> None:
+    def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:
         if why and (self.strict if strict is None else strict):
+            save_nothing_for_the_exception(trainer)
             raise CheckpointError(why)
         if why:
             rank_zero_warn(why)
-
-
-class _WindowEnd(NamedTuple):
-    """What changes within a window, as it was when the last one ended."""
-
-    loops: dict[str, Any]
-    """The state of the fit loop: its counters, and the training loader's state."""
-    datamodule: dict[str, Any] | None
-    buffers: dict[str, Tensor]
-    skippers: dict[str, dict[str, Any]]
-    """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
-    gathered: dict[str, Any] | None
-    """Of the epoch's training metrics."""
-
-    @property
-    def micro_batches(self) -> int:
-        return int(self.loops[BATCH_PROGRESS]["total"]["ready"])
-
-    @classmethod
-    def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> _WindowEnd:
-        trained = _averages.trained_state(checkpoint)
-        names = dict(pl_module.named_buffers()).keys() & trained.keys()
-        return cls(
-            loops=checkpoint["loops"]["fit_loop"],
-            datamodule=checkpoint.get(_datamodule_key(trainer)),
-            buffers={name: trained[name] for name in names},
-            skippers={
-                skipper.state_key: checkpoint["callbacks"][skipper.state_key]
-                for skipper in skippers_of(trainer)
-                if skipper.state_key in checkpoint.get("callbacks", {})
-            },
-            gathered=None,
-        )
-
-    def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
-        checkpoint["loops"]["fit_loop"] = self.loops
-        self.put_loader_state_into(checkpoint, trainer)
-        trained = _averages.trained_state(checkpoint)
-        for name in self.buffers.keys() & trained.keys():
-            trained[name] = self.buffers[name]
-        checkpoint["callbacks"].update(self.skippers)
-
-    def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
-        checkpoint["loops"]["fit_loop"]["state_dict"] = self.loops["state_dict"]
-        if self.datamodule:
-            checkpoint[_datamodule_key(trainer)] = self.datamodule
 
 
 def _stopped_within_epoch(trainer: Trainer) -> bool:
@@ -389,14 +374,6 @@ def _stopped_within_epoch(trainer: Trainer) -> bool:
     fit_loop = trainer.fit_loop
     progress: Any = fit_loop.epoch_progress.current
     return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
-
-
-def _datamodule_state(trainer: Any) -> dict[str, Any] | None:
-    return None if trainer.datamodule is None else trainer.datamodule.state_dict()
-
-
-def _datamodule_key(trainer: Any) -> str:
-    return type(trainer.datamodule).__qualname__
 
 
 def _go_on_with_next_epoch(trainer: Trainer) -> bool:
@@ -447,4 +424,6 @@ def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: 
         return
     callback = ExactResume(reseed=reseed)
     callback._brought = True
-    trainer.callbacks.append(callback)  # type: ignore[attr-defined]  # the Trainer calls its setup next
+    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
+    # Ahead of those that save, which come last, as it is where a reader names it. The Trainer calls its setup next.
+    callbacks.insert(len(callbacks) - len(trainer.checkpoint_callbacks), callback)

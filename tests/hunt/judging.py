@@ -30,6 +30,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"needs automatic optimization|decides when to step|[Mm]anual optimization": "the module steps by itself",
     r"an EarlyStopping goes by a metric that is yet to come": "the epoch's end, and its validation",
     r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
+    r"StochasticWeightAveraging has been in a fit before": "it makes its schedule once",
     r"does not know where it was": "torch's loader, within an epoch",
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }
@@ -116,33 +117,37 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
     if run.same_objects:
         kills = [(micro_batch, place, False) for micro_batch, place, _ in kills]
     parts = [kills] if run.same_objects and len(kills) > 1 else [[kill] for kill in kills]
+    lives_to_come = [*parts, []]
     ranks_of_lives: list[int] = []
-    for kills_of_life in [*parts, []]:
-        while True:
-            number = len(ranks_of_lives)
-            ranks, workers = run.ranks_of(min(number, len(parts))), run.workers_of(min(number, len(parts)))
-            ranks_of_lives.append(ranks)
-            end = played(life, ranks, (folder, number, ranks, workers, kills_of_life), ends)
-            if end.values:
-                return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
-            if end.hung:
-                raise Wrong(f"life {number} hangs: {end.details}")
-            if _was_killed(end):
-                break
-            refused = _refusal(end)
-            if refused and not _trained(folder, number, ranks):
-                _judge_refusal(refused)
-                if not (newest := sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)):
-                    raise Refused(refused)
-                newest[-1].unlink()  # a reader takes the one before it
-                continue
+    while lives_to_come:
+        kills_of_life, number = lives_to_come[0], len(ranks_of_lives)
+        ranks, workers = run.ranks_of(min(number, len(parts))), run.workers_of(min(number, len(parts)))
+        ranks_of_lives.append(ranks)
+        end = played(life, ranks, (folder, number, ranks, workers, kills_of_life), ends)
+        if end.values:
+            return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
+        if end.hung:
+            raise Wrong(f"life {number} hangs: {end.details}")
+        refused = _refusal(end)
+        if _was_killed(end):
+            del lives_to_come[0]
+        elif not refused or _trained(folder, number, ranks):
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
+        else:
+            _judge_refusal(refused)
+            if len(kills_of_life) > 1:  # a second fit with the same objects: a reader makes new ones
+                lives_to_come[:1] = [[kill] for kill in kills_of_life[1:]]
+                continue
+            if not (newest := sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)):
+                raise Refused(refused)
+            newest[-1].unlink()  # a reader takes the one before it
     raise Wrong("the last life did not end")
 
 
 def _was_killed(end: End) -> bool:
     return not end.error or any(
-        words in end.error for words in ("Killed", "a sample cannot be read", "DataLoader worker")
+        words in end.error
+        for words in ("Killed", "a sample cannot be read", "DataLoader worker", "ConnectionResetError")
     )
 
 

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 
 from hypothesis import strategies as st
 
-PLACES = ("forward", "start", "before step", "within step", "after step", "end", "validation", "epoch end", "loader")
+PLACES = (
+    *("forward", "start", "before step", "within step", "after step", "end"),
+    *("validation", "within validation", "epoch end", "train end", "loader"),
+)
 """Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training."""
 SAVES = ("every step", "every epoch", "every other step", "validation", "a time", "an exception", "by hand")
 LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
-AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "StochasticWeightAveraging")
+AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs", "StochasticWeightAveraging")
 CALLBACKS = ("ExactResume", "ExactAccumulation", "SkipBadSteps", "StepAudit")
 SCHEDULES = ("cosine of steps", "one cycle", "step of epochs", "plateau", "plateau of training")
 """The first two are a loop's as well, and the last one is refused on several ranks."""
@@ -137,6 +140,12 @@ class DrawnRun:
     @property
     def weighs_samples(self) -> bool:
         return "ExactAccumulation" in self.callbacks
+
+
+def pieces_of(run: DrawnRun) -> str:
+    """How the run is written down, for a test of its own: the fields that are not the plainest."""
+    said = [f"{f.name}={value!r}" for f in fields(run) if (value := getattr(run, f.name)) != f.default]
+    return f"DrawnRun({', '.join(said)})"
 
 
 def one_of(*values: object) -> st.SearchStrategy:

@@ -41,6 +41,7 @@ CALLBACKS = {
     "StepAudit": "StepAudit(strict=True)",
     "WeightAveraging": "WeightAveraging()",
     "EMAWeightAveraging": "EMAWeightAveraging(decay=0.9)",
+    "EMAWeightAveraging of epochs": "EMAWeightAveraging(decay=0.9, update_every_n_steps=3, update_starting_at_epoch=0)",
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
 

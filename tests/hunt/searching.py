@@ -29,7 +29,7 @@ from hypothesis import seed as hypothesis_seed
 import course_lib.callbacks  # noqa: F401
 from course_lib.launch import warm_up
 from tests.hunt.judging import judge
-from tests.hunt.pieces import KINDS, DrawnRun, drawn_runs
+from tests.hunt.pieces import KINDS, DrawnRun, drawn_runs, pieces_of
 from tests.hunt.script import script_of
 
 AT_ONCE = 3
@@ -155,7 +155,10 @@ def _search_in_processes(arguments: argparse.Namespace, folder: str) -> int:
             waited_for -= 1
             total += outcomes
             if found is not None:
-                print(f"# Seed {seed} found a run that is wrong: {why}\n\n{script_of(found)}\n", flush=True)
+                print(
+                    f"# Seed {seed} found a run that is wrong: {why}\n# {pieces_of(found)}\n\n{script_of(found)}\n",
+                    flush=True,
+                )
     if waited_for:
         print(f"hunt: {waited_for} of {len(hunters)} processes were ended {ANSWER_SECONDS:.0f} s behind their time")
     for hunter in hunters:

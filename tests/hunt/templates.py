@@ -116,11 +116,14 @@ class Module(LightningModule):
         $noise
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
-        for callback in self.trainer.callbacks:
-            if isinstance(callback, Dies):
-                callback.at("forward")
+        self.may_die("forward")
         $steps_by_hand
         return $returned
+
+    def may_die(self, place):
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, Dies):
+                callback.at(place)
 
     def step_by_hand(self, loss):
         for optimizer in self.optimizers():
@@ -130,6 +133,7 @@ class Module(LightningModule):
             optimizer.step()
 
     def validation_step(self, batch):
+        self.may_die("within validation")
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):
@@ -167,6 +171,9 @@ class Dies(Callback):
 
     def on_validation_start(self, trainer, pl_module):
         self.at("validation")
+
+    def on_train_end(self, trainer, pl_module):
+        self.at("train end")
 
 
 class MakesLoaders(LightningDataModule):

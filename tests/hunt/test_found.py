@@ -115,6 +115,57 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1),),
     ),
+    # A validation had put the average into the module, and the exception's checkpoint held each in the other's place.
+    "WeightAveraging, saved by an exception within a validation": DrawnRun(
+        samples=6,
+        batch_norm=True,
+        callbacks=("ExactResume", "WeightAveraging"),
+        saves="an exception",
+        val_check_interval=1,
+        kills=(Kill(3, "within validation"),),
+    ),
+    # Lightning left the module in eval mode.
+    "an exception within a validation, and on with the same objects": DrawnRun(
+        samples=6,
+        batch_norm=True,
+        max_epochs=1,
+        val_check_interval=1,
+        kills=(Kill(1, "within validation"), Kill(1)),
+        same_objects=True,
+    ),
+    # Lightning returned before training started, and the module was left without its average.
+    "WeightAveraging, resumed behind the run's last step": DrawnRun(
+        samples=6,
+        batch_norm=True,
+        callbacks=("ExactResume", "WeightAveraging"),
+        accumulate_grad_batches=3,
+        max_epochs=3,
+        max_steps=3,
+        saves="a time",
+        kills=(Kill(7, "epoch end"),),
+    ),
+    "StochasticWeightAveraging, resumed behind the run's end": DrawnRun(
+        samples=6,
+        callbacks=("StochasticWeightAveraging", "ExactAccumulation"),
+        max_epochs=3,
+        saves="every epoch",
+        kills=(Kill(2, "train end"),),
+    ),
+    # It added its epoch to max_epochs at each fit. Now the second fit is refused, and a new process goes on.
+    "StochasticWeightAveraging, stopped by two exceptions": DrawnRun(
+        samples=2,
+        batch_norm=True,
+        callbacks=("ExactResume", "StochasticWeightAveraging"),
+        accumulate_grad_batches=2,
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1), Kill(1)),
+        same_objects=True,
+    ),
+    # What was refused was saved once more, by the refusal's own exception, without the mark that it was refused for.
+    "a refused checkpoint, beside a ModelCheckpoint that saves on exceptions": DrawnRun(
+        samples=1, batch_size=1, schedule="plateau", max_epochs=1, saves="an exception", kills=(Kill(1, "end"),)
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,

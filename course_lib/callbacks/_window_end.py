@@ -1,0 +1,67 @@
+"""A run as it was when its last window ended: what a checkpoint that is taken within a window is set back to."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from course_lib.callbacks import _averages
+from course_lib.callbacks._trainer import skippers_of
+
+BATCH_PROGRESS = "epoch_loop.batch_progress"
+
+
+class WindowEnd(NamedTuple):
+    """What changes within a window, as it was when the last one ended."""
+
+    loops: dict[str, Any]
+    """The state of the fit loop: its counters, and the training loader's state."""
+    datamodule: dict[str, Any] | None
+    buffers: dict[str, Tensor]
+    skippers: dict[str, dict[str, Any]]
+    """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
+    gathered: dict[str, Any] | None
+    """Of the epoch's training metrics."""
+
+    @property
+    def micro_batches(self) -> int:
+        return int(self.loops[BATCH_PROGRESS]["total"]["ready"])
+
+    @classmethod
+    def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> WindowEnd:
+        trained = _averages.trained_state(checkpoint)
+        names = dict(pl_module.named_buffers()).keys() & trained.keys()
+        return cls(
+            loops=checkpoint["loops"]["fit_loop"],
+            datamodule=checkpoint.get(datamodule_key(trainer)),
+            buffers={name: trained[name] for name in names},
+            skippers={
+                skipper.state_key: checkpoint["callbacks"][skipper.state_key]
+                for skipper in skippers_of(trainer)
+                if skipper.state_key in checkpoint.get("callbacks", {})
+            },
+            gathered=None,
+        )
+
+    def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
+        checkpoint["loops"]["fit_loop"] = self.loops
+        self.put_loader_state_into(checkpoint, trainer)
+        trained = _averages.trained_state(checkpoint)
+        for name in self.buffers.keys() & trained.keys():
+            trained[name] = self.buffers[name]
+        checkpoint["callbacks"].update(self.skippers)
+
+    def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
+        checkpoint["loops"]["fit_loop"]["state_dict"] = self.loops["state_dict"]
+        if self.datamodule:
+            checkpoint[datamodule_key(trainer)] = self.datamodule
+
+
+def datamodule_state(trainer: Any) -> dict[str, Any] | None:
+    return None if trainer.datamodule is None else trainer.datamodule.state_dict()
+
+
+def datamodule_key(trainer: Any) -> str:
+    return type(trainer.datamodule).__qualname__
