@@ -100,9 +100,9 @@ class ExactResume(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``StochasticWeightAveraging`` that has been in a fit before; or a ``CombinedLoader`` of a resumable loader
-            and one of another length, but for the mode ``"min_size"``; or LBFGS with windows
-            of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a
-            plain DataLoader, which Lightning leaves as it is on one device.
+            and one of another length, but for the mode ``"min_size"``; or LBFGS with windows of several micro-batches;
+            or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a plain DataLoader, which
+            Lightning leaves as it is on one device.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
             ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
