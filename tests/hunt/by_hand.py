@@ -47,7 +47,7 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
 def can_be_trained_by_hand(run: DrawnRun) -> bool:
     """Whether nothing but the batches decides: no draws in the forward, no averages, no second fit's new optimizer."""
     averages = any("Averaging" in name for name in run.callbacks)
-    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith("plateau")
+    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith(("plateau", "every other"))
     return not (run.dropout or run.noisy_forward or averages or run.more_epochs or otherwise)
 
 
@@ -76,7 +76,8 @@ def trained_by_hand(run: DrawnRun, make_net: Any, make_optimizer: Any, lines: It
                 share = 1 / samples if run.weighs_samples else 1 / (len(y) * k * ranks)
                 (squares * share).backward()
             if run.clip:
-                nn.utils.clip_grad_norm_(net.parameters(), 0.5)
+                clip = nn.utils.clip_grad_value_ if run.clips_values else nn.utils.clip_grad_norm_
+                clip(net.parameters(), 0.5)
             optimizer.step()
             if schedule is not None and run.schedule != "step of epochs":
                 schedule.step()

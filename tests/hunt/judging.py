@@ -241,7 +241,7 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
     may_miss = 0
     if run.tail == "drop":  # less than a batch of each rank; where their number changes, each number's share of it
         may_miss = (run.batch_size + run.sized) * sum(ranks) - 1
-    cut_short = run.max_steps != -1 or run.limit_train_batches is not None or not counts
+    cut_short = run.max_steps != -1 or run.limit_train_batches is not None or run.stops_early or not counts
     if not cut_short and (epochs := len(counts)) != run.all_epochs:
         raise Wrong(f"the {which} run trained {epochs} of {run.all_epochs} epochs")
     for epoch, count in counts.items():

@@ -15,8 +15,11 @@ SAVES = ("every step", "every epoch", "every other step", "validation", "a time"
 LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
 AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs", "StochasticWeightAveraging")
 CALLBACKS = ("ExactResume", "ExactAccumulation", "SkipBadSteps", "StepAudit")
-SCHEDULES = ("cosine of steps", "one cycle", "step of epochs", "plateau", "plateau of training")
-"""The first two are a loop's as well, and the last one is refused on several ranks."""
+SCHEDULES = (
+    *("cosine of steps", "one cycle", "warm-up, then cosine"),
+    *("every other step", "step of epochs", "every other epoch", "plateau", "plateau of training"),
+)
+"""The first three are a loop's as well, and the last one is refused on several ranks."""
 KINDS = ("a loop", "averages", "a Trainer", "windows", "ranks", "loaders", "optimizers")
 """What a run is about, and so where faults are looked for, in turn; what starts ranks comes behind what starts none."""
 
@@ -79,7 +82,12 @@ class DrawnRun:
     max_steps: int = -1
     limit_train_batches: int | None = None
     val_check_interval: int | None = None
+    validates_every: int | None = 1
+    """Epochs from a validation to the next; ``None``: ``val_check_interval`` counts on over the epochs' ends."""
+    stops_early: str = ""
+    """The metric that an EarlyStopping goes by."""
     clip: bool = False
+    clips_values: bool = False
 
     ranks: tuple[int, ...] = (1,)
     """Of each life; the last one's go on."""
@@ -102,7 +110,8 @@ class DrawnRun:
 
     @property
     def validates(self) -> bool:
-        return self.val_check_interval is not None or self.saves == "validation" or self.schedule == "plateau"
+        goes_by_it = self.schedule == "plateau" or self.stops_early == "val"
+        return self.val_check_interval is not None or self.saves == "validation" or goes_by_it
 
     @property
     def streams(self) -> int:
@@ -194,7 +203,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
-        schedule=draw(one_of("", *SCHEDULES[: 5 if several == 1 else 4] if trainer else SCHEDULES[:2])),
+        schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
         accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
@@ -203,7 +212,10 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         max_steps=draw(one_of(-1, -1, -1, 1, 3)) if trainer else -1,
         limit_train_batches=draw(one_of(None, None, None, 2, 3)) if trainer else None,
         val_check_interval=draw(one_of(None, None, 1, 2)) if trainer else None,
+        validates_every=draw(one_of(1, 1, 1, 2, None)) if trainer else 1,
+        stops_early=draw(one_of(*[""] * 6, "val", "loss")) if trainer and several == 1 else "",
         clip=draw(rarely),
+        clips_values=trainer and draw(rarely),
         ranks=ranks,
         saves=draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES)),
         kills=tuple(draw(_kills(several, steps * epochs)) for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))),
@@ -221,7 +233,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         run = _with_another_optimizer(draw, run)
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
-    may_go_on = run.max_steps == -1 and not run.windows_by_epoch and not average and not run.by_hand
+    may_go_on = run.max_steps == -1 and not (run.windows_by_epoch or average or run.by_hand or run.stops_early)
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
@@ -234,8 +246,14 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
         run = replace(run, batch_norm=run.smallest_batch > 1)
-    if (run.val_check_interval or 0) > run.fewest_batches:
+    over_epochs = run.validates_every is None
+    if (run.val_check_interval or 0) > run.fewest_batches and not over_epochs:
         run = replace(run, val_check_interval=None)
+    # Lightning wants a number of batches where it counts on over epochs, and a metric whenever somebody asks for it.
+    goes_by_metrics = run.schedule == "plateau" or run.stops_early == "val" or run.saves == "validation"
+    if (over_epochs and run.val_check_interval is None) or (goes_by_metrics and run.validates_every != 1):
+        run = replace(run, validates_every=1)
+        run = replace(run, val_check_interval=None if over_epochs else run.val_check_interval)
     return run
 
 
@@ -280,6 +298,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
     quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
+    quiet["stops_early"] = ""
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
 

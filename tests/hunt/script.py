@@ -19,7 +19,12 @@ OPTIMIZERS = {
 SCHEDULES = {
     "": "None",
     "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
+    "warm-up, then cosine": "torch.optim.lr_scheduler.SequentialLR(optimizer, ["
+    "torch.optim.lr_scheduler.LinearLR(optimizer, 0.1, total_iters=3), "
+    "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)], [3])",
+    "every other step": "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)",
     "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
+    "every other epoch": "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)",
     "plateau": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
     "plateau of training": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
     "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
@@ -75,7 +80,8 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "optimizer": OPTIMIZERS[run.optimizer],
         "schedule": SCHEDULES[run.schedule],
-        "interval": "step" if run.schedule in ("cosine of steps", "one cycle") else "epoch",
+        "interval": "epoch" if "epoch" in run.schedule or "plateau" in run.schedule else "step",
+        "frequency": 2 if "every other" in run.schedule else 1,
         "monitored": "loss" if run.schedule == "plateau of training" else "val",
     }
 
@@ -87,6 +93,10 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         callbacks.append(f"GradientAccumulationScheduler({run.window_lengths})")
     elif run.accumulate_grad_batches > 1:
         flags["accumulate_grad_batches"] = run.accumulate_grad_batches
+    if run.stops_early:
+        callbacks.append(
+            f"EarlyStopping({run.stops_early!r}, patience=1, check_on_train_epoch_end={run.stops_early == 'loss'})"
+        )
     by_hand = run.saves == "by hand"
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
@@ -97,8 +107,12 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         flags["limit_train_batches"] = run.limit_train_batches
     if run.val_check_interval is not None:
         flags["val_check_interval"] = run.val_check_interval
+    if run.validates_every != 1:
+        flags["check_val_every_n_epoch"] = run.validates_every
     if run.clip:
         flags["gradient_clip_val"] = 0.5
+    if run.clip and run.clips_values:
+        flags["gradient_clip_algorithm"] = "value"
     if not run.validates:
         flags["limit_val_batches"] = 0
     if run.reload_every:

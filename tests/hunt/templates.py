@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
+    EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     ModelCheckpoint,
@@ -82,7 +83,7 @@ def make_optimizer(net):
     schedule = $schedule
     if schedule is None:
         return optimizer
-    config = {"scheduler": schedule, "interval": "$interval", "monitor": "$monitored"}
+    config = {"scheduler": schedule, "interval": "$interval", "frequency": $frequency, "monitor": "$monitored"}
     return {"optimizer": optimizer, "lr_scheduler": config}
 
 
