@@ -8,6 +8,7 @@ audit.updates, audit.attempts, audit.skipped
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Sized
 from typing import Any
 
@@ -24,7 +25,7 @@ from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
-from course_lib.steps import StepPlan, plan_steps
+from course_lib.steps import StepPlan, Windows, plan_steps
 from course_lib.steps.epochs import end_of_run
 
 
@@ -92,21 +93,25 @@ class StepAudit(Callback):
         return self.plan is None or self.updates + self.attempts_before_audit == self._updates_due(self.plan)
 
     def _updates_due(self, plan: StepPlan) -> int:
-        if self.stopped_early:
-            return self._steps_until_stop(plan) - self.known_skips
+        due = self._steps_until_stop(plan) if self.stopped_early else self._attempts_due(plan)
+        return due - self.known_skips
+
+    def _attempts_due(self, plan: StepPlan) -> int:
         if not self._max_steps_means_updates or plan.total_steps != plan.max_steps:
-            return plan.total_steps - self.known_skips
-        by_max_steps = plan.max_steps + self._skips_before_audit
+            return plan.total_steps
+        by_max_steps = plan.max_steps + self.known_skips + self._skips_before_audit
         if plan.max_epochs == -1:
             return by_max_steps
-        return min(by_max_steps, end_of_run(plan.spans, -1).steps - self.known_skips)
+        return min(by_max_steps, end_of_run(plan.spans, -1).steps)
 
     def _steps_until_stop(self, plan: StepPlan) -> int:
-        """The planned steps whose micro-batches have run."""
+        """The steps whose micro-batches have run; behind ``max_steps`` as well, which skips may have put off."""
         epoch = max(self.batches_per_epoch, default=0)
-        run = self.batches_per_epoch.get(epoch, 0)
-        ended = [window for window in plan.windows if (window.epoch, window.stop) <= (epoch, run)]
-        return plan.steps_done + len(ended)
+        here = epoch, self.batches_per_epoch.get(epoch, 0)
+        most = plan.steps_done + sum(self.batches_per_epoch.values())  # a window has one micro-batch at least
+        windows = Windows(plan.spans, range(plan.steps_done, most))
+        ended = itertools.takewhile(lambda window: (window.epoch, window.stop) <= here, windows)
+        return plan.steps_done + sum(1 for _ in ended)
 
     def explain(self) -> str:
         """Say what was planned, what was counted, and where the two part."""
@@ -212,7 +217,7 @@ class StepAudit(Callback):
             self._begin_at(attempts_of(trainer), trainer)
         self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer)))
         made = self.attempts + self.attempts_before_audit
-        self.stopped_early = trainer.should_stop and self.plan is not None and made < self.plan.total_steps
+        self.stopped_early = trainer.should_stop and self.plan is not None and made < self._attempts_due(self.plan)
         if self.agrees:
             rank_zero_info(f"StepAudit: {self.explain()}")
         elif self.strict:

@@ -166,6 +166,18 @@ FOUND = {
     "a refused checkpoint, beside a ModelCheckpoint that saves on exceptions": DrawnRun(
         samples=1, batch_size=1, schedule="plateau", max_epochs=1, saves="an exception", kills=(Kill(1, "end"),)
     ),
+    # The audit took the stop for the end: a run that is to make one update, and has made an attempt, is not at its end.
+    "EarlyStopping of a loss that is NaN, before the update that max_steps asks for": DrawnRun(
+        samples=2,
+        batch_norm=True,
+        callbacks=("SkipBadSteps", "StepAudit", "WeightAveraging"),
+        bad_sample=0,
+        accumulate_grad_batches=2,
+        max_steps=1,
+        stops_early="loss",
+        saves="by hand",
+        kills=(Kill(1),),
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
