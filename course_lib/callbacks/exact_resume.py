@@ -271,6 +271,8 @@ class ExactResume(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
             _averages.end_a_run_that_was_over(trainer, pl_module)
+            if self._seed is not None:
+                self._seed_generators(trainer)  # where the run left them: a second fit draws on
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         self._remove_hooks(pl_module)

@@ -178,6 +178,16 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1),),
     ),
+    # The second fit drew from the new process's seed.
+    "a second fit, behind a run that was over when it was resumed": DrawnRun(
+        samples=1,
+        batch_size=1,
+        loader="MiniDataLoader",
+        noise=("torch",),
+        max_epochs=1,
+        more_epochs=1,
+        kills=(Kill(1, "train end"),),
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
