@@ -73,6 +73,9 @@ COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders,
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
 DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
+RESUMING = Private(
+    "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"
+)
 STATES_TO_LOAD = Private("_FitLoop", "_combined_loader_states_to_load", "loaders, which go on from their states")
 LOADER_STATES = Private("CombinedLoader", "_state_dicts", "the states of a trial's loaders")
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")

@@ -32,6 +32,7 @@ from course_lib._lightning import (
     LAST_BATCH_REACHED,
     MODULE_MODE,
     RESTARTING,
+    RESUMING,
     SHOULD_ACCUMULATE,
 )
 from course_lib.callbacks import _averages, _metrics
@@ -267,6 +268,7 @@ class ExactResume(Callback):
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks(pl_module)
+        RESUMING.put(trainer.fit_loop, False)  # else a second fit goes on with iterators of this one
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
