@@ -8,9 +8,10 @@ from hypothesis import strategies as st
 
 PLACES = (
     *("forward", "start", "before step", "within step", "after step", "end"),
-    *("validation", "within validation", "epoch end", "train end", "loader"),
+    *("validation", "within validation", "epoch end", "train end", "loader", "a shorter run"),
 )
-"""Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training."""
+"""Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training;
+``a shorter run``: by a ``max_epochs`` of 1, which the next life raises."""
 SAVES = ("every step", "every epoch", "every other step", "validation", "a time", "an exception", "by hand")
 LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
 AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs", "StochasticWeightAveraging")
@@ -242,6 +243,10 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
 
 def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     """BatchNorm wants two samples in each batch, and a validation within an epoch so many batches in it."""
+    # A share of max_epochs is another one in a shorter run; and no later life is shorter than what has been done.
+    may_be_short = run.trainer and not run.same_objects and "StochasticWeightAveraging" not in run.callbacks
+    kept = 1 if may_be_short and run.max_epochs > 1 else 0
+    run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
     if run.batch_norm:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
@@ -262,6 +267,10 @@ def _brought(draw: st.DrawFn) -> list[str]:
     if len(brought) > 1 and draw(st.booleans()):
         del brought[0]  # the others bring it
     return ["ExactResume", "StepAudit"] if brought == ["StepAudit"] else brought  # which brings it without its seeds
+
+
+def _at_an_epochs_end(kill: Kill) -> Kill:
+    return replace(kill, place="epoch end") if kill.place == "a shorter run" else kill
 
 
 @st.composite
