@@ -183,6 +183,7 @@ class ExactResume(Callback):
         refuse_windows_of_evaluations(trainer)
         if self._resumed:
             count_batches_again(trainer)
+        self._seed_generators(trainer)  # a loader that was made again for this epoch has drawn
         if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
             iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
         self._turns_to_next_epoch = False

@@ -188,6 +188,17 @@ FOUND = {
         more_epochs=1,
         kills=(Kill(1, "train end"),),
     ),
+    # A loader that is made again draws where one that goes on does not, and the order came from what was left.
+    "a MiniDataLoader that is made again in the epoch behind a resume": DrawnRun(
+        samples=9,
+        batch_size=4,
+        loader="MiniDataLoader",
+        reload_every=2,
+        callbacks=("ExactResume", "StepAudit"),
+        accumulate_grad_batches=2,
+        max_epochs=3,
+        kills=(Kill(8),),
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
