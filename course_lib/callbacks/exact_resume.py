@@ -34,6 +34,7 @@ from course_lib._lightning import (
     RESTARTING,
     RESUMING,
     SHOULD_ACCUMULATE,
+    VALIDATION_HAS_RUN,
 )
 from course_lib.callbacks import _averages, _metrics
 from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
@@ -146,6 +147,8 @@ class ExactResume(Callback):
         self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
         self._resumed = True
         _averages.begin_as_in_a_new_process(trainer)
+        # Else an epoch whose validation is over in the checkpoint ends the next one, too, ahead of its first batch.
+        VALIDATION_HAS_RUN.put(trainer.fit_loop.epoch_loop.val_loop, False)
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         own = checkpoint.get("callbacks", {}).get(self.state_key)

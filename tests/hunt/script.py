@@ -150,6 +150,7 @@ def _loop(run: DrawnRun) -> dict[str, object]:
     clip = ", max_norm=0.5" if run.clip else ""
     closure = "lambda: evaluated(model, optimizer, window)" if run.optimizer == "LBFGS" else ""
     raises = run.unusable is not None
+    leave = "guard.abandon(); continue" if guarded else "continue"
     return {
         "data": _loader(run),
         "frozen": "net[0].requires_grad_(False)" if run.frozen else "",
@@ -158,7 +159,7 @@ def _loop(run: DrawnRun) -> dict[str, object]:
         "k": k,
         "backward_of_a_mean": "" if run.weighs_samples else mean,
         "backward_of_a_window": window if run.weighs_samples and not raises else "",
-        "passes_a_window_over": f"if cannot_be_used(lambda: {window}): continue" if raises else "",
+        "passes_a_window_over": f"if cannot_be_used(lambda: {window}): {leave}" if raises else "",
         "refuses_a_sample": f"if {run.unusable} in batch[2]: raise Unusable" if raises else "",
         "clip": "nn.utils.clip_grad_norm_(net.parameters(), 0.5)" if run.clip and not guarded else "",
         "step": "guard.step()" if guarded else f"optimizer.step({closure})",

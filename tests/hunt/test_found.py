@@ -199,6 +199,17 @@ FOUND = {
         max_epochs=3,
         kills=(Kill(8),),
     ),
+    # A Trainer that had validated took the next epoch for one that was over, and trained nothing of it.
+    "an exception in an epoch behind a validation, and on with the same objects": DrawnRun(
+        samples=20,
+        batch_size=4,
+        sampler="TwoStreamBatchSampler",
+        accumulate_grad_batches=4,
+        val_check_interval=2,
+        saves="validation",
+        kills=(Kill(8), Kill(2)),
+        same_objects=True,
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
