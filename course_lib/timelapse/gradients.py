@@ -144,6 +144,8 @@ class Gradients:
 
     def give(self, module: nn.Module) -> None:
         """The gradients of a replayed module's parameters, as a backward pass would leave them."""
+        if not self.lapse.inside["backward"]:  # ``torch.autograd.grad`` leaves none
+            return
         holders, given = self._holders_now(), set()
         hooked = []
         for parameter in self.replayed.parts_of(module).parameters:
