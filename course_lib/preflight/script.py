@@ -284,7 +284,7 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
 
 def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:
     if journal.end == FAILED:
-        cure = ""
+        cure = "\n(A play has no terminal and no input.)"
         if journal.asked_for_gpu:
             cure = (
                 "\nIt asks for a GPU, and there is none: let it use the CPU where torch.cuda.is_available() is False."

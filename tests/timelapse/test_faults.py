@@ -209,7 +209,7 @@ FAULTS = {
     ),
     "the tail is cleared": (
         "window",
-        "The last 1 micro-batch of an epoch are lost",
+        "The last 1 micro-batch of an epoch is lost: cleared before a step",
         [
             (" or number == len(loader)", ""),
             ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5"),

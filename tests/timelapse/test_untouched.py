@@ -104,6 +104,7 @@ def is_alive(process: psutil.Process) -> bool:
         ("print('nothing to do')\n", [], "without a backward pass and without an optimizer step"),
         ("name = input('Which run? ')\n", [], "asks for an input (Which run? )"),
         ("import torch\ntorch.nn.Linear(2, 2).to('cuda')\n", [], "It asks for a GPU, and there is none"),
+        ("import os\nos.get_terminal_size()\n", [], "(A play has no terminal and no input.)"),
         (TRAIN + "sys.exit('no data found')\n", [], "no data found"),
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", [], "give the number of ranks, --ranks 2"),
     ],

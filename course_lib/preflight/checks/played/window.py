@@ -76,9 +76,10 @@ def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Jou
     elif _are_tails(lost, of):
         per_epoch = Counter(one.epoch for one in lost)
         epochs = counted(len(per_epoch), "epoch")
+        most = max(per_epoch.values())
+        lost_ones = f"{counted(most, 'micro-batch', 'micro-batches')} of an epoch {'is' if most == 1 else 'are'} lost"
         says = (
-            f"The last {counted(max(per_epoch.values()), 'micro-batch', 'micro-batches')} of an epoch are lost: their "
-            f"gradients are cleared before a step, in {epochs}, {len(lost):,} in all (micro-batch "
+            f"The last {lost_ones}: cleared before a step, in {epochs}, {len(lost):,} in all (micro-batch "
             f"{lost[0].micro_batch:,} is the first)."
         )
         means = "Their samples are computed and never trained in that epoch."
