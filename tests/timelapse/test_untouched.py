@@ -137,6 +137,18 @@ def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_lin
     assert "window" in report.passed
 
 
+@pytest.mark.parametrize("fails", ["[0.5].index(step())", "sys.exit('not trained')"])
+def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: str, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAIN}for number in range(30):\n    step()\n{fails}\n")
+    report = preflight_script(script)
+    assert (report.ok, report.findings) == (None, ())
+    assert set(report.failed) == {"length", "horizon"}
+    assert "the script fails after 3" in report.not_judged["length"]
+    assert "for want of values that training gives" in report.not_judged["length"]
+    assert "window" in report.passed
+
+
 @pytest.mark.parametrize(
     "asks",
     [
