@@ -11,9 +11,11 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
+import signal
 import sys
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from course_lib._words import in_a_line
 from course_lib.preflight import NotPlayed, PreflightReport, preflight, preflight_loop, preflight_script
@@ -93,5 +95,19 @@ def judged(run: Any, options: dict[str, Any]) -> PreflightReport:
     return preflight(*run, **options)
 
 
+def command() -> NoReturn:
+    """Run :func:`main`, and end at an interrupt at once: to take torch apart would cost half a second of the CPU."""
+    try:
+        code = main()
+    except KeyboardInterrupt:
+        print("Interrupted: nothing was judged.", file=sys.stderr, flush=True)
+        os._exit(128 + signal.SIGINT)
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            os._exit(128 + signal.SIGTERM)
+        raise
+    raise SystemExit(code)
+
+
 if __name__ == "__main__":
-    raise SystemExit(main())
+    command()

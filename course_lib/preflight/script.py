@@ -44,6 +44,7 @@ from course_lib.preflight.report import (
     report_of,
 )
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
+from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.play import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
@@ -164,7 +165,7 @@ class Others:
 
 def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
-    if journal.end == CUT or journal.seconds > SECONDS_FOR_MORE:
+    if journal.end != ENDED or journal.seconds > SECONDS_FOR_MORE:
         return Others(again)
     own = {Path(source).name for source in journal.sources}
     steers = [
@@ -207,12 +208,14 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         judgement.not_judged[name] = Unjudged("a play does not see it", Kind.NOT_APPLICABLE)
     for check in checks.values():
         judgement.add(check())
-    if journal.end == CUT:
+    if journal.end != ENDED:
         counts = journal.counts()
         made = counted(counts["optimizer steps"], "optimizer step")
         if not journal.optimizers:
             made = counted(counts["backward passes"], "backward pass", "backward passes")
         why = f"the play was ended after {made}, before the script's end{_steered(journal)}"
+        if journal.end != CUT:
+            why = f"the script fails after {made}, maybe for want of values that training gives:\n{journal.says}"
         for name in ("length", "horizon"):
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))
@@ -283,8 +286,11 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
 
 
 def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:
+    """What fails in the lapse is judged up to there: it may go by the values of a trained network."""
+    if journal.end in (FAILED, REFUSED) and journal.counts()["backward passes"] > MOST_REAL:
+        return
     if journal.end == FAILED:
-        cure = ""
+        cure = "\n(A play has no terminal and no input.)"
         if journal.asked_for_gpu:
             cure = (
                 "\nIt asks for a GPU, and there is none: let it use the CPU where torch.cuda.is_available() is False."

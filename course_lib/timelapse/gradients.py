@@ -45,6 +45,13 @@ class Gradients:
         """The optimizers whose parameters the pass that is run gave gradients to."""
         self._computed: set[int] = set()
         """Those whose gradients are results of computations, and no zeros of replayed modules."""
+        self._accumulated: set[int] = set()
+        """Those for whose parameters autograd itself has added up gradients in the pass that is run."""
+        self._watched: dict[int, Tensor] = {}
+        """The parameters that tell of it, by id."""
+        self._not_watched: dict[int, Tensor] = {}
+        """Those that do not, because they want no gradient."""
+        self._hook = self._see_accumulated
         self._versions: dict[int, int] = {}
         """Of each optimizer's probe: how often it had been written to at the last backward pass."""
         self._steps = 0
@@ -100,24 +107,28 @@ class Gradients:
 
     def _run(self, backward: Any, tensors: Any, arguments: Any, options: Any) -> None:
         """Run a pass, and see which optimizers' parameters it computes gradients for."""
-        before = self._gradients_now()
+        self._holders_now()
+        for number in [number for number, parameter in self._not_watched.items() if parameter.requires_grad]:
+            self._watch(self._not_watched.pop(number))
+        self._accumulated.clear()
         backward(tensors, *arguments, **options)
-        holders = self._holders_now()
-        for number, (gradient, version) in self._gradients_now().items():
-            known, known_version = before.get(number, (None, 0))
-            if gradient is not known or version != known_version:
-                if holders[number] not in self._reached:  # by a replayed module, behind which nothing is computed
-                    self._computed.add(holders[number])
-                self._reached.add(holders[number])
+        self._computed |= self._accumulated - self._reached  # behind a replayed module nothing is computed
+        self._reached |= self._accumulated
 
-    def _gradients_now(self) -> dict[int, tuple[Tensor, int]]:
-        """Of each parameter that an optimizer holds and that has one: its gradient, and how often it was written to."""
-        return {
-            id(parameter): (parameter.grad, parameter.grad._version)
-            for optimizer in self.lapse.optimizers.things
-            for parameter in parameters_of(optimizer)
-            if parameter.grad is not None
-        }
+    def _see_accumulated(self, parameter: Tensor) -> None:
+        number = self._holders.get(id(parameter))
+        if number is not None:
+            self._accumulated.add(number)
+
+    def _watch(self, parameter: Tensor) -> None:
+        if not parameter.requires_grad:  # as yet
+            self._not_watched[id(parameter)] = parameter
+        elif id(parameter) not in self._watched:
+            self._watched[id(parameter)] = parameter
+            if parameter.is_leaf:
+                parameter.register_post_accumulate_grad_hook(self._hook)
+            else:  # as a differentiable optimizer has
+                parameter.register_hook(lambda _: self._see_accumulated(parameter))
 
     def _after_real_pass(self) -> None:
         for module in self.replayed.numbers.things:
@@ -133,27 +144,37 @@ class Gradients:
 
     def give(self, module: nn.Module) -> None:
         """The gradients of a replayed module's parameters, as a backward pass would leave them."""
-        holders = self._holders_now()
+        if not self.lapse.inside["backward"]:  # ``torch.autograd.grad`` leaves none
+            return
+        holders, given = self._holders_now(), set()
+        hooked = []
         for parameter in self.replayed.parts_of(module).parameters:
-            if not parameter.requires_grad or id(parameter) in self.never:
+            number = id(parameter)
+            if not parameter.requires_grad or number in self.never:
                 continue
-            number = holders.get(id(parameter))
-            if number is not None:
-                self._reached.add(number)
-                self._computed.discard(number)
+            given.add(number)
             if parameter.grad is None:
-                parameter.grad = self._zero(parameter)
-            if number is not None and self._probe(number) is parameter:
-                parameter.grad.fill_(_mark_of(parameter))
-            hooks: Any = getattr(parameter, "_post_accumulate_grad_hooks", None)
-            for hook in list((hooks or {}).values()):
-                hook(parameter)
+                self._give_zero(parameter)
+            hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
+            if hooks and (len(hooks) > 1 or number not in self._watched):
+                hooked.append((parameter, list(hooks.values())))
+        reached = {holders[number] for number in given if number in holders}
+        for optimizer in reached:
+            probe = self._probe(optimizer)
+            if probe is not None and probe.grad is not None and id(probe) in given:
+                probe.grad.fill_(_mark_of(probe))
+        self._reached |= reached
+        self._computed -= reached
+        for parameter, calls in hooked:
+            for call in calls:
+                if call is not self._hook:
+                    call(parameter)
 
-    def _zero(self, parameter: nn.Parameter) -> Tensor:
-        zero = self._zeros.get(id(parameter))
-        if zero is None or zero.shape != parameter.shape or zero.dtype != parameter.dtype:
-            zero = self._zeros[id(parameter)] = torch.zeros_like(parameter)
-        return zero
+    def _give_zero(self, parameter: nn.Parameter) -> None:
+        try:
+            parameter.grad = self._zeros[id(parameter)]
+        except (KeyError, RuntimeError, TypeError):  # there is none yet, or the parameter has another form now
+            parameter.grad = self._zeros[id(parameter)] = torch.zeros_like(parameter)
 
     # ---------------------------------------------------------------------------- whether gradients were cleared
 
@@ -164,15 +185,13 @@ class Gradients:
 
     def is_cleared(self, number: int) -> bool:
         """Whether an optimizer's gradients are none or zero."""
-        if self.lapse.fast and number not in self._computed:
-            return self.factor(number) == 0
-        held = parameters_of(self.lapse.optimizers.things[number])
-        return all(parameter.grad is None or not parameter.grad.any().tolist() for parameter in held)
+        return self.factor(number) == 0
 
     def factor(self, number: int) -> float:
         """By which an optimizer's gradients were multiplied since the last backward pass; 0 where they are none."""
         if not self.lapse.fast or number in self._computed:
-            return 1.0
+            held = parameters_of(self.lapse.optimizers.things[number])
+            return float(any(parameter.grad is not None and parameter.grad.any().tolist() for parameter in held))
         probe = self._probe(number)
         if probe is None or probe.grad is None:
             return 0.0
@@ -200,6 +219,7 @@ class Gradients:
             for number, optimizer in enumerate(self.lapse.optimizers.things):
                 for parameter in parameters_of(optimizer):
                     self._holders[id(parameter)] = number
+                    self._watch(parameter)
         return self._holders
 
     def _were_moved(self) -> bool:

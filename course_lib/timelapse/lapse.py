@@ -139,6 +139,7 @@ def instead_of_own(kind: type, function: Callable[..., Any]) -> None:
             instead_of(parent)(function).is_recorded = True
 
 
+@functools.cache
 def shortened(file: str) -> str:
     """``"train.py"``; of a library's file the path within it, ``"lightning/pytorch/callbacks/early_stopping.py"``."""
     _, found, within = file.rpartition("site-packages/")

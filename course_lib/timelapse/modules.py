@@ -48,9 +48,23 @@ class Replayed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (anchor,) = ctx.saved_tensors
         on_replayed_backward(ctx.module)
-        zero = anchor * 0  # by the anchor, so that a gradient of this gradient can be asked for
+        zero = ReplayedGradient.apply(anchor, ctx.module)
         passed = (None if kind is None else zero.to(kind[1]).expand(kind[0]) for kind in ctx.kinds)
         return (zero, None, None, *passed)
+
+
+class ReplayedGradient(torch.autograd.Function):
+    """What a :class:`Replayed` passes back: zeros; a pass that differentiates them reaches the module again."""
+
+    @staticmethod
+    def forward(ctx: Any, anchor: Tensor, module: nn.Module) -> Tensor:
+        ctx.module = module
+        return torch.zeros_like(anchor)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> Any:
+        on_replayed_backward(ctx.module)
+        return torch.zeros_like(gradients[0]), None
 
 
 def _nothing(module: nn.Module) -> None:

@@ -79,8 +79,7 @@ class RecordedOptimizers:
         if given and not type(optimizer).__module__.startswith("torch."):
             self.callers.add(number)
         closure = given[0] if given else None
-        cleared = closure is None and self.gradients.is_cleared(number)
-        factor = 1.0 if closure is not None or cleared else self.gradients.factor(number)
+        factor = 1.0 if closure is not None else self.gradients.factor(number)
         within = bool(self.stepping)
         self.stepping.append(number)
         try:
@@ -96,7 +95,7 @@ class RecordedOptimizers:
         lapse.steps += 1
         lapse.steps_made.add(number)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        lapse.write(Step(number, rates, cleared, factor, within))
+        lapse.write(Step(number, rates, factor == 0, factor or 1.0, within))
         lapse.begin_if_due()
         return result
 

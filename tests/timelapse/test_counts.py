@@ -50,6 +50,7 @@ def assert_equal(journal: Journal, real: dict) -> None:
         ("stream", []),
         ("compiled", []),
         ("schedules", []),
+        ("penalty", ["alone"]),
         ("two_steps", ["step"]),
         ("two_steps", ["first_step"]),
     ][:: effort.cases(3, 1)],

@@ -55,6 +55,12 @@ def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
+@pytest.mark.parametrize("how", ["alone", "beside"])
+def test_a_gradient_that_is_asked_for_is_none_that_a_step_uses(how: str, tmp_path: Path):
+    [journal] = play_each([Play(SCRIPTS / "penalty.py", (how,), folder=tmp_path)])
+    assert [str(finding) for finding in judged(journal, Others()).findings] == []
+
+
 @pytest.mark.parametrize(("optimizer", "found"), [("optimizer", []), ("optimizers[0]", ["window"])])
 def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(optimizer, found, tmp_path: Path):
     script = planted("layers", tmp_path, ("        optimizer.zero_grad()", f"        {optimizer}.zero_grad()"))
@@ -100,6 +106,21 @@ def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_oth
     judgement = judged(cosine_run(4), others)
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon" in judgement.not_judged) == (not found)
+
+
+@pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])
+def test_a_schedule_that_another_one_follows_is_judged_where_it_goes_on_to_the_end_alone(calls: int, found: list[str]):
+    """A warm-up that rises without end, in each of the first steps, and a schedule that is stepped once an epoch."""
+    warm_up = SchedulePlayed("WarmUp", 0, rates=[(0.01 * number,) for number in range(2_000)])
+    after_it = SchedulePlayed("MultiStepLR", 0, rates=[(0.1,)] * 2 + [(0.01,)] * 100)
+    journal = cosine_run(3)
+    journal.schedules[:] = [after_it, warm_up]
+    steps = [number for number, event in enumerate(journal.events) if isinstance(event, Step)]
+    for number in reversed(steps[:calls]):
+        journal.events.insert(number + 1, ScheduleStep(1))
+    judgement = judged(journal, Others())
+    assert [finding.check for finding in judgement.findings] == found
+    assert ("horizon: WarmUp ends after 3 calls, and MultiStepLR goes on behind it" in judgement.notes) == (calls == 3)
 
 
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
@@ -188,7 +209,7 @@ FAULTS = {
     ),
     "the tail is cleared": (
         "window",
-        "The last 1 micro-batch of an epoch are lost",
+        "The last 1 micro-batch of an epoch is lost: cleared before a step",
         [
             (" or number == len(loader)", ""),
             ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5"),

@@ -61,7 +61,7 @@ def a_worker(processes: list[psutil.Process]) -> bool:
 @pytest.mark.parametrize("begun", [a_play, a_worker])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_judge_and_all_that_it_has_started(
-    number: int, begun: Callable[[list[psutil.Process]], bool], tmp_path: Path
+    number: signal.Signals, begun: Callable[[list[psutil.Process]], bool], tmp_path: Path
 ):
     command = [sys.executable, "-m", "course_lib.preflight", str(SCRIPTS / "stream_without_end.py")]
     own = tmp_path / "temporary"
@@ -77,8 +77,10 @@ def test_a_signal_ends_the_judge_and_all_that_it_has_started(
         assert judge.poll() is None
         started = psutil.Process(judge.pid).children(recursive=True)
     judge.send_signal(number)
-    judge.communicate()
-    assert judge.returncode != 0
+    _, said = judge.communicate()
+    # It ends at once, and tells nothing of where it was.
+    told = {signal.SIGINT: (130, b"Interrupted: nothing was judged.\n"), signal.SIGTERM: (143, b"")}
+    assert (judge.returncode, said) == told.get(number, (-number, b""))
     while any(is_alive(process) for process in started):
         pass
     if number == signal.SIGKILL:  # which leaves empty folders, and what the script had printed
@@ -102,6 +104,7 @@ def is_alive(process: psutil.Process) -> bool:
         ("print('nothing to do')\n", [], "without a backward pass and without an optimizer step"),
         ("name = input('Which run? ')\n", [], "asks for an input (Which run? )"),
         ("import torch\ntorch.nn.Linear(2, 2).to('cuda')\n", [], "It asks for a GPU, and there is none"),
+        ("import os\nos.get_terminal_size()\n", [], "(A play has no terminal and no input.)"),
         (TRAIN + "sys.exit('no data found')\n", [], "no data found"),
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", [], "give the number of ranks, --ranks 2"),
     ],
@@ -131,6 +134,18 @@ def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_lin
     assert report.ok is None
     assert set(report.failed) == {"length", "horizon"}
     assert "it looks at a value in train.py:13" in report.not_judged["length"]
+    assert "window" in report.passed
+
+
+@pytest.mark.parametrize("fails", ["[0.5].index(step())", "sys.exit('not trained')"])
+def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: str, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAIN}for number in range(30):\n    step()\n{fails}\n")
+    report = preflight_script(script)
+    assert (report.ok, report.findings) == (None, ())
+    assert set(report.failed) == {"length", "horizon"}
+    assert "the script fails after 3" in report.not_judged["length"]
+    assert "for want of values that training gives" in report.not_judged["length"]
     assert "window" in report.passed
 
 

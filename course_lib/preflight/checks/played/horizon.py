@@ -28,6 +28,11 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             judgement.notes.append(f"horizon: {schedule.name} follows a metric, which only the run itself shows")
             continue
         calls = _calls(journal, number, schedule)
+        heir = _heir(journal, number)
+        if heir:
+            made = counted(calls.calls.made, "call")
+            judgement.notes.append(f"horizon: {schedule.name} ends after {made}, and {heir} goes on behind it")
+            continue
         if _stepped_twice(judgement, schedule, calls) or _at_its_end(judgement, journal, schedule, calls):
             return judgement
     if final_lr is not None and rates and abs(rates[-1] - final_lr) > 0.01 * max(rates):
@@ -69,6 +74,22 @@ def _calls(journal: Journal, number: int, schedule: SchedulePlayed) -> _Made:
         elif isinstance(event, Delivered):
             micro_batch += event.loader in training
     return _Made(Calls(made, before_last), at_once, steps, places)
+
+
+def _heir(journal: Journal, number: int) -> str:
+    """The schedule that sets the same optimizer's rates long after this one's last call; empty where none does."""
+    mine = journal.schedules[number]
+    heir, steps, longest = "", 0, 1  # steps since its last call, and most between two of its calls
+    for event in journal.events:
+        if isinstance(event, Step):
+            steps += event.optimizer == mine.optimizer
+        elif isinstance(event, ScheduleStep) and event.schedule == number:
+            longest = max(longest, steps)
+            heir, steps = "", 0
+        elif isinstance(event, ScheduleStep) and steps > 2 * longest:
+            other = journal.schedules[event.schedule]
+            heir = other.name if other.optimizer == mine.optimizer else heir
+    return heir
 
 
 def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) -> bool:

@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import CUT, Journal, Step
+from course_lib.timelapse.journal import ENDED, Journal, Step
 from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
 
@@ -76,9 +76,10 @@ def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Jou
     elif _are_tails(lost, of):
         per_epoch = Counter(one.epoch for one in lost)
         epochs = counted(len(per_epoch), "epoch")
+        most = max(per_epoch.values())
+        lost_ones = f"{counted(most, 'micro-batch', 'micro-batches')} of an epoch {'is' if most == 1 else 'are'} lost"
         says = (
-            f"The last {counted(max(per_epoch.values()), 'micro-batch', 'micro-batches')} of an epoch are lost: their "
-            f"gradients are cleared before a step, in {epochs}, {len(lost):,} in all (micro-batch "
+            f"The last {lost_ones}: cleared before a step, in {epochs}, {len(lost):,} in all (micro-batch "
             f"{lost[0].micro_batch:,} is the first)."
         )
         means = "Their samples are computed and never trained in that epoch."
@@ -106,8 +107,8 @@ def _are_tails(lost: list[Pass], of: OptimizerWindows) -> bool:
 def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """Micro-batches that wait for a step behind an epoch's end, or behind the run's."""
     used = {one.line for window in of.windows for one in window.passes}
-    # A play that was cut may have ended within a window.
-    left = [one for one in of.left_over if one.line in used and journal.end != CUT]
+    # A play that did not come to its end may have ended within a window.
+    left = [one for one in of.left_over if one.line in used and journal.end == ENDED]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
     sizes = Counter(len(window.passes) for window in of.windows)
     usual = sizes.most_common(1)[0][0]
