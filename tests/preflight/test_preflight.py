@@ -559,3 +559,9 @@ def test_the_walked_rates_are_those_of_a_fit(schedule, interval):
     last = rates[8 if interval == "step" else 2]
     assert report.facts["rate of the first, the last step"].startswith(f"{rates[0]:.3g}, {last:.3g} ")
     assert record.rates[-2] == pytest.approx(last)  # the last micro-batch alone makes the last step
+
+
+@pytest.mark.parametrize("flags", [dict(limit_val_batches=1), dict(limit_test_batches=2), dict(fast_dev_run=True)])
+def test_one_batch_of_everything_is_a_choice(flags):
+    report = preflight(quiet_trainer(**{"limit_train_batches": 1} | flags), Net(), loader())
+    assert report.ok and any(note.startswith("length: limit_train_batches=1 trains 1 of") for note in report.notes)

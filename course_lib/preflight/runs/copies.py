@@ -51,6 +51,8 @@ class Answer:
     """Empty where the trial returned."""
     refused: str = ""
     """Where the run is refused by Lightning or by course_lib, in a sentence of theirs: that sentence."""
+    timed_out: bool = False
+    """Whether it was ended, for it took too long or did nothing any more."""
 
 
 def try_on_copies(
@@ -143,7 +145,7 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
                 if done or why_over:
                     del running[number]
                     code = _end(child)
-                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over)
+                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over, timed_out=True)
     finally:
         for child in running.values():
             _end(child)
@@ -241,7 +243,7 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
         timeout = seconds * len(trials) + SENT_SECONDS
         answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=timeout, backend="gloo")[0].value
     except RankTimeout:
-        return [Answer(error=f"it did not finish in {seconds:g} s")] * len(trials)
+        return [Answer(error=f"it did not finish in {seconds:g} s", timed_out=True)] * len(trials)
     except RankError as error:
         return [Answer(error=f"its process ended: {str(error).splitlines()[0]}")] * len(trials)
     except ValueError as error:
