@@ -422,7 +422,8 @@ def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
 
 def _is_lightnings(module: Any, hook: str) -> bool:
     """Whether a module has not written this hook itself."""
-    return str(getattr(type(module), hook).__module__).endswith("core.module")
+    package, _, _ = str(getattr(type(module), hook).__module__).rpartition(".")
+    return package.endswith(".core")  # in its module, or in its hooks
 
 
 def is_trainer(trainer: Any) -> bool:
