@@ -133,6 +133,8 @@ class Augmented(Points):
 
 
 class Body(Net):
+    """A Net with one of the bodies, and the schedule of its run."""
+
     def __init__(self, run):
         super().__init__()
         self.run = run
@@ -164,7 +166,7 @@ class Body(Net):
         run = self.run
         held = [p for p in self.parameters() if p.requires_grad]
         if run.fault == "head without optimizer":
-            held = [p for p in held if all(p is not its for its in self.head.parameters())] or [self.extra]
+            held = [p for p in held if all(p is not its for its in self.head.parameters())]
         if run.optimizer == "groups":
             optimizer = torch.optim.AdamW([{"params": held[:1], "lr": 1e-2}, {"params": held[1:]}], lr=1e-3)
         elif run.optimizer == "AdamW":
