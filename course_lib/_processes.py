@@ -40,6 +40,21 @@ def seconds_without_a_core(pid: int) -> float:
     return nanoseconds / 1e9
 
 
+def is_ready(pid: int) -> bool:
+    """Whether a thread of a process, or of one that it started, runs, or waits for a core or the disk, at this moment.
+
+    The kernel counts a wait for a core when it is over. False where there is no ``/proc/PID/task/TID/stat``.
+    """
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        for one in (process, *process.children(recursive=True)):
+            for thread in Path(f"/proc/{one.pid}/task").glob("*/stat"):
+                with contextlib.suppress(OSError, IndexError):
+                    if thread.read_text().rpartition(")")[2].split()[0] in ("R", "D"):
+                        return True
+    return False
+
+
 def end_with(parent: int, folder: Path | None = None) -> None:
     """Let this process, the first of its group, and its workers end when its parent is gone.
 

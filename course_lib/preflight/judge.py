@@ -13,8 +13,7 @@ copies of it that the trials are made on.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -27,7 +26,7 @@ from course_lib.preflight.checks.bad_step import one_bad_batch
 from course_lib.preflight.checks.changes import judge_changes
 from course_lib.preflight.checks.dealing import judge_dealing
 from course_lib.preflight.checks.dealt import Dealt, dealt_to, draws_found
-from course_lib.preflight.checks.first_steps import first_steps
+from course_lib.preflight.checks.first_steps import FirstSteps, first_steps
 from course_lib.preflight.checks.growth import growth_over_steps
 from course_lib.preflight.checks.horizon import judge_horizon
 from course_lib.preflight.checks.last_batch import judge_last_batch, may_be_smaller
@@ -35,7 +34,7 @@ from course_lib.preflight.checks.length import judge_length, judge_promised_leng
 from course_lib.preflight.checks.memory import peak_of_largest_batch
 from course_lib.preflight.checks.no_sync import averages_counted
 from course_lib.preflight.checks.order import judge_order
-from course_lib.preflight.checks.own_windows import judge_own_windows
+from course_lib.preflight.checks.own_windows import MOST_RUN, judge_own_windows
 from course_lib.preflight.checks.restart import judge_restarts
 from course_lib.preflight.checks.resume import Stop, go_on, judge_resume, stop
 from course_lib.preflight.checks.setup import (
@@ -48,6 +47,7 @@ from course_lib.preflight.checks.setup import (
 from course_lib.preflight.checks.validation import judge_validation
 from course_lib.preflight.checks.window import judge_windows
 from course_lib.preflight.checks.workers import judge_workers
+from course_lib.preflight.few_samples import FEWEST, Trial, judged_by
 from course_lib.preflight.report import (
     CHAPTERS,
     Judgement,
@@ -60,12 +60,14 @@ from course_lib.preflight.report import (
     report_of,
 )
 from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
-from course_lib.preflight.runs.lightning_run import LightningRun, is_trainer
+from course_lib.preflight.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
 from course_lib.preflight.runs.plain_loop import PlainLoop
-from course_lib.preflight.runs.run import Settings, Started
+from course_lib.preflight.runs.run import Settings, Started, with_few_samples
 
 CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
+STEPPING = ("workers", "window", "no_sync", "bad_step")
+"""Those that run a few micro-batches of any run."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
@@ -172,15 +174,14 @@ def _judged_one_by_one(
     run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     now_trying("the start and the first windows (length, horizon, setup)")
-    judgement, started = _judged_by_start(run, expect, seconds)
+    judgement, started, stepped = _judged_by_start(run, expect, seconds)
     if started is None:
         return judgement
     if judgement.refuses:
         rest = [name for name in CHECKS if name != "setup"]
         judgement.not_judged |= dict.fromkeys(rest, Unjudged("the run is refused, see setup", Kind.NOT_APPLICABLE))
         return judgement
-    judgement.add(_judged_by_steps(run, started, deep, expect, skip, seconds))
-    judgement.add(_judged_by_epoch(run, started, skip, seconds))
+    judgement.add(_judged_by_steps(run, started, stepped, deep, expect, skip, seconds))
     now_trying("what the ranks are given (dealing, order, changes)")
     judgement.add(_judged_by_dealing(run, expect, seconds))
     if "resume" not in skip:
@@ -224,16 +225,30 @@ def _checked(
     return dict(expect or {})
 
 
-def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> tuple[Judgement, Settings | None]:
+def _judged_by_start(
+    run: AnyRun, expect: Mapping[str, Any], seconds: float
+) -> tuple[Judgement, Settings | None, FirstSteps | None]:
     """What the run says when it has started, and what its first windows show.
 
     And its settings then; None where it does not start at all, and nothing says that it is meant to be refused.
     """
-    judgement = Judgement()
-    began, stepped = try_on_copies([run.started, first_steps(run)], seconds=seconds)
+    few = with_few_samples(run, first_steps(run), FEWEST)
+    began, stepped = try_on_copies([run.started, few], seconds=seconds)
+    judgement = _of_start(run, began, stepped, expect)
+    if not stepped.timed_out and (stepped.error or any(found.check == "setup" for found in judgement.findings)):
+        [whole] = try_on_copies([first_steps(run)], seconds=seconds)
+        if stepped.error or not whole.timed_out:
+            stepped = whole
+            judgement = _of_start(run, began, stepped, expect)
     if began.error and stepped.error and not stepped.refused:
-        judgement.not_judged = dict.fromkeys(CHECKS, Unjudged(stepped.error))
-        return judgement, None
+        return judgement, None, None
+    return judgement, run.settings if began.error else began.value, None if stepped.error else stepped.value
+
+
+def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, Any]) -> Judgement:
+    if began.error and stepped.error and not stepped.refused:
+        return Judgement(not_judged=dict.fromkeys(CHECKS, Unjudged(stepped.error)))
+    judgement = Judgement()
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), Unjudged(began.error))
     else:
@@ -249,54 +264,67 @@ def _judged_by_start(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> 
         judgement.add(guarded("setup", judge_setup, stepped.value, run.settings, expect.get("frozen", ())))
         if not began.error:
             judgement.add(guarded("setup", judge_counting, stepped.value, began.value))
-    return judgement, run.settings if began.error else began.value
+    return judgement
 
 
 def _judged_by_steps(
-    run: AnyRun, started: Settings, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+    run: AnyRun,
+    started: Settings,
+    stepped: FirstSteps | None,
+    deep: bool,
+    expect: Mapping[str, Any],
+    skip: Collection[str],
+    seconds: float,
 ) -> Judgement:
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
-    trials: dict[str, Callable[[Path], Judgement]] = {
-        "workers": judge_workers(run),
-        "window": judge_windows(run, started.accumulate_grad_batches) if started.automatic else judge_own_windows(run),
-        "no_sync": averages_counted(run),
-        "bad_step": one_bad_batch(run),
-    }
-    cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in trials}
+    window = _longest(started.accumulate_grad_batches)
+    if started.automatic:
+        windows = Trial("window", judge_windows(run, started.accumulate_grad_batches), 4 * window if window > 1 else 0)
+    else:
+        windows = Trial("window", judge_own_windows(run), MOST_RUN)
+    trials = [
+        windows,
+        Trial("workers", judge_workers(run)),
+        Trial("no_sync", averages_counted(run), 2 * window),
+        Trial("bad_step", one_bad_batch(run), 4),
+    ]
+    cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in STEPPING}
     judgement = Judgement(not_judged=cannot)
     if "memory" not in skip and (deep or "memory" in expect or run.gpu() is not None):
         try:
-            trials["memory"] = peak_of_largest_batch(run, expect.get("memory"), seconds)
+            trials.append(Trial("memory", peak_of_largest_batch(run, expect.get("memory"), seconds)))
         except Exception as error:
             judgement.add(not_judged("memory", in_a_line(error)))
     else:
         why = "it takes longer: deep=True, or expect={'memory': bytes}"
         judgement.add(not_judged("memory", why, Kind.LEFT_OUT))
     if deep:
-        trials["growth"] = growth_over_steps(run)
+        trials.append(Trial("growth", growth_over_steps(run)))
     else:
         judgement.add(not_judged("growth", "it takes longer: deep=True", Kind.LEFT_OUT))
-    trials = {name: trial for name, trial in trials.items() if name not in {*skip, *run.cannot}}
-    now_trying(f"some windows, each in another way ({', '.join(trials)})")
-    for name, answer in zip(trials, try_on_copies(list(trials.values()), seconds=seconds), strict=True):
-        judgement.add(not_judged(name, answer.error) if answer.error else answer.value)
+    trials = [trial for trial in trials if trial.check not in {*skip, *run.cannot}]
+    trials += _trials_of_an_epoch(run, started, skip)
+    now_trying(f"some windows, each in another way ({', '.join(dict.fromkeys(trial.check for trial in trials))})")
+    size = started.per_rank_batch_size if isinstance(started, Started) else None
+    answers = judged_by(run, trials, stepped.seconds_a_sample if stepped else 0.0, size, seconds=seconds)
+    for trial, answer in zip(trials, answers, strict=True):
+        judgement.add(not_judged(trial.check, answer.error) if answer.error else answer.value)
     return judgement
 
 
-def _judged_by_epoch(run: AnyRun, started: Settings, skip: Collection[str], seconds: float) -> Judgement:
-    """What an epoch's last batch and its validation show."""
-    trials: list[Callable[[Path], Judgement]] = []
+def _longest(window: int | Mapping[int, int]) -> int:
+    return window if isinstance(window, int) else max(window.values())
+
+
+def _trials_of_an_epoch(run: AnyRun, started: Settings, skip: Collection[str]) -> Iterator[Trial]:
+    """What an epoch's last batch and its validation show, under setup, length and dealing."""
     if isinstance(started, Started) and may_be_smaller(started) and "setup" not in skip:
-        trials.append(judge_last_batch(run))
+        yield Trial("setup", judge_last_batch(run), 1)
     validation = run.validation()
     if validation is not None and not {"setup", "length", "dealing"} <= set(skip):
         plan = started.plan if isinstance(started, Started) else None
-        trials.append(judge_validation(run, validation, None if plan is None else plan.epochs_completed))
-    now_trying("an epoch's last batch and its validation (setup, length, dealing)")
-    judgement = Judgement()
-    for answer in try_on_copies(trials, seconds=seconds):
-        judgement.add(not_judged("setup", answer.error) if answer.error else answer.value)
-    return judgement
+        epochs = None if plan is None else plan.epochs_completed
+        yield Trial("setup", judge_validation(run, validation, epochs), 2 * SHORT_EPOCH)
 
 
 def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:

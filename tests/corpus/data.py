@@ -32,6 +32,15 @@ def cora(folder: Path) -> None:
     (into / "cora.cites").write_text("\n".join(f"{one} {other}" for one, other in pairs), encoding="utf-8")
 
 
+def wikitext(folder: Path) -> None:
+    """2,088,628 words of 33,278, the ends of lines among them."""
+    into = folder / "data"
+    into.mkdir(parents=True, exist_ok=True)
+    words = np.random.default_rng(0).integers(0, 33_277, 2_019_007).astype(str)
+    lines = [" ".join(words[start : start + 29]) for start in range(0, len(words), 29)]
+    (into / "wikitext-2.txt").write_text("\n".join(lines), encoding="utf-8")
+
+
 def berkeley(folder: Path) -> None:
     """200 images for training and 100 for tests, of 481 × 321."""
     from PIL import Image

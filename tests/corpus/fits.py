@@ -3,6 +3,7 @@
 The script runs as it stands until it calls ``fit``. The report says as well whether weights and files are as before.
 """
 
+import functools
 import json
 import os
 import runpy
@@ -22,7 +23,7 @@ class Judged(BaseException):
 
 def main(report_file, script, *arguments):
     for package in (lightning.pytorch, pytorch_lightning):
-        judge_fits(package.Trainer, Path(report_file))
+        judge_fits(package, Path(report_file))
     sys.argv = [script, *arguments]
     sys.path.insert(0, str(Path(script).parent))
     try:
@@ -32,9 +33,11 @@ def main(report_file, script, *arguments):
     raise SystemExit("the script ended without a fit")
 
 
-def judge_fits(trainer_class, report_file):
+def judge_fits(package, report_file):
+    trainer_class = package.Trainer
     made, trained, own = trainer_class.__init__, trainer_class.fit, os.getpid()
 
+    @functools.wraps(made)  # LightningCLI reads its arguments
     def on_the_cpu(self, *arguments, **options):
         made(self, *arguments, **options | {"accelerator": "cpu", "devices": 1})
 
@@ -42,6 +45,9 @@ def judge_fits(trainer_class, report_file):
         if os.getpid() != own:  # in a trial
             return trained(self, model, train_dataloaders, val_dataloaders, datamodule, **options)
         data = datamodule if datamodule is not None else train_dataloaders
+        if val_dataloaders is not None:
+            data = package.LightningDataModule()
+            vars(data).update(train_dataloader=lambda: train_dataloaders, val_dataloader=lambda: val_dataloaders)
         if hasattr(data, "prepare_data"):
             data.prepare_data()
         elif data is None:

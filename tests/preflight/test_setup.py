@@ -2,6 +2,7 @@
 
 import pytest
 from lightning.pytorch import Callback, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD
 
@@ -108,3 +109,14 @@ def test_what_is_refused_is_said_before_the_fit(one, other, monkeypatch):
         assert finding.check == "setup" and together.REFUSED[one, other] in finding.says
     else:
         assert report.ok and not any("Error" in why for why in report.not_judged.values()), str(report)
+
+
+class Validates(Net):
+    def validation_step(self, batch, batch_idx):
+        self.log("val_loss", self.training_step(batch, batch_idx))
+
+
+def test_what_a_validation_logs_whose_data_is_given_to_the_fit_is_not_known():
+    checkpoint = ModelCheckpoint(monitor="val_loss")
+    report = preflight(quiet_trainer(enable_checkpointing=True, callbacks=[checkpoint]), Validates(), loader())
+    assert report.ok and any("whether 'val_loss' is logged was not tried" in note for note in report.notes)

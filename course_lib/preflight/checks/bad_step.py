@@ -136,6 +136,8 @@ def _root(output: Any) -> str:
 
 def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
     """A run that is not meant to skip bad batches gets a note only."""
+    if bad.collated <= BAD:
+        return not_applicable("bad_step", f"a batch of NaN comes after {BAD} others, and an epoch has no more")
     if not bad.poisoned:
         return not_applicable("bad_step", "no batch of floats was seen that could be made NaN")
     if bad.refused:

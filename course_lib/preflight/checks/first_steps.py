@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +14,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.dropout import _DropoutNd
 
 from course_lib._tensors import parameters_of
+from course_lib.preflight.checks.window import size_of
 from course_lib.preflight.runs.run import Enough, TrainingRun
 
 WINDOWS = 2
@@ -56,6 +58,8 @@ class FirstSteps:
     normalize by batches when they train."""
     rates_changed: str = ""
     """The rates of the first and the second micro-batch, where they differ and no schedule was stepped between."""
+    seconds_a_sample: float = 0.0
+    """CPU time of its forward and backward pass, in the quickest micro-batch."""
 
 
 class Watch:
@@ -196,6 +200,24 @@ class ScheduleWatch:
         return next((f"{before:.3g}, then {after:.3g}" for before, after in pairs if before != after), "")
 
 
+class SampleCosts:
+    """The CPU time of a sample's forward and backward pass: that of a micro-batch, without its step."""
+
+    def __init__(self) -> None:
+        self.least = 0.0
+        self._began, self._passed, self._samples = 0.0, 0.0, 1
+
+    def begin(self, batch: Any) -> None:
+        self._began, self._passed, self._samples = time.process_time(), 0.0, max(1, size_of(batch))
+
+    def passed(self) -> None:
+        self._passed = time.process_time()
+
+    def end(self) -> None:
+        seconds = ((self._passed or time.process_time()) - self._began) / self._samples
+        self.least = min(self.least or seconds, seconds)
+
+
 def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
     """A trial: train the first windows."""
 
@@ -203,13 +225,13 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
         watch, schedules = Watch(run.model), ScheduleWatch(run)
         seen: FirstSteps | None = None
         in_evaluation: tuple[str, ...] = ()
-        trained = 0
+        trained, costs = 0, SampleCosts()
 
         def begin(*_: Any) -> None:
             watch.look()
             schedules.begin()
 
-        def begin_batch(*_: Any) -> None:
+        def begin_batch(trainer: Any, model: Any, batch: Any, *_: Any) -> None:
             nonlocal in_evaluation
             in_evaluation = watch.in_evaluation()
             watch.look()
@@ -217,9 +239,11 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
             if trained >= enough(run):
                 look()  # what the last batch's own hooks have done as well
                 raise Enough
+            costs.begin(batch)
 
         def end_batch(*_: Any) -> None:
             nonlocal trained
+            costs.end()
             trained = run.batches_begun
             look()
 
@@ -236,6 +260,7 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
                 schedules_of_its_own=schedules.of_its_own(),
                 in_evaluation=in_evaluation,
                 rates_changed=schedules.rates_changed(),
+                seconds_a_sample=costs.least,
             )
 
         def end_epoch(*_: Any) -> None:
@@ -245,6 +270,7 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
             folder,
             on_train_start=begin,
             on_train_batch_start=begin_batch,
+            on_before_optimizer_step=lambda *_: costs.passed(),
             on_train_batch_end=end_batch,
             on_train_epoch_end=end_epoch,
         )

@@ -13,6 +13,9 @@ from course_lib._words import counted, in_a_line
 from course_lib.preflight.report import Judgement
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, Started, TrainingRun
 
+ALIKE = 8
+"""Few samples are as many as leave the same rest when they are divided by it: pairs stay pairs."""
+
 
 def may_be_smaller(started: Started) -> bool:
     """Whether an epoch may end with a batch of another size."""
@@ -37,7 +40,10 @@ def judge_last_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
             if not batches or len(batches[-1]) >= len(batches[0]):
                 return None
             samples = len(batches[-1])
-            return DataLoader(loader.dataset, batch_sampler=batches[-1:], collate_fn=loader.collate_fn)
+            few, run.samples_tried = run.samples_tried, 0  # it is cut here
+            if few and samples > few + ALIKE:
+                samples = few + (samples - few) % ALIKE
+            return DataLoader(loader.dataset, batch_sampler=[batches[-1][:samples]], collate_fn=loader.collate_fn)
 
         def begin(*_: Any) -> None:
             if not samples:

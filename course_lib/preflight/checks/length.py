@@ -17,7 +17,8 @@ def judge_length(started: Started) -> Judgement:
     if started.max_time:
         judgement.notes.append("length: max_time may end the run before its planned end")
     limit, whole_epoch = started.limit_train_batches, started.batches_without_limit
-    if isinstance(limit, int) and limit == 1 and (whole_epoch or 0) > 1 and not started.overfits:
+    may_mean_all = isinstance(limit, int) and limit == 1 and not started.limits_others
+    if may_mean_all and (whole_epoch or 0) > 1 and not started.overfits:
         judgement.find(
             "length",
             f"limit_train_batches=1 is an int and means one batch: an epoch trains 1 of its "

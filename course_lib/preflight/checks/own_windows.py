@@ -28,6 +28,8 @@ from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_p
 
 HEAD = MOST_BATCHES // 2
 """Micro-batches of a long epoch that are run before its end is: a multiple of most windows."""
+MOST_RUN = MOST_BATCHES + HEAD
+"""Micro-batches that are run at most."""
 MOST_LEFT_OUT = 10_000
 """Micro-batches of an epoch up to which its end is run; those in between take a Trainer a moment each."""
 

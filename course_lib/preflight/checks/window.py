@@ -110,20 +110,22 @@ class ComparedWindows:
         norm = reference.norm().item()
         if norm == 0:
             return
-        noise = (self._gradient(big, parameters, seed=1) - reference).norm().item() / norm
-        if noise > TOLERANCE:
-            self.refused = (
-                f"the forward draws random numbers: the gradient of one big batch differs by {100 * noise:.2g} % from "
-                "itself under another seed, so a window's cannot be held against it"
-            )
-            return
+        difference = (applied - reference).norm().item() / norm
+        if difference > TOLERANCE:
+            noise = (self._gradient(big, parameters, seed=1) - reference).norm().item() / norm
+            if noise > TOLERANCE:
+                self.refused = (
+                    f"the forward draws random numbers: the gradient of one big batch differs by {100 * noise:.2g} % "
+                    "from itself under another seed, so a window's cannot be held against it"
+                )
+                return
         factor = (applied @ reference).item() / norm**2
         along = (applied - factor * reference).norm().item() <= TOLERANCE * norm
         self.compared.append(
             Compared(
                 batch_sizes=tuple(map(size_of, batches)),
                 last=self.begun >= self.count,
-                difference=(applied - reference).norm().item() / norm,
+                difference=difference,
                 factor=factor if along else None,
             )
         )

@@ -25,6 +25,8 @@ STREAM_SAMPLES = 500
 MOST_WORKERS = 4
 MOST_PARTS = 16
 """Of a ``ConcatDataset`` that are looked at."""
+COINS = 24
+"""Fetches of a sample: an image that is only flipped is the same in two workers every other time."""
 SAMPLES = 8
 """Samples that are fetched to see what grows."""
 
@@ -106,17 +108,23 @@ class SeededAlike(Dataset[Any]):
 
 
 def _draws_alike(loader: Any, workers: int) -> Judgement | None:
-    """Fetch one sample again and again, in each worker twice, in two epochs."""
+    """Fetch one sample again and again in each worker; more often where a few coins may have fallen alike."""
     if len(loader.dataset) == 0:
         return None
     index = _first_index(loader)
-    first, second = (_fetched(loader, loader.dataset, index, workers) for _ in range(2))
-    if all(first[worker] == first[worker + workers] for worker in range(workers)):
+    found = _alike(loader, index, workers, times=2)
+    return found and _alike(loader, index, workers, times=COINS)
+
+
+def _alike(loader: Any, index: Any, workers: int, times: int) -> Judgement | None:
+    """Fetch a sample so often in each worker, in two epochs."""
+    first, second = (_fetched(loader, loader.dataset, index, workers, times) for _ in range(2))
+    if not any(map(_changes, first)):
         return None  # the sample is the same whenever it is fetched
     alike = workers > 1 and first[0] == first[1]
     if workers > 1 and not alike:
-        own = _fetched(loader, SeededAlike(loader.dataset), index, workers)
-        alike = own[0] == own[1] and own[0] != own[workers]
+        own = _fetched(loader, SeededAlike(loader.dataset), index, workers, times)
+        alike = own[0] == own[1] and _changes(own[0])
     if alike:
         return Judgement().find(
             "workers",
@@ -137,6 +145,10 @@ def _draws_alike(loader: Any, workers: int) -> Judgement | None:
     return None
 
 
+def _changes(fetches: list[int]) -> bool:
+    return len(set(fetches)) > 1
+
+
 def _first_index(loader: Any) -> Any:
     """An index as the loader's own sampler gives it: 0 may be none of them."""
     if loader.batch_sampler is None:
@@ -144,18 +156,19 @@ def _first_index(loader: Any) -> Any:
     return next((batch[0] for batch in map(list, copy.deepcopy(loader.batch_sampler)) if batch), 0)
 
 
-def _fetched(loader: Any, dataset: Any, index: Any, workers: int) -> list[int]:
-    """Two fetches of a sample in each worker, one worker after the other."""
+def _fetched(loader: Any, dataset: Any, index: Any, workers: int, times: int) -> list[list[int]]:
+    """For each worker, what it fetched of a sample."""
     probe: DataLoader[Any] = DataLoader(
         dataset,
-        batch_sampler=[[index]] * (2 * workers),
+        batch_sampler=[[index]] * (times * workers),
         num_workers=workers,
         collate_fn=_fingerprints,
         worker_init_fn=loader.worker_init_fn,
         multiprocessing_context=_quick_context(loader),
         generator=loader.generator,
     )
-    return [fetched[0] for fetched in probe]
+    fetches = [fetched[0] for fetched in probe]
+    return [fetches[worker::workers] for worker in range(workers)]
 
 
 def _quick_context(loader: Any) -> Any:

@@ -32,7 +32,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib._own_files import write_only_below
-from course_lib._processes import cpu_seconds, end_with, seconds_without_a_core
+from course_lib._processes import cpu_seconds, end_with, is_ready, seconds_without_a_core
 from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
@@ -51,6 +51,8 @@ class Answer:
     """Empty where the trial returned."""
     refused: str = ""
     """Where the run is refused by Lightning or by course_lib, in a sentence of theirs: that sentence."""
+    timed_out: bool = False
+    """Whether it was ended, for it took too long or did nothing any more."""
 
 
 def try_on_copies(
@@ -105,8 +107,10 @@ class _Child:
     """For a core, as long as its threads live."""
     asked: float = 0.0
     """Seconds for which it used a core, or was ready to and had none."""
+    watched: float = 0.0
+    """Seconds between looks; where this process has no core itself, they are far apart and count as near ones."""
     worked: tuple[float, float] = (0.0, 0.0)
-    """When it was last seen to work, in seconds since it began, and for how long it had asked for a core by then."""
+    """How long it had been watched when it was last seen to work, and for how long it had asked for a core by then."""
     looked: float = 0.0
 
     def why_over(self) -> str:
@@ -117,12 +121,16 @@ class _Child:
         idle = min(IDLE_SECONDS, self.seconds)
         used, waited = max(self.used, cpu_seconds(self.pid)), seconds_without_a_core(self.pid)
         self.asked += used - self.used + max(0.0, waited - self.waited)  # it is less where a thread has ended
+        self.watched += min(now - self.looked, 2 * LOOK_SECONDS)
         self.looked, self.used, self.waited = now, used, waited
-        if self.asked - self.worked[1] > IDLE_SHARE * idle:
-            self.worked = now, self.asked
+        if self.asked - self.worked[1] > IDLE_SHARE * idle or is_ready(self.pid):
+            self.has_worked()
         if self.used >= self.seconds or now >= MOST_TIMES * self.seconds:
             return f"it did not finish in {self.seconds:g} s"
-        return f"it did nothing for {idle:g} s" if now - self.worked[0] >= idle else ""
+        return f"it did nothing for {idle:g} s" if self.watched - self.worked[0] >= idle else ""
+
+    def has_worked(self) -> None:
+        self.worked = self.watched, self.asked
 
 
 def _forked(trials: Trials, seconds: float) -> list[Answer]:
@@ -143,7 +151,7 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
                 if done or why_over:
                     del running[number]
                     code = _end(child)
-                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over)
+                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over, timed_out=True)
     finally:
         for child in running.values():
             _end(child)
@@ -195,6 +203,7 @@ def _read(child: _Child) -> bool:
     """Take what has come; False where the child has closed its end."""
     piece = os.read(child.pipe, 1 << 20)
     child.answer += piece
+    child.has_worked()  # it may have waited for this process to read
     return bool(piece)
 
 
@@ -238,10 +247,11 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
             return [_answered(trial, folder)]
 
     try:
-        timeout = seconds * len(trials) + SENT_SECONDS
+        # Where several can be forked there, each ends by its own limits.
+        timeout = seconds * len(trials) * (MOST_TIMES if len(trials) > 1 else 1) + SENT_SECONDS
         answers: list[Answer] = run_ranks(on_its_rank, 1, timeout=timeout, backend="gloo")[0].value
     except RankTimeout:
-        return [Answer(error=f"it did not finish in {seconds:g} s")] * len(trials)
+        return [Answer(error=f"it did not finish in {seconds:g} s", timed_out=True)] * len(trials)
     except RankError as error:
         return [Answer(error=f"its process ended: {str(error).splitlines()[0]}")] * len(trials)
     except ValueError as error:

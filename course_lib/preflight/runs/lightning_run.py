@@ -55,6 +55,8 @@ class LightningRun(TrainingRun):
     data: Any
     _saves: Sequence[Saves] = ()
     """When it saves, once it has started: a trial leaves out the callbacks that say so."""
+    _limit_val_batches: int | float = 1.0
+    """As it was given, once it has started: a trial leaves out the validation."""
 
     @property
     def cannot(self) -> dict[str, str]:
@@ -79,6 +81,7 @@ class LightningRun(TrainingRun):
     ) -> None:
         """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
         self._saves = saves_of(self.trainer, self.model)
+        self._limit_val_batches = self.trainer.limit_val_batches
         if turned:
             self.trainer.callbacks.reverse()
         self._calm_down(folder, validates)
@@ -192,12 +195,14 @@ class LightningRun(TrainingRun):
             if is_any_of(callback, {"GradientAccumulationScheduler"}):
                 accumulate_grad_batches = dict(callback.scheduling)
         ddp = _lightning.DDP_OPTIONS.of(trainer.strategy) if is_any_of(trainer.strategy, {"DDPStrategy"}) else {}
+        others = self._limit_val_batches, trainer.limit_test_batches, trainer.limit_predict_batches
         return Settings(
             accumulate_grad_batches=accumulate_grad_batches,
             max_epochs=-1 if max_epochs is None else int(max_epochs),
             max_steps=int(trainer.max_steps),
             max_time=any(type(callback).__name__ == "Timer" for callback in trainer.callbacks),
             limit_train_batches=trainer.limit_train_batches,
+            limits_others=any(isinstance(limit, int) and limit > 0 for limit in others),
             overfits=bool(trainer.overfit_batches),
             reloads=bool(trainer.reload_dataloaders_every_n_epochs),
             automatic=bool(getattr(self.model, "automatic_optimization", True)),
@@ -417,7 +422,8 @@ def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
 
 def _is_lightnings(module: Any, hook: str) -> bool:
     """Whether a module has not written this hook itself."""
-    return str(getattr(type(module), hook).__module__).endswith("core.module")
+    package, _, _ = str(getattr(type(module), hook).__module__).rpartition(".")
+    return package.endswith(".core")  # in its module, or in its hooks
 
 
 def is_trainer(trainer: Any) -> bool:

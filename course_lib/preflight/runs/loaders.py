@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import contextlib
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -57,6 +58,31 @@ def stop_workers(loader: Any) -> None:
         loader.batch_sampler.sampler = _RandomIndices(len(sampler))
     attributes.update(num_workers=0, prefetch_factor=None, persistent_workers=False, timeout=0, pin_memory=False)
     attributes.update(worker_init_fn=None, _iterator=None, _DataLoader__multiprocessing_context=None)
+
+
+def cut_batches(loader: Any, samples: int) -> None:
+    """Leave so many samples in the first batch of a loader, and as large a share of each other one, rounded down.
+
+    A batch that is smaller than others stays so. The sampler is the same object; what is not dealt in batches of
+    indices, or by an object that cannot be changed, is left as it is.
+    """
+    sampler = loader.batch_sampler
+    if isinstance(sampler, list):
+        vars(loader)["batch_sampler"] = list(_cut(sampler, samples))
+    elif sampler is not None:
+        kind = type(sampler)
+        shorter = type(kind.__name__, (kind,), {"__iter__": lambda self: _cut(kind.__iter__(self), samples)})
+        with contextlib.suppress(TypeError):
+            sampler.__class__ = shorter
+
+
+def _cut(batches: Iterable[Any], samples: int) -> Iterator[list[Any]]:
+    whole = 0
+    for batch in batches:
+        indices = list(batch)
+        whole = whole or len(indices)
+        left = min(samples, max(1, len(indices) * samples // whole)) if whole else 0
+        yield indices[:left] if whole > samples else indices
 
 
 class _RandomIndices:

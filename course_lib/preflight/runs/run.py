@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
-from course_lib.preflight.runs.loaders import deal_indices, indices_of, stop_workers
+from course_lib.preflight.runs.loaders import cut_batches, deal_indices, indices_of, stop_workers
 from course_lib.preflight.runs.walks import WalkedSchedule
 from course_lib.steps import StepPlan, plan_steps
 
@@ -40,6 +40,8 @@ class TrainingRun(ABC):
     """A run that has not begun, and the calls that trials make of it."""
 
     model: Any
+    samples_tried = 0
+    """Of each batch, in this process; 0: all. See :func:`with_few_samples`."""
 
     @property
     def cannot(self) -> dict[str, str]:
@@ -187,7 +189,10 @@ class TrainingRun(ABC):
         if not workers:
             stop_workers(loader)
         other = None if prepare is None else prepare(loader)
-        return loader if other is None else other
+        ready = loader if other is None else other
+        if self.samples_tried:
+            cut_batches(ready, self.samples_tried)
+        return ready
 
     # -------------------------------------------------------------------------------------------- the step by itself
 
@@ -246,6 +251,8 @@ class Settings:
     max_time: bool = False
     limit_train_batches: int | float = 1.0
     """1 is one batch, 1.0 is all."""
+    limits_others: bool = False
+    """Whether its validation, test or prediction is a number of batches, too: it is short by choice."""
     overfits: bool = False
     """Whether it trains on the same few batches."""
     reloads: bool = False
@@ -304,6 +311,16 @@ class Saving(NamedTuple):
     """Micro-batches of that epoch that are done at the first save within one."""
     inside_window: bool = False
     """Whether the run may save inside a window as well."""
+
+
+def with_few_samples(run: TrainingRun, trial: Callable[[Path], Found], samples: int) -> Callable[[Path], Found]:
+    """The trial, with so many samples in each batch: a step takes as long as its samples do."""
+
+    def few(folder: Path) -> Found:
+        run.samples_tried = samples
+        return trial(folder)
+
+    return few
 
 
 def length_of(thing: Any) -> int | None:
