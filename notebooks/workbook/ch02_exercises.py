@@ -194,7 +194,7 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     next_seed, next_epoch = order(1, 0), order(0, 1)
     made_of: dict[tuple[int, int], str] = {}
     for factor in FACTORS:
-        if factor <= MOST_EPOCHS:
+        if factor in EPOCHS:
             in_epoch = order(0, factor)
             if in_epoch == next_seed:
                 reason = f"seed * {factor} + epoch is one number for both: longer runs reach the next seed's orders."
@@ -216,8 +216,9 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
 
 FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21))})
 """By which people multiply the seed or the epoch before they add the other."""
-MOST_EPOCHS = 2**16
-"""A right answer may take longer for later epochs, as `SeedSequence(seed).spawn(epoch + 1)[epoch]` does."""
+EPOCHS = {*range(2, 257), *range(300, 1100, 50), 365, 512, 997, 1009, 1024, 10**4, *(2**k for k in range(11, 17))}
+"""Those of `FACTORS` that are tried as an epoch: fewer and none beyond 65,536, because a right answer may take longer
+for a later epoch, as `SeedSequence(seed).spawn(epoch + 1)[epoch]` does."""
 
 
 def _of_seed(combine: Callable[[int, int], int]) -> Callable[..., list[list[int]]]:
