@@ -184,11 +184,13 @@ class _Surroundings:
     numpy: Any
     torch: Tensor
     grad: bool
+    dtype: Any
 
     @classmethod
     def now(cls) -> _Surroundings:
         numpys = np.random.get_state()  # noqa: NPY002  the global one is meant
-        return cls(random.getstate(), numpys, torch.get_rng_state(), torch.is_grad_enabled())
+        dtype = torch.get_default_dtype()
+        return cls(random.getstate(), numpys, torch.get_rng_state(), torch.is_grad_enabled(), dtype)
 
     def change(self, allowed: Allowed) -> str | None:
         now = self.now()
@@ -197,6 +199,11 @@ class _Surroundings:
             return (
                 f"Gradients are switched {state} afterwards, for all that follows. A `with torch.no_grad():` block "
                 "puts back what it found."
+            )
+        if now.dtype != self.dtype:
+            return (
+                f"Afterwards torch's default dtype is {now.dtype}, for all that follows. Give `dtype=` to the tensors "
+                "that need it."
             )
         if allowed.draw:
             return None
@@ -215,6 +222,7 @@ class _Surroundings:
 
     def put_back(self) -> None:
         torch.set_grad_enabled(self.grad)
+        torch.set_default_dtype(self.dtype)
         random.setstate(self.python)
         np.random.set_state(self.numpy)  # noqa: NPY002
         torch.set_rng_state(self.torch)

@@ -211,7 +211,7 @@ def trade_explorer(largest: int) -> Explorer:
         "noise_size": int_slider(20, 600, "noise size (samples)"),
         "fixed_cost": int_slider(250, 1000, "fixed cost of an update (samples)"),
     }
-    return Explorer(controls, render, title="noise size, fixed cost of an update → the batch size that finishes first")
+    return Explorer(controls, render, title="noise size, fixed cost → the best batch size")
 
 
 class WhoLoads(Dataset[tuple[int, int]]):

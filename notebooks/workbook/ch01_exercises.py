@@ -37,9 +37,11 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
     with_empty = right if lacking or drop_last else [*right, []]
     filled_up = _cut(ordered + ordered[:lacking], batch_size)
     number = -(-len(ordered) // batch_size)
+    strided = [ordered[first::number] for first in range(number)]
     evened = [part.tolist() for part in np.array_split(np.arange(len(ordered)), number)] if number else []
     return {
         "{got} evens out the sizes: each batch is full, up to the last.": [[ordered[i] for i in p] for p in evened],
+        "{got} deals the samples out in turn: a batch holds those that follow each other in `order`.": strided,
         "This is one flat list of samples: each batch is a list of its own.": ordered,
         "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": with_empty,
         "{got} are positions. A batch holds the samples that stand there.": _cut(order, batch_size),
@@ -94,6 +96,7 @@ LENGTHS = "The second tensor holds the words' lengths: a mask has an entry for e
 NOT_BOOL = "The mask is not of type torch.bool: as an index, whole numbers pick rows instead of masking."
 FLIPPED = "The mask is True where padding is: here True means a letter."
 ALL_TRUE = "The mask is True everywhere: padding has to be False."
+ONE_BUFFER = "Each batch needs memory of its own: a loader makes the next ones while this one is in use."
 
 
 def _numbered(word: str, first: int = 1) -> list[int]:
@@ -121,8 +124,11 @@ def _fault_of_collate(collate: Any) -> str | None:
     for _ in range(SEARCHED):
         lengths = [draw.choice([1, draw.randint(1, 9)]) for _ in range(draw.randint(1, 6))]
         cases.append(["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for length in lengths])
+    earlier: list[tuple[Tensor, Tensor]] = []
     for words in cases:
         got = collate(copy.copy(words))
+        if any(not torch.equal(*letters) for letters in earlier):
+            return f"for {words} it changed the letters of the batch before.\n{ONE_BUFFER}"
         if got is None:
             return f"for {words} it returned nothing. Does it end with `return`?"
         told = f"for {words} it returned {got!r}.\n"
@@ -133,6 +139,7 @@ def _fault_of_collate(collate: Any) -> str | None:
             return f"{told}{TENSORS}"
         if fault := _fault_of_letters(words, letters) or _fault_of_mask(words, letters, mask):
             return f"{told}{fault}"
+        earlier = [(letters, letters.clone())]
     return None
 
 
@@ -216,6 +223,18 @@ def _sorted_first(words: list[str]) -> tuple[Tensor, Tensor]:
     return _padded(sorted(words, key=len, reverse=True))
 
 
+class _OneBuffer:
+    """Hands out views of the same memory for all batches."""
+
+    def __init__(self) -> None:
+        self.memory = torch.zeros(100, 100, dtype=torch.long)
+
+    def __call__(self, words: list[str]) -> tuple[Tensor, Tensor]:
+        letters, mask = _padded(words)
+        view = self.memory[: letters.shape[0], : letters.shape[1]]
+        return view.copy_(letters), mask
+
+
 padded = PropertyExercise(
     "collate",
     _fault_of_collate,
@@ -236,6 +255,7 @@ padded = PropertyExercise(
         NOT_BOOL: lambda words: (_padded(words)[0], _padded(words)[1].long()),
         FLIPPED: lambda words: (_padded(words)[0], ~_padded(words)[1]),
         ALL_TRUE: lambda words: (_padded(words)[0], torch.ones_like(_padded(words)[1])),
+        ONE_BUFFER: _OneBuffer(),
     },
 )
 

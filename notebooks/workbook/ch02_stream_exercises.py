@@ -131,13 +131,15 @@ KEPT = "What was given out is the caller's. A list that keeps all futures keeps 
 
 
 def _fault_of_errors(prefetched: Any) -> str | None:
-    def fetch(task: int) -> int:
-        if task == 2:
-            raise KeyError(f"task {task}")
-        return task
-
     for ahead in (1, 3):
-        results = []
+        results, to_raise = [], [2]
+
+        def fetch(task: int, to_raise: list[int] = to_raise) -> int:
+            if task in to_raise:
+                to_raise.remove(task)  # a second try would succeed
+                raise KeyError(f"task {task}")
+            return task
+
         try:
             for result in prefetched(fetch, iter(range(6)), ahead):
                 results.append(result)
@@ -302,7 +304,7 @@ def _fault_of_share(share: Any) -> str | None:
         for info in infos:
             try:
                 read.append([str(line) for line in share(iter(lines), info)])
-            except (TypeError, AttributeError) as error:
+            except (TypeError, AttributeError, IndexError, RuntimeError) as error:
                 return f"{setting}raised {type(error).__name__}: {error}{_reason_of_error(error, info)}"
         setting += str([[line.removeprefix("line ") for line in of_one] for of_one in read])
         if _content_decides(share, infos, number):
@@ -333,6 +335,10 @@ def _fault_of_content(share: Any) -> str | None:
 
 
 AS_IT_IS = "A line is handed on as it is: blank ones count, and nothing is stripped."
+PAST_THE_END = (
+    "After the last line `next(lines)` raises StopIteration, which inside of a generator becomes this error. A `for` "
+    "loop, or itertools.islice, ends there by itself."
+)
 UNEVEN = "Shares may differ by one line: here some still read while others have nothing left."
 
 
@@ -355,6 +361,10 @@ def _reason_of_error(error: Exception, info: Any) -> str:
         return ".\nNothing was returned: `return` what this worker reads."
     if "subscriptable" in str(error):
         return ".\nAn iterator has no [start::step]: itertools.islice does the same for it."
+    if "StopIteration" in str(error):
+        return f".\n{PAST_THE_END}"
+    if isinstance(error, IndexError):
+        return ".\nThe last lines are fewer than the workers: for some of these none is left."
     if "len()" in str(error):
         return ".\nNobody knows how many lines will come: deal them as they come."
     return ""
@@ -368,17 +378,41 @@ def _fault_of_reading(share: Any) -> str | None:
             drawn.append(i)
             yield f"line {i}"
 
-    next(iter(share(stream(), types.SimpleNamespace(id=1, num_workers=2))), None)
-    if len(drawn) < 100:
-        return None
-    return (
-        f"worker 1 of 2 had read {len(drawn):,} lines of a stream when it gave out its first one.\n"
-        "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come."
-    )
+    for worker, workers in ((0, 0), (0, 1), (1, 2)):
+        drawn.clear()
+        info: Any = types.SimpleNamespace(id=worker, num_workers=workers) if workers else None
+        for given, _ in enumerate(itertools.islice(share(stream(), info), 50), start=1):
+            if len(drawn) > given * max(1, workers) + 100:
+                who = f"worker {worker} of {workers}" if workers else "without workers, one process"
+                return (
+                    f"{who} had read {len(drawn):,} lines of a stream when it gave out line {given} of its own.\n"
+                    "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come."
+                )
+    return None
 
 
 def _dealt(lines: Iterable[Any], workers: int, remainder: int) -> Iterator[Any]:
     return (line for number, line in enumerate(lines) if number % workers == remainder)
+
+
+def _by_next(lines: Any, info: Any) -> Any:
+    if info is None:
+        yield from lines
+        return
+    for _ in range(info.id):
+        next(lines)
+    while True:
+        yield next(lines)
+        for _ in range(info.num_workers - 1):
+            next(lines)
+
+
+def _by_rows(lines: Any, info: Any) -> Any:
+    if info is None:
+        yield from lines
+        return
+    while row := list(itertools.islice(lines, info.num_workers)):
+        yield row[info.id]
 
 
 def _by_content(lines: Any, info: Any) -> Any:
@@ -411,6 +445,8 @@ share = PropertyExercise(
         "Nobody knows how many lines will come: deal them as they come.": lambda lines, info: (
             lines if info is None else itertools.islice(lines, len(lines) // info.num_workers)
         ),
+        PAST_THE_END: _by_next,
+        "The last lines are fewer than the workers: for some of these none is left.": _by_rows,
         "Go by the number of the line.": _by_content,
         AS_IT_IS: lambda lines, info: (
             (line.strip() if isinstance(line, str) else line for line in lines)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -106,22 +108,35 @@ class Validated:
     returned: Any
     saved_before_forward: list[int]
     """When each forward pass began: the tensors that autograd had saved in earlier ones and still kept."""
+    most_samples: int
+    """In one forward pass."""
 
 
 def watched(
     validate: Callable[[nn.Module, list[Tensor]], Any], num_batches: int, seed: int = 0, equal: bool = False
 ) -> Validated:
     """Run ``validate(model, batches)`` on a small model, and count what autograd keeps meanwhile."""
+    saved: WeakSet[SavedTensor] = WeakSet()
+    before_forward: list[int] = []
+    most_samples = 0
+
+    class First(nn.Linear):
+        """Notes when a forward pass begins, also where it is called by `forward`, or of a copy of the model."""
+
+        def forward(self, x: Tensor) -> Tensor:
+            nonlocal most_samples
+            before_forward.append(len(saved))
+            most_samples = max(most_samples, x.numel() // self.in_features)
+            return super().forward(x)
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, batches = _small_model(seed), list(torch.randn(num_batches, 8, 4))
+        model, batches = _small_model(seed, First(4, 4)), list(torch.randn(num_batches, SAMPLES, 4))
     if equal:
         batches = [batches[0].clone() for _ in batches]
     with torch.no_grad():
         losses = [model(batch).square().mean().item() for batch in batches]
-    saved: WeakSet[SavedTensor] = WeakSet()
-    before_forward: list[int] = []
-    model.register_forward_pre_hook(lambda *_: before_forward.append(len(saved)))
+    before_forward.clear()
 
     def pack(tensor: Tensor) -> SavedTensor:
         box = SavedTensor(tensor)
@@ -130,12 +145,16 @@ def watched(
 
     with saved_tensors_hooks(pack, lambda box: box.tensor):
         returned = validate(model, batches)
-    return Validated(batches, losses, returned, before_forward)
+    return Validated(batches, losses, returned, before_forward, most_samples)
 
 
-def _small_model(seed: int) -> nn.Module:
+SAMPLES = 8
+"""In each batch."""
+
+
+def _small_model(seed: int, first: nn.Module) -> nn.Module:
     """As an answer may find it: as it was made, with a layer in evaluation mode, frozen, or with gradients."""
-    model = nn.Sequential(nn.Linear(4, 4), nn.Tanh(), nn.Linear(4, 1))
+    model = nn.Sequential(first, nn.Tanh(), nn.Linear(4, 1))
     model[0].train(seed % 4 != 1).requires_grad_(seed % 4 != 2)
     if seed % 4 == 3:
         model[2].bias.grad = torch.ones(1)
@@ -174,10 +193,19 @@ def _fault_of_value(seen: Validated) -> str | None:
             "no graph is kept any more, but `losses` holds tensors. Numbers were asked for: `.item()` makes one, and "
             "no GPU memory has to be kept for each loss."
         )
-    expected = [round(loss, 4) for loss in seen.losses]
-    if not isinstance(losses, Sequence) or [round(float(loss), 4) for loss in losses] != expected:
-        return f"`losses` should be {expected}, got {losses}."
+    if not isinstance(losses, Sequence) or not _close(losses, seen.losses):
+        told = f"`losses` should be {[round(loss, 6) for loss in seen.losses]}, got {losses}."
+        ordered = isinstance(losses, Sequence) and _close(sorted(losses), sorted(seen.losses))
+        return f"{told} {IN_ORDER}" if ordered else told
     return _fault_of_worst(worst, seen)
+
+
+IN_ORDER = "They are in another order: keep that of the batches, or no plot shows when a loss was large."
+
+
+def _close(losses: Sequence[Any], expected: Sequence[float]) -> bool:
+    pairs = itertools.zip_longest(map(float, losses), expected, fillvalue=math.nan)
+    return all(math.isclose(loss, wanted, rel_tol=1e-5) for loss, wanted in pairs)
 
 
 def _fault_of_graphs(returned: Mapping[str, Any], nodes: int) -> str:
@@ -211,6 +239,11 @@ def _fault_of_worst(worst: Any, seen: Validated) -> str | None:
 
 def _fault_while_running(seen: Validated) -> str | None:
     before = seen.saved_before_forward
+    if seen.most_samples > SAMPLES:
+        return (
+            f"one forward pass had {seen.most_samples} samples, and a batch has {SAMPLES}: several batches' "
+            "activations are there at once. Take one batch after the other."
+        )
     if max(before, default=0) == 0:
         return None
     if before[-1] > before[1]:
@@ -271,6 +304,17 @@ def _one_name_too_many(model: nn.Module, batches: list[Tensor]) -> dict[str, Any
     return {"losses": losses, "worst": worst}
 
 
+def _all_at_once(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
+    with torch.no_grad():
+        losses = model(torch.stack(batches)).square().mean((1, 2)).tolist()
+    return {"losses": losses, "worst": losses.index(max(losses))}
+
+
+def _sorted_losses(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
+    returned = validate_with(model, batches)
+    return returned | {"losses": sorted(returned["losses"])}
+
+
 def _itself(value: Tensor) -> Tensor:
     return value
 
@@ -290,6 +334,8 @@ kept = PropertyExercise(
         "but a whole batch is. Its number tells as much.": partial(validate_with, keep_batch=_itself),
         "`worst` is a copy of a batch": partial(validate_with, keep_batch=Tensor.clone),
         "`worst` should be a number, got a tensor": partial(validate_with, keep_batch=lambda _: torch.tensor(0)),
+        "Take one batch after the other.": _all_at_once,
+        IN_ORDER: _sorted_losses,
         "the first batch has the number 0": partial(validate_with, first=1),
     },
 )

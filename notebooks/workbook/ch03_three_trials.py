@@ -11,6 +11,8 @@ from typing import Any
 
 from workbook.exercises import SEARCHED, PropertyExercise
 
+Run = Callable[[int], int]
+
 
 @dataclass
 class Device:
@@ -42,6 +44,11 @@ class Device:
 
     def largest(self) -> int:
         return (self.limit - self.backward[0]) // self.backward[1]
+
+
+def _only_runs(device: Device) -> Run:
+    """What may be asked of a device: a method would hand over the device, too."""
+    return lambda batch_size: device.run(batch_size)
 
 
 class _NoBatchSize(ValueError):
@@ -79,7 +86,7 @@ def fault_of_search(find: Callable[[Callable[[int], int], int, int], Any]) -> st
         answer: Any = None
         raised: Exception | None = None
         try:
-            answer = find(device.run, device.limit, device.usual)
+            answer = find(_only_runs(device), device.limit, device.usual)
         except (_NoBatchSize, MemoryError, ZeroDivisionError) as error:
             raised = error
         fault = _fault_of_trials(device, answer, raised) or _fault_of_answer(device, answer)
@@ -153,9 +160,6 @@ def _fault_of_answer(device: Device, answer: Any) -> str | None:
             f"device, but here `limit` is what may be used: {largest} fits."
         )
     return f"the answer {answer} holds {device.held(answer):,} bytes, and a larger batch fits."
-
-
-Run = Callable[[int], int]
 
 
 def _by_line(

@@ -76,6 +76,9 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
         "{got} averages averages: a micro-batch of one weighs as much as one of three. Divide by the samples.": (
             [_mean(window) for window in means]
         ),
+        "{got} adds what is left over to the last full window: it is a window of its own, and a step.": (
+            _joined_to_the_last(micro_batches, k)
+        ),
         "{got} only adds up means: without a division the step grows with k.": [sum(window) for window in means],
         "{got} is a sum over samples, divided by micro-batches: the units of numerator and denominator differ.": (
             [total / k for total in sums]
@@ -84,6 +87,13 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
             [_mean(batch) for batch in micro_batches]
         ),
     }
+
+
+def _joined_to_the_last(micro_batches: list[list[float]], k: int) -> list[float]:
+    in_windows = [list(window) for window in windows(micro_batches, k)]
+    if len(in_windows) > 1 and len(in_windows[-1]) < k:
+        in_windows[-2:] = [in_windows[-2] + in_windows[-1]]
+    return [_mean(list(itertools.chain(*window))) for window in in_windows]
 
 
 def _stepping_on_equals(micro_batches: list[list[float]], k: int) -> list[float]:
@@ -129,6 +139,9 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
         "{got} is the rank's share of the samples. But DDP divides its gradient once more, by the ranks.": own / total,
         "{got} is the factor of a summed loss. Here the loss is a mean: it was divided by the rank's count.": (
             ranks / total
+        ),
+        "{got} counts the ranks that have samples. DDP divides by all ranks, also by those that have none.": (
+            own * sum(count > 0 for count in counts) / total
         ),
         "{got} compares the rank with rank 0, which is a rank like any other: compare with all.": own
         / (counts[0] or 1),

@@ -236,7 +236,7 @@ def steps_explorer() -> Explorer:
         "world_size": int_slider(1, 8, "ranks"),
         "drop_last": ipywidgets.Checkbox(value=False, description="drop_last"),
     }
-    title = "samples, batch size, accumulation, ranks, drop_last → the steps of 3 epochs"
+    title = "samples, batches, ranks, drop_last → the steps"
     return Explorer(controls, render, title=title)
 
 

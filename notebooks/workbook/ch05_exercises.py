@@ -148,6 +148,9 @@ def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int)
             num_batches // k * epochs
         ),
         "{got} lets windows reach across epochs: round up in each epoch, then multiply.": math.ceil(micro_batches / k),
+        "{got} adds one window to the full ones, also where they hold all batches: then nothing is left to step for.": (
+            (num_batches // k + 1) * epochs
+        ),
         "{got} is one epoch: multiply by the epochs.": steps,
         "{got} holds a part of a step: the short window is a whole one.": num_batches / k * epochs,
     }

@@ -8,6 +8,7 @@ the solution. An answer that hangs is ended; one that prints, or changes what is
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import numbers
@@ -144,12 +145,23 @@ class Exercise:
         if self.judge is not None:
             answer = self.judge(answer)
         if callable(answer):
-            return call(answer, allowed=self.allowed, **copy.deepcopy(case))
+            return call(_read_to_the_end(answer), allowed=self.allowed, **copy.deepcopy(case))
         return Call(answer)
 
     def _shown(self, case: dict[str, Any]) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
         return f"{self.name}({arguments})"
+
+
+def _read_to_the_end(answer: Callable[..., Any]) -> Callable[..., Any]:
+    """The answer, and what it yields as a list: the body of a generator runs, and is watched, while it is read."""
+
+    @functools.wraps(answer)
+    def read(**case: Any) -> Any:
+        value = answer(**case)
+        return list(itertools.islice(value, MANY)) if isinstance(value, Iterator) else value
+
+    return read
 
 
 _NO_VALUE = object()
@@ -243,8 +255,8 @@ def _as_asked(got: Any, expected: Any) -> Any:
     """The number in an array of one, where a number is expected; where a list is, the list of what is yielded."""
     if _is_number(expected):
         return _only_element(got)
-    if isinstance(expected, (list, tuple)) and isinstance(got, (Iterator, range)):
-        return list(itertools.islice(got, MANY))
+    if isinstance(expected, (list, tuple)) and isinstance(got, range):
+        return list(got[:MANY])
     return got
 
 
@@ -270,6 +282,8 @@ def _same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
     a, b = (value.tolist() if hasattr(value, "tolist") else value for value in (a, b))  # of NumPy or torch
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
+    if _is_number(b) and not _is_number(a):  # some objects say that they are equal to anything
+        return False
     if _is_fraction(a) or _is_fraction(b):
         return _is_number(a) and _is_number(b) and _is_close(float(a), float(b), tolerance)
     try:

@@ -1,0 +1,283 @@
+"""Wrong answers to the exercises of chapters 00 to 05 that once passed, and right ones in other styles."""
+
+import collections
+import contextlib
+import io
+import itertools
+import random
+import statistics
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from fractions import Fraction
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
+from workbook import ch01_exercises as ch01
+from workbook import ch02_exercises as ch02
+from workbook import ch02_stream_exercises as streams
+from workbook import ch03_exercises as ch03
+from workbook import ch04_exercises as ch04
+from workbook import ch05_exercises as ch05
+from workbook.ch00_start_here import first_answer
+from workbook.ch03_three_trials import three_trials
+from workbook.exercises import NotSolved
+
+
+def cut(order, size):
+    return [order[start : start + size] for start in range(0, len(order), size)]
+
+
+def batches_that_pop(samples, batch_size, order, drop_last):
+    while order:
+        batch = [samples[order.pop(0)] for _ in range(min(batch_size, len(order)))]
+        if len(batch) == batch_size or not drop_last:
+            yield batch
+
+
+def batches_that_draw(samples, batch_size, order, drop_last):
+    random.shuffle([1, 2])
+    for part in cut(order, batch_size):
+        if len(part) == batch_size or not drop_last:
+            yield [samples[i] for i in part]
+
+
+def windows_that_pop(micro_batches, k):
+    while micro_batches:
+        window = [micro_batches.pop(0) for _ in range(min(k, len(micro_batches)))]
+        yield statistics.fmean(itertools.chain(*window))
+
+
+def in_double(correct, sizes):
+    torch.set_default_dtype(torch.float64)
+    return torch.tensor([float(count) for count in correct]).sum() / sum(sizes)
+
+
+def buckets(text, arrange=None):
+    """Right where ``text`` is another one for each (seed, epoch), and all batches are shuffled."""
+
+    def answer(lengths, batch_size, seed, epoch):
+        rng, order = random.Random(text(seed, epoch)), list(range(len(lengths)))
+        rng.shuffle(order)
+        order.sort(key=lengths.__getitem__)
+        batches = cut(order, batch_size)
+        if arrange:
+            return arrange(batches, rng)
+        rng.shuffle(batches)
+        return batches
+
+    return answer
+
+
+def in_halves(batches, rng):
+    middle = len(batches) // 2
+    return [*rng.sample(batches[:middle], middle), *rng.sample(batches[middle:], len(batches) - middle)]
+
+
+def trying_again(fetch, tasks, ahead):
+    tasks = iter(tasks)
+    with ThreadPoolExecutor() as pool:
+        pending = deque((task, pool.submit(fetch, task)) for task in itertools.islice(tasks, ahead))
+        while pending:
+            task, oldest = pending.popleft()
+            pending.extend((task, pool.submit(fetch, task)) for task in itertools.islice(tasks, 1))
+            try:
+                result = oldest.result()
+            except Exception:
+                result = fetch(task)
+            del oldest
+            yield result
+
+
+def dealt(lines, info):
+    return lines if info is None else itertools.islice(lines, info.id, None, info.num_workers)
+
+
+def list_after_the_first(lines, info):
+    if info is None:
+        yield from lines
+        return
+    for line in itertools.islice(lines, info.id, info.id + 1):
+        yield line
+        yield from list(lines)[info.num_workers - 1 :: info.num_workers]
+
+
+def validation(loss, worst="number", first="", rounded="loss"):
+    code = f"""
+def validate(model, batches):
+    {first or "pass"}
+    losses, worst = [], 0
+    for number, batch in enumerate(batches):
+        {loss}
+        losses.append({rounded})
+        if losses[-1] >= max(losses):
+            worst = {worst}
+    return {{"losses": losses, "worst": worst}}
+"""
+    names = {"torch": torch}
+    exec(code, names)
+    return names["validate"]
+
+
+LOSS = "\n        loss = out.square().mean()"
+ITEM = "with torch.no_grad(): loss = model(batch).square().mean().item()"
+
+
+def asking_the_device(run, limit, usual):
+    size = run.__self__.largest()
+    run(size)
+    return size
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer", "message"),
+    [
+        (ch01.by_hand, batches_that_pop, "changes `order`, which is its caller's"),
+        (ch01.by_hand, batches_that_draw, "Python's global generator is not as it was"),
+        (ch01.padded, ch01._OneBuffer(), "Each batch needs memory of its own"),
+        (ch01.mean_accuracy, in_double, "torch's default dtype is torch.float64"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch % 100}"), "give one order"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch & 63}"), "give one order"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{min(epoch, 50)}"), "give one order"),
+        (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
+        (streams.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
+        (streams.share, lambda lines, info: list(lines) if info is None else dealt(lines, info), "A list holds"),
+        (streams.share, list_after_the_first, "gave out line 2 of its own.\nA list holds the whole stream"),
+        (ch03.peak_bytes, lambda **case: mock.ANY, "should be 2640, got <ANY>"),
+        (
+            ch03.kept,
+            validation("loss = model.forward(batch).square().mean()", rounded="loss.item()"),
+            "one graph outlives its batch",
+        ),
+        (
+            ch03.kept,
+            validation(
+                "out = batch\n        for layer in model: out = layer.forward(out)" + LOSS, rounded="loss.item()"
+            ),
+            "one graph outlives its batch",
+        ),
+        (ch03.kept, ch03._all_at_once, "Take one batch after the other"),
+        (ch03.kept, validation(ITEM, rounded="round(loss, 4)"), "`losses` should be [0.031367], got [0.0314]"),
+        (ch03.kept, validation(ITEM, first="torch.set_default_dtype(torch.float64)"), "default dtype is torch.float64"),
+        (three_trials, asking_the_device, "has no attribute '__self__'"),
+        (ch04.applied_gradients, windows_that_pop, "changes `micro_batches`, which is its caller's"),
+        (ch05.steps_per_epoch, lambda **case: mock.ANY, "should be 2, got <ANY>"),
+    ],
+)
+def test_what_passed_is_refused(exercise, answer, message):
+    with pytest.raises(NotSolved) as caught:
+        exercise.check(answer)
+    assert message in str(caught.value)
+    assert torch.get_default_dtype() == torch.float32
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer", "message"),
+    [
+        (streams.share, streams._by_next, "raises StopIteration, which inside of a generator becomes this error"),
+        (streams.share, streams._by_rows, "for some of these none is left"),
+        (ch03.kept, ch03._sorted_losses, "keep that of the batches"),
+        (
+            ch04.rank_factor,
+            lambda counts, rank: counts[rank] * sum(count > 0 for count in counts) / sum(counts),
+            "DDP divides by all ranks, also by those that have none",
+        ),
+        (ch04.applied_gradients, ch04._joined_to_the_last, "it is a window of its own"),
+        (
+            ch05.schedule_horizon,
+            lambda num_batches, accumulate_grad_batches, epochs: (num_batches // accumulate_grad_batches + 1) * epochs,
+            "adds one window to the full ones",
+        ),
+    ],
+)
+def test_what_was_refused_without_a_reason_has_one(exercise, answer, message):
+    with pytest.raises(NotSolved) as caught:
+        exercise.check(answer)
+    assert message in str(caught.value)
+
+
+def spawned(lengths, batch_size, seed, epoch):
+    rng = np.random.default_rng(np.random.SeedSequence(seed).spawn(epoch + 1)[epoch])
+    order = sorted(rng.permutation(len(lengths)).tolist(), key=lengths.__getitem__)
+    batches = cut(order, batch_size)
+    return [batches[i] for i in rng.permutation(len(batches))]
+
+
+def a_bucket_for_each_length(lengths, batch_size, seed, epoch):
+    rng, groups, order = random.Random(f"{seed}-{epoch}"), collections.defaultdict(list), list(range(len(lengths)))
+    rng.shuffle(order)
+    for index in order:
+        groups[lengths[index]].append(index)
+    batches = [batch for group in groups.values() for batch in cut(group, batch_size)]
+    rng.shuffle(batches)
+    return batches
+
+
+def numbers_with_noise(lengths, batch_size, seed, epoch):
+    generator = torch.Generator().manual_seed(hash((seed, epoch)) % 2**63)
+    noise = 0.9 * torch.rand(len(lengths), generator=generator)
+    order = (torch.tensor(lengths, dtype=torch.float) + noise).argsort()
+    batches = cut(order, batch_size)
+    return (batches[i] for i in torch.randperm(len(batches), generator=generator))
+
+
+def plain_islice(samples, batch_size, order, drop_last):
+    indices = iter(order)
+    while batch := [samples[i] for i in itertools.islice(indices, batch_size)]:
+        if drop_last and len(batch) < batch_size:
+            return
+        yield batch
+
+
+def through_a_mask(words):
+    lengths = torch.tensor([len(word) for word in words])
+    mask = torch.arange(int(lengths.max())) < lengths[:, None]
+    letters = torch.zeros(mask.shape, dtype=torch.long)
+    letters[mask] = torch.tensor([ord(letter) - 96 for letter in "".join(words)])
+    return letters, mask
+
+
+def in_rows(lines, info):
+    workers, own = (info.num_workers, info.id) if info else (1, 0)
+    while row := list(itertools.islice(lines, workers)):
+        yield from row[own : own + 1]
+
+
+def by_torchs_sampler(num_samples, batch_size, accumulate_grad_batches, world_size, drop_last):
+    sampler = DistributedSampler(range(num_samples), world_size, 0)
+    batches = len(DataLoader(range(num_samples), batch_size, sampler=sampler, drop_last=drop_last))
+    return np.ceil(batches / accumulate_grad_batches)
+
+
+@pytest.mark.parametrize(
+    ("exercise", "answer"),
+    [
+        (first_answer, Fraction(80, 2)),
+        (first_answer, torch.tensor([[40]])),
+        (ch01.by_hand, plain_islice),
+        (
+            ch01.by_hand,
+            lambda samples, batch_size, order, drop_last: [
+                [samples[i] for i in batch] for batch in BatchSampler(order, batch_size, drop_last)
+            ],
+        ),
+        (ch01.padded, through_a_mask),
+        (ch01.mean_accuracy, lambda correct, sizes: np.average(np.divide(correct, sizes), weights=sizes)),
+        (ch02.bucket_batches, spawned),
+        (ch02.bucket_batches, a_bucket_for_each_length),
+        (ch02.bucket_batches, numbers_with_noise),
+        (ch02.bucket_batches, buckets(lambda *pair: str(pair))),
+        (streams.share, in_rows),
+        (ch03.kept, torch.inference_mode()(validation("loss = model(batch).square().mean().tolist()"))),
+        (ch03.kept, validation("loss = model.forward(batch).square().mean().item()")),
+        (ch04.rank_factor, lambda counts, rank: counts[rank] / np.mean(counts)),
+        (ch04.logged_loss, lambda losses, tokens, k: statistics.fmean(losses, weights=tokens)),
+        (ch05.steps_per_epoch, by_torchs_sampler),
+    ],
+)
+def test_right_answers_in_other_styles_pass(exercise, answer):
+    with contextlib.redirect_stdout(io.StringIO()) as printed:
+        exercise.check(answer)
+    assert "solved" in printed.getvalue()
