@@ -314,10 +314,11 @@ def _fault_in_a_trainer(make: Any) -> str | None:
         for epoch, trained in enumerate(result.value):
             sampler = make(14, 3, 2, rank)
             sampler.set_epoch(epoch)
-            if list(sampler) != trained:
+            yielded = [[int(index) for index in batch] for batch in sampler]
+            if yielded != trained:
                 return (
                     f"under a Trainer's default flags, rank {rank} trains in epoch {epoch} on {trained}, but the "
-                    f"sampler itself yields {list(sampler)}.\nThe Trainer hands a sampler of its own to your class, "
+                    f"sampler itself yields {yielded}.\nThe Trainer hands a sampler of its own to your class, "
                     "which already deals to the ranks: ignore it."
                 )
     return None
