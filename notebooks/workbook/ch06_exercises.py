@@ -31,6 +31,7 @@ shard_by_hand = Exercise(
             [[7, 8], [9, 10], [11, 12]]
         ),
         "Write each batch as a list of its own.": [3, 4, 7, 8, 11, 12],
+        "The order begins with 0 here, not with 1.": [[4, 5], [8, 9], [12, 13]],
         "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.": (
             [[7, 8, 9], [10, 11, 12]]
         ),

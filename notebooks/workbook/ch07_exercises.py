@@ -116,6 +116,9 @@ def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[Any]]:
         "{got} ends at 0 with the last update: the schedule falls to 0 over `horizon` updates, so divide by it.": [
             1 - update / max(horizon - 1, 1) for update in updates
         ],
+        "{got} follows a cosine: this schedule falls linearly.": [
+            0.5 + 0.5 * math.cos(math.pi * update / horizon) for update in updates
+        ],
         "{got} starts the schedule from the beginning after a skip. It should go on where it was.": _restarted(
             finite, horizon
         ),
