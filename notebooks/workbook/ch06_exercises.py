@@ -31,6 +31,7 @@ shard_by_hand = Exercise(
             [[7, 8], [9, 10], [11, 12]]
         ),
         "Write each batch as a list of its own.": [3, 4, 7, 8, 11, 12],
+        "The order begins with 0 here, not with 1.": [[4, 5], [8, 9], [12, 13]],
         "Rank 1 has the second half here. Deal step by step: a step's indices are neighbours, shared by the ranks.": (
             [[7, 8, 9], [10, 11, 12]]
         ),
@@ -314,10 +315,11 @@ def _fault_in_a_trainer(make: Any) -> str | None:
         for epoch, trained in enumerate(result.value):
             sampler = make(14, 3, 2, rank)
             sampler.set_epoch(epoch)
-            if list(sampler) != trained:
+            yielded = [[int(index) for index in batch] for batch in sampler]
+            if yielded != trained:
                 return (
                     f"under a Trainer's default flags, rank {rank} trains in epoch {epoch} on {trained}, but the "
-                    f"sampler itself yields {list(sampler)}.\nThe Trainer hands a sampler of its own to your class, "
+                    f"sampler itself yields {yielded}.\nThe Trainer hands a sampler of its own to your class, "
                     "which already deals to the ranks: ignore it."
                 )
     return None

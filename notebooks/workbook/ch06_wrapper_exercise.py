@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -23,6 +23,7 @@ def global_states() -> tuple[Any, Any, Any]:
 
 
 Shard = Callable[..., list[list[int]]]
+EPOCHS = [*range(130), 200, 256, 365, 500, 512, 1000, 1024, 4096, 10_000, 65_536, 100_000, 1_000_000]
 
 
 def _part_of(
@@ -59,18 +60,15 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
     torch.manual_seed(3)
     torch.rand(1)  # a generator is more than its seed
     before = torch.get_rng_state()
-    shard(BatchSampler(RandomSampler(range(30)), 2, drop_last=False), 2, 0, epoch=0)
-    if not torch.equal(before, torch.get_rng_state()):
+    batches = shard(BatchSampler(RandomSampler(range(30)), 2, drop_last=False), 2, 0, epoch=0)
+    states = [torch.get_rng_state(), *(torch.get_rng_state() for _ in batches)]  # also between two batches
+    if not all(torch.equal(before, state) for state in states):
         return (
             "every index comes once, and torch's global generator is not as you found it: what draws from it next, "
             "dropout and augmentation, draws the same numbers on all ranks. Put it back with torch.random.fork_rng()."
         )
-    orders = [str(_part_of(shard, 30, 1, 0, epoch, launched=5)) for epoch in range(12)]
-    if len(set(orders)) == 1:
-        return "nothing is lost, and all epochs have one order: the epoch belongs in the seed."
-    for epoch, order in enumerate(orders):
-        if (first := orders.index(order)) != epoch:
-            return f"nothing is lost, but epoch {epoch} has the order of epoch {first}: each needs one of its own."
+    if fault := _fault_of_epochs(shard):
+        return fault
     drawn = random.Random(0)
     corners = [(14, 2, 0, 2), (20, 3, 0, 2), (7, 2, 0, 2), (2, 3, 0, 2), (1, 4, 1, 1)]
     shapes = [(drawn.randint(1, 40), drawn.randint(1, 5), drawn.randint(0, 9), drawn.randint(1, 4)) for _ in range(195)]
@@ -82,6 +80,48 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
         order = _part_of(shard, num_samples, 1, 0, epoch, launched=1000, batch_size=batch_size)
         if fault := _fault_of_repeats(ranks, order):
             return f"{where}, {fault}"
+    return _fault_of_another_sampler(shard)
+
+
+def _fault_of_epochs(shard: Shard) -> str | None:
+    parts = {epoch: _part_of(shard, 30, 1, 0, epoch, launched=5) for epoch in EPOCHS}
+    if len({str(part) for part in parts.values()}) == 1:
+        return "nothing is lost, and all epochs have one order: the epoch belongs in the seed."
+    of_order, of_batches = dict[str, int](), dict[frozenset[Any], int]()
+    for epoch, part in parts.items():
+        if (first := of_order.setdefault(str(part), epoch)) != epoch:
+            return f"nothing is lost, but epoch {epoch} has the order of epoch {first}: each needs one of its own."
+        if (first := of_batches.setdefault(frozenset(map(frozenset, part)), epoch)) != epoch:
+            return (
+                f"nothing is lost, but epoch {epoch} has the batches of epoch {first}, dealt in another order: the "
+                "same samples meet again. Draw a new order in each epoch: the epoch belongs in the seed."
+            )
+    return None
+
+
+class _OfAnotherClass:
+    """A batch sampler that has what every one has, `iter` and `len`, and remembers what it yielded."""
+
+    def __init__(self) -> None:
+        self.yielded: list[list[int]] = []
+
+    def __len__(self) -> int:
+        return 7
+
+    def __iter__(self) -> Iterator[list[int]]:
+        for batch in torch.randperm(20).split(3):
+            self.yielded.append(batch.tolist())
+            yield batch.tolist()
+
+
+def _fault_of_another_sampler(shard: Shard) -> str | None:
+    theirs = _OfAnotherClass()
+    try:
+        ranks = [list(shard(theirs, 2, rank, epoch=3)) for rank in (0, 1)]
+    except AttributeError as error:
+        return f"any batch sampler is to be wrapped, and of another class it raises {error}. All have `iter` and `len`."
+    if any([int(index) for index in batch] not in theirs.yielded for batches in ranks for batch in batches):
+        return "there are batches that the wrapped sampler does not yield: each rank takes whole batches, as they come."
     return None
 
 

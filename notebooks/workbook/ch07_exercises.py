@@ -53,12 +53,12 @@ def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, 
 
 def _draw_update(generator: random.Random) -> dict[str, Any]:
     """Most elements are good, small and large ones; what is bad is in any place, and is no constant of ``math``."""
-    good = [0.0, -0.0, 1e-30, 65_505.0, -1e6, 1e12, generator.uniform(-1, 1), generator.gauss(0, 100)]
+    good = [0.0, -0.0, 1e-30, 65_505.0, -1e6, 1e18, generator.uniform(-1, 1), generator.gauss(0, 100)]
     gradient = [generator.choice(good) for _ in range(generator.randint(1, 7))]
     bad = [float("nan"), float("inf"), float("-inf")]
     for _ in range(generator.choice([0, 0, 1, 1, 2])):
         gradient[generator.randrange(len(gradient))] = generator.choice(bad)
-    return dict(own_loss=generator.choice([0.0, 0.5, -3.0, *bad]), reduced_gradient=gradient)
+    return dict(own_loss=generator.choice([0.0, 0.5, -3.0, 1e6, *bad]), reduced_gradient=gradient)
 
 
 update_together = Exercise(
@@ -78,6 +78,7 @@ update_together = Exercise(
         dict(own_loss=0.5, reduced_gradient=[30_000.0, -2.0]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
         dict(own_loss=math.nan, reduced_gradient=[0.1, -0.2]),
+        dict(own_loss=0.5, reduced_gradient=[1e18] * 20),
     ],
     misconceptions=_wrong_updates,
     search=_draw_update,
@@ -114,6 +115,9 @@ def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[Any]]:
         ],
         "{got} ends at 0 with the last update: the schedule falls to 0 over `horizon` updates, so divide by it.": [
             1 - update / max(horizon - 1, 1) for update in updates
+        ],
+        "{got} follows a cosine: this schedule falls linearly.": [
+            0.5 + 0.5 * math.cos(math.pi * update / horizon) for update in updates
         ],
         "{got} starts the schedule from the beginning after a skip. It should go on where it was.": _restarted(
             finite, horizon

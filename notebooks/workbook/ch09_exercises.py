@@ -15,12 +15,15 @@ NUM_LINES = 14
 
 def _judged(answer: Any) -> Any:
     asked = "faults: a set of line numbers is asked for, as {1, 2}"
-    if isinstance(answer, str) or not isinstance(answer, Iterable):
+    if isinstance(answer, str | bytes) or not isinstance(answer, Iterable):
         raise NotSolved(f"{asked}, got {answer!r}.")
     try:
         lines = {int(line) for line in answer}
+        whole = all(int(line) == float(line) for line in answer)
     except (TypeError, ValueError):
-        raise NotSolved(f"{asked}, got {answer!r}.") from None
+        whole = False
+    if not whole:
+        raise NotSolved(f"{asked}, got {answer!r}.")
     if beyond := sorted(lines - set(range(1, NUM_LINES + 1))):
         raise NotSolved(f"faults: the script has the lines 1 to {NUM_LINES}, got {beyond} as well.")
     return lambda line: line in lines

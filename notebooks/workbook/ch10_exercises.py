@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import math
 import sys
 import warnings
 from collections import Counter
@@ -123,9 +124,12 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
 
 
 def _fault_of_batches(record: Record) -> str | None:
-    sizes = [len(batch) for batch in record.epochs[0]]
-    if sizes != [8, 8, 8, 8, 4]:
-        return f"all epochs are trained, in batches of {sizes}: the batches stay as they were, 8 and a short last one."
+    for epoch in record.epochs:
+        sizes = [len(batch) for batch in epoch]
+        if sizes != [8, 8, 8, 8, 4]:
+            return (
+                f"all epochs are trained, in batches of {sizes}: the batches stay as they were, 8 and a short last one."
+            )
     orders = {tuple(chain.from_iterable(epoch)) for epoch in record.epochs}
     if len(orders) < EPOCHS or len(record.rates) != len(sizes) * EPOCHS:
         return (
@@ -137,6 +141,8 @@ def _fault_of_batches(record: Record) -> str | None:
 
 def _fault_of_rate(record: Record) -> str | None:
     peak, last = max(record.rates), record.rates[-1]
+    if not peak:
+        return "all epochs are trained, and the rate is 0 in each of them: nothing is learned."
     if any(after > before for before, after in pairwise(record.rates)):
         turned = record.rates.index(min(record.rates)) + 1
         lowest, after = 100 * min(record.rates) / peak, 100 * max(record.rates[turned:]) / peak
@@ -152,6 +158,13 @@ def _fault_of_rate(record: Record) -> str | None:
             f"all epochs are trained, and the rate is at {100 * record.rate_at_end / peak:.1f} % of its peak after the "
             "last step, and not at 0: the cosine has a step too many, or too few."
         )
+    for step, rate in enumerate(record.rates):
+        cosine = 0.5 + 0.5 * math.cos(math.pi * step / len(record.rates))
+        if abs(rate / peak - cosine) > 0.01:
+            return (
+                f"all epochs are trained, and the rate is at {100 * rate / peak:.0f} % of its peak in step {step}, "
+                f"where a cosine that reaches 0 at the end is at {100 * cosine:.0f} %."
+            )
     return None
 
 
@@ -191,21 +204,17 @@ stops_early = PropertyExercise(
 
 
 class _Dealt(NamedTuple):
-    batches: list[list[int]]
-    """Of this rank, in the first epoch."""
+    epochs: list[list[list[int]]]
+    """The batches of this rank."""
     counts: list[int]
     samples: int
-    epochs: int
-    orders: int
 
 
 def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
     record = Record()
     with contextlib.suppress(Uneven):
         _fit(make_run(), record)
-    first = record.epochs[0] if record.epochs else []
-    orders = len({str(epoch) for epoch in record.epochs})
-    return _Dealt(first, record.counts, record.samples, len(record.epochs), orders)
+    return _Dealt(record.epochs, record.counts, record.samples)
 
 
 def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
@@ -239,18 +248,20 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
         )
     if first.samples != 44:
         return f"the dataset has {first.samples} samples, and 44 were asked for: the data stay as they are."
-    if first.epochs != 2:
-        return f"two epochs were asked for, and the run trains {first.epochs}."
-    given = Counter(chain.from_iterable(chain.from_iterable(rank.batches for rank in ranks)))
-    missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
-    if twice == 44:
-        return "both ranks train all 44 samples: nobody shares them out."
-    if missing or twice:
-        return f"of the 44 samples, {missing} are trained by no rank in the first epoch, and {twice} twice."
-    torn = sum(len({index // 4 for index in batch}) > 1 for rank in ranks for batch in rank.batches)
-    if torn:
-        return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
-    if first.orders == 1:
+    if len(first.epochs) != 2:
+        return f"two epochs were asked for, and the run trains {len(first.epochs)}."
+    epochs = [[batch for rank in ranks for batch in rank.epochs[number]] for number in (0, 1)]
+    for name, batches in zip(("first", "second"), epochs, strict=True):
+        given = Counter(chain.from_iterable(batches))
+        missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
+        if twice == 44:
+            return "both ranks train all 44 samples: nobody shares them out."
+        if missing or twice:
+            return f"of the 44 samples, {missing} are trained by no rank in the {name} epoch, and {twice} twice."
+        torn = sum(len({index // 4 for index in batch}) > 1 for batch in batches)
+        if torn:
+            return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
+    if epochs[0] == epochs[1]:
         return "every sample comes once, and both epochs have the same order: Neighbours has another in each."
     for says in run_ranks(_judged_on, args=(make_run,), timeout=120, backend="gloo")[0].value:
         return f"{STILL} {says}"
@@ -353,7 +364,18 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
             f"all labels weigh the same, and the update is {factor:.2f} times that of one big batch: the sum over the "
             "window should be divided by its 14 labels."
         )
+    if not _moved_by(run[1], record.rates[0], reference):
+        return (
+            f"the gradient is that of one big batch, and the update is not: the weights do not move by it times the "
+            f"learning rate, {record.rates[0]:g}. The optimizer and the Trainer's other flags stay as they were."
+        )
     return _fault_of_preflight(make_run)
+
+
+def _moved_by(model: Any, rate: float, gradient: Tensor) -> bool:
+    before = torch.cat([weights.double().reshape(-1) for weights in model.weights_at_start])
+    after = torch.cat([parameter.detach().double().reshape(-1) for parameter in model.parameters()])
+    return rate > 0 and float((before - after - rate * gradient).norm()) < 1e-3 * rate * float(gradient.norm())
 
 
 def _big_batch_gradient(model: Any) -> Tensor:

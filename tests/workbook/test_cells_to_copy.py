@@ -1,0 +1,50 @@
+"""Functions that stand in a chapter's cell, and that a reader copies into other code than the chapter's."""
+
+import copy
+import json
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from workbook import ch09_training_script as script
+
+NOTEBOOKS = Path(__file__).parents[2] / "notebooks"
+
+
+def defined_in(notebook, cell_id, **names):
+    cells = json.loads((NOTEBOOKS / notebook).read_text())["cells"]
+    [source] = ["".join(cell["source"]) for cell in cells if cell["id"] == cell_id]
+    exec(source, names)
+    return names
+
+
+def test_the_first_bad_module_is_found_among_layers_that_return_tuples():
+    first_bad_module = defined_in("07_skipping_steps.ipynb", "cause", torch=torch, nn=nn)["first_bad_module"]
+
+    class Recurrent(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.good, self.bad = nn.LSTM(4, 4), nn.LSTM(4, 4)
+
+        def forward(self, x):
+            hidden, _ = self.good(x)
+            return self.bad(hidden)[0]
+
+    model = Recurrent()
+    assert first_bad_module(model, torch.ones(2, 3, 4)) is None
+    model.bad.weight_ih_l0.data[0, 0] = math.nan
+    assert first_bad_module(model, torch.ones(2, 3, 4)) == "bad"
+
+
+def test_what_was_kept_by_hand_can_be_gone_on_with_twice():
+    samples = script.load_samples(bad=False)[:160]
+    names = dict(torch=torch, F=F, copy=copy, script=script)
+    names["images"] = torch.stack([image for image, _, _ in samples])
+    names["labels"] = torch.tensor([label for _, label, _ in samples])
+    train_by_hand = defined_in("09_all_at_once.ipynb", "by-hand", **names)["train_by_hand"]
+    net = script.digit_net()
+    kept = train_by_hand((net.state_dict(), torch.optim.AdamW(net.parameters()).state_dict(), 0), until=2)
+    once, again = (train_by_hand(kept, until=4)[0] for _ in range(2))
+    assert all(torch.equal(once[name], again[name]) for name in once)
