@@ -86,10 +86,10 @@ class ExactResume(Callback):
     one, with the gradient of the step before.)
 
     A run that is resumed behind its last step ends with its averaged weights. (Lightning returns before it puts them
-    into the module.) What else was due at its last epoch's end, such as a validation, is left out. An exception within
-    a validation leaves the module in the modes, and with the weights, that it trained with, so that a checkpoint of it
-    can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode, and WeightAveraging leaves the
-    average in it.) Where a checkpoint is refused, none is saved for that exception.
+    into the module.) What else was due at its last epoch's end (a validation, a schedule's step) is left out. An
+    exception within a validation leaves the module in the modes, and with the weights, that it trained with, so that a
+    checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode, and
+    WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
 
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
     ``GradientAccumulationScheduler`` gets its window length back within an epoch. (Lightning takes the Trainer's.)

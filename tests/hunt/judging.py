@@ -95,8 +95,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
     lines = kept_lines(stopped_folder, ranks_of_lives)
     if not run.changes_ranks:
         _compare_batches(whole_lines, lines)
-        if run.max_steps != -1:
-            _leave_out_the_last_epochs_end(whole, end, was_over=not any("number" in line for line in lines[-1]))
+        was_over = not any("number" in line for line in lines[-1])
+        _leave_out_the_last_epochs_end(whole, end, was_over, counts_steps=run.max_steps != -1)
         _compare_ends(whole, end)
     _compare_samples(run, lines, "stopped")
 
@@ -208,10 +208,11 @@ def _shown(line: Line) -> str:
     return f"epoch {line['epoch']}, indices {line['indices']}, x {line['x']}"
 
 
-def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_over: bool) -> None:
+def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_over: bool, counts_steps: bool) -> None:
     """A run that has made all its steps is not resumed to end its epoch: a Trainer returns at once."""
     for end in (*whole, *stopped):
-        del end["counters"][1]  # current_epoch
+        if counts_steps:
+            del end["counters"][1]  # current_epoch
         if was_over:
             end.update(rates=[], schedules=[])
 

@@ -235,6 +235,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
     # for the averages, a window's length that a scheduler has set.
     may_go_on = run.max_steps == -1 and not (run.windows_by_epoch or average or run.by_hand or run.stops_early)
+    may_go_on &= "plateau" not in run.schedule  # whose last step is left out where a run was over
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
@@ -307,7 +308,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
     quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
-    quiet["stops_early"] = ""
+    quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
 
