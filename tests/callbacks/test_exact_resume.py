@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader
@@ -108,6 +108,34 @@ def test_an_update_in_which_a_hook_saved_is_not_said_to_be_an_exceptions(tmp_pat
     again = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
     with pytest.raises(CheckpointError, match="in the middle of an update, by an exception or by a hook"):
         again.fit(CountingModule(), ResumableDataLoader(range(8), 2), ckpt_path=tmp_path / "hook.ckpt")
+
+
+def test_a_refusal_saves_nothing_and_the_next_exception_does_again(tmp_path):
+    class Raises(Callback):
+        def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+            raise Killed
+
+    saves = Dies(3, "after step", how=lambda: saves.trainer.save_checkpoint(tmp_path / "on_exception.ckpt"))
+    saves.trainer = trainer = quiet_trainer(max_epochs=1, callbacks=[saves, ExactResume()])
+    trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2))
+    refused = (tmp_path / "on_exception.ckpt").read_bytes()
+
+    on_exception = [OnExceptionCheckpoint(tmp_path), ModelCheckpoint(tmp_path, save_on_exception=True)]
+
+    def fit(**arguments):
+        callbacks = [*on_exception, ExactResume(), Raises()]
+        trainer = quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=callbacks)
+        trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2), **arguments)
+
+    with pytest.raises(CheckpointError, match="in the middle of an update"):
+        fit(ckpt_path=tmp_path / "on_exception.ckpt")
+    assert [path.name for path in tmp_path.glob("*.ckpt")] == ["on_exception.ckpt"]
+    assert (tmp_path / "on_exception.ckpt").read_bytes() == refused
+
+    (tmp_path / "on_exception.ckpt").unlink()
+    with pytest.raises(Killed):
+        fit()
+    assert (tmp_path / "on_exception.ckpt").exists()
 
 
 def test_a_checkpoint_inside_a_window_of_another_run_is_refused(tmp_path):
