@@ -47,7 +47,6 @@ from course_lib.preflight.checks.setup import (
 from course_lib.preflight.checks.validation import judge_validation
 from course_lib.preflight.checks.window import judge_windows
 from course_lib.preflight.checks.workers import judge_workers
-from course_lib.preflight.few_samples import FEWEST, Trial, judged_by
 from course_lib.preflight.report import (
     CHAPTERS,
     Judgement,
@@ -60,6 +59,7 @@ from course_lib.preflight.report import (
     report_of,
 )
 from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
+from course_lib.preflight.runs.few_samples import FEWEST, Trial, judged_by
 from course_lib.preflight.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
 from course_lib.preflight.runs.plain_loop import PlainLoop
 from course_lib.preflight.runs.run import Settings, Started, with_few_samples

@@ -1,5 +1,5 @@
-"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`
-and `ch02_stream_exercises`.
+"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`,
+`ch02_prefetch_exercise` and `ch02_stream_exercises`.
 
 The datasets and the worker are here, not in the notebook, because a process that was spawned imports what it runs.
 """
@@ -26,7 +26,8 @@ from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_in
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
 from workbook.ch02_exercises import bucket_batches
-from workbook.ch02_stream_exercises import prefetched, share
+from workbook.ch02_prefetch_exercise import prefetched
+from workbook.ch02_stream_exercises import share
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, add_legend, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
 

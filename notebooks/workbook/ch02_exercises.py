@@ -1,4 +1,4 @@
-"""What chapter 02 asks first: to batch by length. The other two: `ch02_stream_exercises`."""
+"""What chapter 02 asks first: to batch by length. The other two: `ch02_prefetch_exercise`, `ch02_stream_exercises`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
         )
     if made(words, 32, 0, 0) != batches:
         return "two calls with the same (seed, epoch) differ.\nDraw from a generator made of the two, not a global one."
-    with _another_hash():
+    with another_hash():
         if made(words, 32, 0, 0) != batches:
             return f"another process would give other tasks for the same (seed, epoch).\n{HASH}"
     generators = _global_generators()
@@ -150,7 +150,7 @@ HASH = "hash() of a text has another value in each process. Make the generator o
 
 
 @contextlib.contextmanager
-def _another_hash() -> Iterator[None]:
+def another_hash() -> Iterator[None]:
     """As in another process: hash() of what holds a text has another value."""
 
     def salted(value: Any) -> int:

@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
-from workbook.ch02_exercises import FACTORS
+from workbook.ch02_exercises import FACTORS, HASH, another_hash
 from workbook.ch06_two_ranks import fit
 from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
@@ -242,6 +242,10 @@ def _fault_of_generators(make: Any) -> str | None:
 
 def _fault_of_orders(make: Any) -> str | None:
     """The seeds and epochs up to 11 have orders of their own, none another one's that was turned round."""
+    here = _order_of(make, 3, 7)
+    with another_hash():
+        if _order_of(make, 3, 7) != here:
+            return f"another process would have another order for the same (seed, epoch).\n{HASH}"
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
         of_circle = dict[str, int]()

@@ -6,8 +6,8 @@ from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
 from course_lib.preflight import preflight, preflight_loop
-from course_lib.preflight.few_samples import Trial, judged_by
 from course_lib.preflight.report import Judgement
+from course_lib.preflight.runs.few_samples import Trial, judged_by
 from course_lib.preflight.runs.loaders import cut_batches
 from course_lib.preflight.runs.plain_loop import PlainLoop
 from tests.preflight.parts import Net, Points, loader, mean_squared_error, plain_net, quiet_trainer

@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from workbook import ch01_exercises as ch01
 from workbook import ch02_exercises as ch02
+from workbook import ch02_prefetch_exercise as fetching
 from workbook import ch02_stream_exercises as streams
 from workbook import ch03_exercises as ch03
 from workbook import ch04_exercises as ch04
@@ -142,7 +143,7 @@ def asking_the_device(run, limit, usual):
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch & 63}"), "give one order"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{min(epoch, 50)}"), "give one order"),
         (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
-        (streams.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
         (streams.share, lambda lines, info: list(lines) if info is None else dealt(lines, info), "A list holds"),
         (streams.share, list_after_the_first, "gave out line 2 of its own.\nA list holds the whole stream"),
         (ch03.peak_bytes, lambda **case: mock.ANY, "should be 2640, got <ANY>"),
