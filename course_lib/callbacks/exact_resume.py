@@ -404,6 +404,9 @@ def _go_on_with_next_epoch(trainer: Trainer) -> bool:
         epoch_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_start:
         # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
+        # And it does not count this one as begun: a checkpoint that is saved here again would be that of no epoch.
+        progress: Any = fit_loop.epoch_progress.current
+        progress.ready = progress.completed + 1
         epoch_loop.restarting = False
         epoch_loop.reset_restart_stage()
     if fit_loop.restarted_on_epoch_end:

@@ -321,7 +321,9 @@ def _plan_of(
     if not isinstance(sampler, EpochBatchSampler):
         return None, "the run goes on with other ranks, and its loader does not say how long the epochs are that come"
     progress, epoch = trainer.fit_loop.epoch_progress.current, trainer.current_epoch
-    between_epochs = progress.ready == progress.completed  # the batches that are counted are those of the epoch before
+    between_epochs = (
+        progress.started == progress.completed
+    )  # the batches that are counted are those of the epoch before
     done = 0 if between_epochs else trainer.fit_loop.epoch_loop.batch_progress.current.ready
     later = copy.copy(sampler)
     later.set_epoch(epoch + 1)

@@ -210,6 +210,10 @@ FOUND = {
         kills=(Kill(8), Kill(2)),
         same_objects=True,
     ),
+    # Lightning counted the epoch's start once too few, then once too often, and the third resume trained nothing.
+    "saved at an epoch's start, and killed in its first micro-batch three times": DrawnRun(
+        samples=1, batch_size=1, saves="by hand", kills=(Kill(2), Kill(1), Kill(1))
+    ),
     # The hunt's own fault: with the same objects, a second resume that is refused was an error.
     "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
         samples=1,
