@@ -7,6 +7,7 @@ rule: *count again when the loader is restored, and in every epoch.*
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -14,6 +15,7 @@ from lightning.pytorch import Trainer
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
+from course_lib.samplers import EpochBatchSampler
 
 
 def run_so_far(trainer: Trainer) -> dict[str, int]:
@@ -72,6 +74,22 @@ def count_batches_again(trainer: Any) -> None:
     if averaging:
         fit_loop.max_batches += 1
         trainer.accumulate_grad_batches = fit_loop.max_batches
+
+
+def refuse_an_epoch_that_ranks_cannot_share(trainer: Trainer) -> None:
+    """The rest of an epoch may divide where the next one does not; ask now, and not when it comes.
+
+    Raises:
+        ValueError: The sampler's own, with the other tails.
+    """
+    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
+        return
+    for loader in COMBINED_LOADER.of(trainer.fit_loop).flattened:
+        sampler = getattr(loader, "batch_sampler", None)
+        if isinstance(loader, ResumableDataLoader) and isinstance(sampler, EpochBatchSampler):
+            later = copy.copy(sampler)
+            later.set_epoch(sampler.epoch + 1)
+            iter(later)  # it judges, and deals nothing before its first batch is asked for
 
 
 def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:

@@ -37,7 +37,12 @@ from course_lib._lightning import (
     VALIDATION_HAS_RUN,
 )
 from course_lib.callbacks import _averages, _metrics
-from course_lib.callbacks._other_ranks import count_batches_again, say_that_batches_are_counted_again, since_ranks
+from course_lib.callbacks._other_ranks import (
+    count_batches_again,
+    refuse_an_epoch_that_ranks_cannot_share,
+    say_that_batches_are_counted_again,
+    since_ranks,
+)
 from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
     refuse_orders_that_overfitting_leaves,
@@ -105,6 +110,7 @@ class ExactResume(Callback):
             and one of another length, but for the mode ``"min_size"``; or LBFGS with windows of several micro-batches;
             or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a plain DataLoader, which
             Lightning leaves as it is on one device.
+        ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
             ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
@@ -269,6 +275,7 @@ class ExactResume(Callback):
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
         _averages.begin_averaging_again(trainer, pl_module)
+        refuse_an_epoch_that_ranks_cannot_share(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks(pl_module)

@@ -48,6 +48,8 @@ def can_be_trained_by_hand(run: DrawnRun) -> bool:
     """Whether nothing but the batches decides: no draws in the forward, no averages, no second fit's new optimizer."""
     averages = any("Averaging" in name for name in run.callbacks)
     otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith(("plateau", "every other"))
+    # It may stop within a window, whose gradients are then left.
+    otherwise |= run.stops_early == "val" and run.val_check_interval is not None
     return not (run.dropout or run.noisy_forward or averages or run.more_epochs or otherwise)
 
 
