@@ -79,13 +79,16 @@ def begin_as_in_a_new_process(trainer: Trainer) -> None:
 
 def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule) -> None:
     """What the averages owe to a run that is resumed behind its last step: Lightning returns before training starts."""
-    fit_loop = trainer.fit_loop
-    progress: Any = fit_loop.epoch_progress.current
-    ahead_of_its_end = fit_loop.epoch_loop.batch_progress.is_last_batch and progress.processed < progress.started
+    epochs = trainer.fit_loop.epoch_progress
+    progress: Any = epochs.current
+    ahead_of_its_end = progress.processed < progress.started  # of the last epoch, as max_steps may have it
     for callback in callbacks_of_kind(trainer, WeightAveraging):
         if ahead_of_its_end:
             callback.on_train_epoch_end(trainer, pl_module)
         callback.on_train_end(trainer, pl_module)
+    if ahead_of_its_end:  # StochasticWeightAveraging asks which epoch has ended
+        epochs.increment_processed()
+        epochs.increment_completed()
     for averaging in callbacks_of_kind(trainer, StochasticWeightAveraging):
         averaging.on_train_end(trainer, pl_module)
 

@@ -252,8 +252,8 @@ def outcome(trainer, module):
     """What a run ends with."""
     averages = [callback._average_model for callback in trainer.callbacks if hasattr(callback, "_average_model")]
     # A run that is resumed in the epoch that makes no steps has no use for SWALR; the rates tell what it did.
-    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
-    schedules = [one for one in schedules if not isinstance(one, torch.optim.swa_utils.SWALR)]
+    averages_epochs = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
+    schedules = [] if averages_epochs else [config.scheduler for config in trainer.lr_scheduler_configs]
     return dict(
         weights=module.state_dict(),
         optimizer=[optimizer.state_dict()["state"] for optimizer in trainer.optimizers],

@@ -151,6 +151,16 @@ FOUND = {
         saves="every epoch",
         kills=(Kill(2, "train end"),),
     ),
+    "StochasticWeightAveraging, resumed behind the last step that max_steps allows": DrawnRun(
+        samples=14,
+        batch_size=4,
+        callbacks=("ExactAccumulation", "StochasticWeightAveraging"),
+        accumulate_grad_batches=4,
+        max_epochs=3,
+        max_steps=3,
+        saves="a time",
+        kills=(Kill(6, "train end"),),
+    ),
     # It added its epoch to max_epochs at each fit. Now the second fit is refused, and a new process goes on.
     "StochasticWeightAveraging, stopped by two exceptions": DrawnRun(
         samples=2,
