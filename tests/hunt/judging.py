@@ -95,7 +95,7 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
     lines = kept_lines(stopped_folder, ranks_of_lives)
     if not run.changes_ranks:
         _compare_batches(whole_lines, lines)
-        was_over = not any("number" in line for line in lines[-1])
+        was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
         _leave_out_the_last_epochs_end(whole, end, was_over, counts_steps=run.max_steps != -1)
         _compare_ends(whole, end)
     _compare_samples(run, lines, "stopped")
