@@ -322,7 +322,8 @@ def _plan_of(
         return None, "the run goes on with other ranks, and its loader does not say how long the epochs are that come"
     progress: Any = trainer.fit_loop.epoch_progress.current
     epoch = trainer.current_epoch
-    between_epochs = progress.started == progress.completed  # the batches that are counted are those of the last one
+    # Between two epochs, the batches that are counted are those of the epoch before.
+    between_epochs = progress.started == progress.completed
     done = 0 if between_epochs else trainer.fit_loop.epoch_loop.batch_progress.current.ready
     later = copy.copy(sampler)
     later.set_epoch(epoch + 1)
