@@ -341,7 +341,8 @@ def _usual_name(names: Iterable[str | None]) -> str | None:
 
 
 def _workers(rate: float, slowest: float) -> list[Culprit]:
-    least = min(rate, 2 * slowest)
+    # A worker also fills the gaps in the memory that it was forked with: much at first, less and less with each batch.
+    least = min(rate, slowest)
     if least < SMALL_IN_WORKERS:
         return []
     # What torch's DataLoader and MiniDataLoader iterate with.
