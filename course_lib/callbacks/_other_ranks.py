@@ -14,6 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
+from course_lib.callbacks._trainer import save_nothing_for_the_exception
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
 
@@ -89,7 +90,11 @@ def refuse_an_epoch_that_ranks_cannot_share(trainer: Trainer) -> None:
         if isinstance(loader, ResumableDataLoader) and isinstance(sampler, EpochBatchSampler):
             later = copy.copy(sampler)
             later.set_epoch(sampler.epoch + 1)
-            iter(later)  # it judges, and deals nothing before its first batch is asked for
+            try:
+                iter(later)  # it judges, and deals nothing before its first batch is asked for
+            except ValueError:
+                save_nothing_for_the_exception(trainer)
+                raise
 
 
 def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:

@@ -115,6 +115,28 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     return False
 
 
+def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:
+    """Why loaders that have no state begin with other batches than those that come next in a checkpoint, or ``""``."""
+    loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
+    forgetful = [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
+    names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
+    if not forgetful or progress["is_last_batch"]:
+        return ""
+    if done:
+        return (
+            f"this checkpoint was saved within an epoch, after {done} batches, and a {names} does not know where it "
+            "was: it begins the epoch's batches again and leaves out as many at the end. Take a "
+            "course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an epoch's end"
+        )
+    if any(getattr(loader, "num_workers", 0) for loader in forgetful):
+        return (
+            f"this checkpoint was saved ahead of the run's first batch, and a {names} with workers had drawn its "
+            "order, and its workers' seeds, by then: they are others now. Nothing is trained yet: begin without a "
+            "checkpoint. Or take a course_lib.resume.ResumableDataLoader, which knows its order"
+        )
+    return ""
+
+
 def save_nothing_for_the_exception(trainer: Trainer) -> None:
     """Ahead of a refusal: what is half restored is in no state to be saved, least of all over what was refused."""
     for callback in trainer.checkpoint_callbacks:

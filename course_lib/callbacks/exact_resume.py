@@ -27,7 +27,6 @@ from torch.optim import Optimizer
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
     BATCHES_THAT_STEPPED,
-    COMBINED_LOADER,
     DATA_FETCHER,
     LAST_BATCH_REACHED,
     MODULE_MODE,
@@ -55,6 +54,7 @@ from course_lib.callbacks._trainer import (
     restore_loaders,
     save_nothing_for_the_exception,
     skippers_of,
+    why_loaders_are_elsewhere,
 )
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
 
@@ -114,7 +114,8 @@ class ExactResume(Callback):
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
             ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
-            that does not know its position (torch's DataLoader begins again), or where one of these two goes by a mean
+            that does not know its position (torch's DataLoader begins again), or ahead of the run's first batch, of
+            torch's DataLoader with workers (it has drawn its order by then), or where one of these two goes by a mean
             over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``.
     """
 
@@ -268,7 +269,8 @@ class ExactResume(Callback):
             _averages.average_the_epoch_that_ended(trainer, pl_module)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         self._judge_checkpoint(trainer)
-        self._judge_loaders(trainer)
+        why = why_loaders_are_elsewhere(trainer, self._window_end.loops[BATCH_PROGRESS])
+        self._refuse(trainer, why, strict=self.strict and not self._brought)
         self._refuse(trainer, self._metrics.why_refused(trainer))
         loops = self._window_end.loops
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
@@ -359,21 +361,6 @@ class ExactResume(Callback):
                 "by a run without ExactResume: it does not hold their gradients, so their samples would be lost. "
                 "Resume from a checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the "
                 "callbacks",
-            )
-
-    def _judge_loaders(self, trainer: Trainer) -> None:
-        assert self._window_end is not None
-        progress = self._window_end.loops[BATCH_PROGRESS]
-        loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
-        forgetful = [type(loader).__name__ for loader in loaders if not hasattr(loader, "load_state_dict")]
-        if forgetful and progress["current"]["ready"] and not progress["is_last_batch"]:
-            self._refuse(
-                trainer,
-                f"this checkpoint was saved within an epoch, after {progress['current']['ready']} batches, and a "
-                f"{', '.join(forgetful)} does not know where it was: it begins the epoch's batches again and leaves "
-                "out as many at the end. Take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of "
-                "an epoch's end",
-                strict=self.strict and not self._brought,
             )
 
     def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:

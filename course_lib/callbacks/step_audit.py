@@ -293,6 +293,11 @@ def _plan_of(
         if samples_done is None:
             state = loader.state_dict()
             samples_done = state["epoch"] * sampler.num_samples + state["position"]
+        if samples_done % sampler.num_samples and trainer.limit_train_batches != 1.0:
+            return None, (
+                "the run has come to other ranks within an epoch that limit_train_batches cuts: what is left of it is "
+                "not known in samples"
+            )
         plan: StepPlan = sampler.plan(
             max_epochs=_epochs_that_step(trainer),
             max_steps=trainer.max_steps,

@@ -260,6 +260,35 @@ def test_a_loader_that_does_not_know_its_position_is_refused_within_an_epoch(tmp
     assert fit(ExactResume(), ckpt_path=at_end) == list(range(12))
 
 
+def test_an_order_that_workers_had_drawn_ahead_of_the_first_batch_is_refused(tmp_path):
+    path = tmp_path / "begun.ckpt"
+
+    def fit(*callbacks, num_workers=1, ckpt_path=None):
+        module = Means()
+        trainer = quiet_trainer(max_epochs=2, callbacks=[*callbacks])
+        loader = DataLoader(range(12), 2, shuffle=True, num_workers=num_workers)
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
+        return module.seen
+
+    class Saves(Callback):
+        def on_train_epoch_start(self, trainer, pl_module):
+            if not trainer.current_epoch:
+                trainer.save_checkpoint(path)
+
+    torch.manual_seed(0)
+    fit(Saves(), ExactResume())
+    with pytest.raises(
+        CheckpointError, match=r"ahead of the run's first batch, and a DataLoader with workers .* order"
+    ):
+        fit(ExactResume(), ckpt_path=path)
+    with pytest.warns(UserWarning, match="begin without a checkpoint"):
+        fit(StepAudit(), ckpt_path=path)
+    torch.manual_seed(0)
+    whole = fit(Saves(), ExactResume(), num_workers=0)
+    torch.manual_seed(1)
+    assert fit(ExactResume(), num_workers=0, ckpt_path=path) == whole
+
+
 @pytest.mark.parametrize("flags", [dict(accumulate_grad_batches=3), dict(windows={0: 1, 1: 2})])
 def test_lbfgs_with_windows_is_refused_before_a_batch_is_trained(flags):
     class WithLBFGS(Means):

@@ -32,6 +32,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
     r"StochasticWeightAveraging has been in a fit before": "it makes its schedule once",
     r"does not know where it was": "torch's loader, within an epoch",
+    r"had drawn its order": "torch's loader with workers, ahead of the first batch",
     r"which needs frequency=1: Lightning counts a larger one in batches": "updates that are skipped are no batches",
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }

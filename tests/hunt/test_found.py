@@ -250,6 +250,23 @@ FOUND = {
         max_epochs=1,
         kills=(Kill(5),),
     ),
+    # The order of its first epoch was drawn from a seed that the checkpoint does not hold: it is refused, and the run
+    # begins anew.
+    "a DataLoader with a worker, saved ahead of the first batch": DrawnRun(
+        samples=2, batch_size=1, sampler="", loader="DataLoader", workers=(1,), saves="by hand", kills=(Kill(1),)
+    ),
+    # The audit asked for a plan that there is not, and so refused the run.
+    "StepAudit, sizes that follow a schedule, an epoch cut by limit_train_batches, one rank fewer": DrawnRun(
+        samples=6,
+        batch_size=1,
+        sized=True,
+        callbacks=("StepAudit",),
+        max_epochs=1,
+        limit_train_batches=3,
+        ranks=(2, 1),
+        saves="a time",
+        kills=(Kill(2),),
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
