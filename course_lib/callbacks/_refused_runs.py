@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 from itertools import islice
 from typing import Any
 
@@ -12,7 +13,7 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import LBFGS
 
 from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
-from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.callbacks._trainer import accumulation_by_epoch, finders_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
 
@@ -67,4 +68,29 @@ def refuse_windows_of_evaluations(trainer: Trainer) -> None:
             f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
             "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
             "batches, or another optimizer"
+        )
+
+
+def refused_resumes(trainer: Trainer, own: dict[str, Any]) -> Iterator[str]:
+    """Why a checkpoint, in which ExactResume has kept ``own``, is not one that this Trainer can go on from."""
+    if own.get("within_update"):
+        yield (
+            "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: some "
+            "parameters or schedules have moved and others have not. Resume from an older one"
+        )
+    if own.get("swapped"):
+        yield (
+            "this checkpoint was saved within a validation that had put the averaged weights into the module, and the "
+            "trained ones in their place. Resume from an older one, and save behind a validation"
+        )
+    if own.get("pruned"):
+        yield (
+            "this checkpoint was saved behind a ModelPruning's cut. It holds zeros, and not the masks that keep them: "
+            "they would be trained again. Resume from a checkpoint ahead of the first cut"
+        )
+    for finder in finders_of(trainer):
+        yield (
+            f"a {type(finder).__name__} tries a fit of its own ahead of this one, and Lightning goes on from what was "
+            "before that, with the weights of this checkpoint and without its place. Leave it out where a run is "
+            "resumed: the learning rate that it found is in the checkpoint, and a batch size is the loader's"
         )

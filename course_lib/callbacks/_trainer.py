@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any, SupportsIndex, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
@@ -82,6 +82,11 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
         trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
         # One window, and a batch longer than the epoch; a GradientAccumulationScheduler has made shorter ones.
         trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
+
+
+def finders_of(trainer: Trainer) -> list[Callback]:
+    """Those that try fits of their own when a ``fit`` starts."""
+    return [*callbacks_of_kind(trainer, LearningRateFinder), *callbacks_of_kind(trainer, BatchSizeFinder)]
 
 
 def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:

@@ -36,6 +36,7 @@ from course_lib._lightning import (
     VALIDATION_HAS_RUN,
 )
 from course_lib.callbacks import _averages, _metrics
+from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
 from course_lib.callbacks._other_ranks import (
     count_batches_again,
     refuse_an_epoch_that_ranks_cannot_share,
@@ -46,10 +47,12 @@ from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
     refuse_orders_that_overfitting_leaves,
     refuse_windows_of_evaluations,
+    refused_resumes,
 )
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of_kind,
+    finders_of,
     make_no_step_in_averaging_epoch,
     restore_loaders,
     save_nothing_for_the_exception,
@@ -87,6 +90,9 @@ class ExactResume(Callback):
     (Lightning begins the mean again.) A validation that was due within the epoch, or under way, is made. (Lightning
     passes it over, or makes a part of it.)
 
+    Parameters that were frozen or unfrozen during the run, and parts in eval mode, are so again; a warning names them.
+    (A checkpoint of Lightning does not hold it: what a ``BaseFinetuning`` had unfrozen, it leaves frozen.)
+
     In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
     one, with the gradient of the step before.)
 
@@ -112,11 +118,12 @@ class ExactResume(Callback):
             Lightning leaves as it is on one device.
         ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or in the middle of an update, or behind an epoch's last batch where a
-            ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader
-            that does not know its position (torch's DataLoader begins again), or ahead of the run's first batch, of
-            torch's DataLoader with workers (it has drawn its order by then), or where one of these two goes by a mean
-            over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``.
+            by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or behind
+            an epoch's last batch where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
+            within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
+            of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
+            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then. Or a
+            ``LearningRateFinder`` or ``BatchSizeFinder`` is among the callbacks.
     """
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
@@ -128,6 +135,7 @@ class ExactResume(Callback):
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
         self._monitored: dict[str, float] = {}
+        self._modes: dict[str, list[str]] | None = None
         self._next_epoch_begun = self._within_validation = False
         self._validated_at = -1
         self._metrics = _metrics.EpochMetrics()
@@ -150,6 +158,9 @@ class ExactResume(Callback):
         self._since_ranks = {"world_size": trainer.world_size, "steps_done": 0, "samples_done": 0}
 
     def on_load_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
+        own = checkpoint.get("callbacks", {}).get(self.state_key)
+        if finders_of(trainer) and own and own["seed"] is None:
+            return  # what a finder puts back when it has found: nothing is trained yet
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
         self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
         self._resumed = True
@@ -158,20 +169,9 @@ class ExactResume(Callback):
         VALIDATION_HAS_RUN.put(trainer.fit_loop.epoch_loop.val_loop, False)
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
-        own = checkpoint.get("callbacks", {}).get(self.state_key)
         self._loaded_own = own is not None
-        if own and own["within_update"]:
-            self._refuse(
-                trainer,
-                "this checkpoint was saved in the middle of an update, by an exception or by a hook that runs there: "
-                "some parameters or schedules have moved and others have not. Resume from an older one",
-            )
-        if own and own.get("swapped"):
-            self._refuse(
-                trainer,
-                "this checkpoint was saved within a validation that had put the averaged weights into the module, and "
-                "the trained ones in their place. Resume from an older one, and save behind a validation",
-            )
+        for why in refused_resumes(trainer, own or {}):
+            self._refuse(trainer, why)
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
         self._window_end = self._window_end._replace(gathered=gathered)
@@ -234,6 +234,7 @@ class ExactResume(Callback):
             return
         own = checkpoint["callbacks"][self.state_key]
         own |= {"monitored": _metrics.monitored(trainer), "gathered": self._window_end.gathered}
+        own |= {"modes": modes_of(trainer, pl_module), "pruned": was_pruned(trainer, pl_module)}
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
         own["within_validation"] = validates and not begun
@@ -259,6 +260,8 @@ class ExactResume(Callback):
         if self._window_end is None or not self._resumed or self._went_on:
             return
         self._went_on = True
+        if self._modes is not None:
+            put_modes(trainer, pl_module, self._modes)
         count_batches_again(trainer)
         _metrics.see_again(trainer, self._monitored)
         _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
@@ -306,6 +309,7 @@ class ExactResume(Callback):
         self._seed = state_dict["seed"]
         self._averaged_epoch = state_dict.get("averaged_epoch")
         self._monitored = state_dict.get("monitored", {})
+        self._modes = state_dict.get("modes")
         self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
         self._within_validation = state_dict.get("within_validation", False)
 
@@ -313,7 +317,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._monitored, self._validated_at = {}, -1
+        self._monitored, self._modes, self._validated_at = {}, None, -1
         self._metrics = _metrics.EpochMetrics()
         self._next_epoch_begun = self._within_validation = False
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False

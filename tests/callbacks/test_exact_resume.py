@@ -17,7 +17,7 @@ from course_lib.callbacks import CheckpointError, ExactAccumulation, ExactResume
 from course_lib.launch import RankError, RankTimeout, run_ranks
 from course_lib.resume import ResumableDataLoader
 from tests import effort
-from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, same, state_of, train
+from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, resume, same, state_of, train
 from tests.trainer_oracle import CountingModule, quiet_trainer
 
 
@@ -27,24 +27,13 @@ def killed_twice(rng, folder, **arguments):
     kills = [(rng.randrange(1, 46), rng.choice(Dies.PLACES)), (rng.randint(1, 3), rng.choice(Dies.PLACES)), None]
     for seed, kill in enumerate(kills):
         try:
-            return resume(folder, saves=saves, dies=kill and Dies(*kill), seed=seed, **arguments), saves, kills
+            return resume(folder, REFUSED, saves=saves, dies=kill and Dies(*kill), seed=seed, **arguments), saves, kills
         except Killed:
             continue
     raise AssertionError("nobody kills the last one")
 
 
-def resume(folder, **arguments):
-    """Go on from the newest checkpoint that is not refused."""
-    while path := newest(folder):
-        try:
-            return train(folder, ckpt_path=path, **arguments)
-        except CheckpointError as error:
-            REFUSED.append(str(error))
-            path.unlink()
-    return train(folder, **arguments)
-
-
-REFUSED = []
+REFUSED: list[str] = []
 
 
 @pytest.mark.parametrize("k", [1, 4])
@@ -309,7 +298,7 @@ def test_sigterm_saves_what_can_be_resumed(tmp_path):
     dies = Dies(22, "forward", how=lambda: signal.raise_signal(signal.SIGTERM))
     with pytest.raises(SIGTERMException):
         train(tmp_path / "cut", saves="an exception", dies=dies)
-    assert same(state_of(resume(tmp_path / "cut", saves="an exception", seed=5)[0]), whole)
+    assert same(state_of(resume(tmp_path / "cut", REFUSED, saves="an exception", seed=5)[0]), whole)
 
 
 def test_what_it_cannot_resume_it_refuses():

@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit
+from course_lib.callbacks import CheckpointError, ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
 from tests.trainer_oracle import quiet_trainer
@@ -148,6 +148,17 @@ def train(
 def newest(folder):
     paths = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     return paths[-1] if paths else None
+
+
+def resume(folder, refused, **arguments):
+    """Go on from the newest checkpoint that is not refused, and keep the sentences of those that are."""
+    while path := newest(folder):
+        try:
+            return train(folder, ckpt_path=path, **arguments)
+        except CheckpointError as error:
+            refused.append(str(error))
+            path.unlink()
+    return train(folder, **arguments)
 
 
 def state_of(module):

@@ -62,6 +62,8 @@ def trained_by_hand(run: DrawnRun, make_net: Any, make_optimizer: Any, lines: It
     optimizer, schedule = (made, None) if isinstance(made, torch.optim.Optimizer) else _parts(made)
     for epoch, of_epoch in itertools.groupby(lines, key=lambda line: line["epoch"]):
         steps = [list(of_step) for _, of_step in itertools.groupby(of_epoch, key=lambda line: line["number"])]
+        if run.thaws and epoch == 1:
+            net[0].requires_grad_(True)
         k = [length for first, length in run.window_lengths.items() if first <= epoch][-1]
         for begin in range(0, len(steps), k):
             window = list(itertools.chain(*steps[begin : begin + k]))

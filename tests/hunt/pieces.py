@@ -66,6 +66,8 @@ class DrawnRun:
     batch_norm: bool = False
     dropout: bool = False
     frozen: bool = False
+    thaws: bool = False
+    """Whether what is frozen is trained from epoch 1 on, and dropout is left out from there on."""
     noisy_forward: bool = False
     optimizer: str = "SGD"
     by_hand: bool = False
@@ -238,6 +240,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     may_go_on &= "plateau" not in run.schedule  # whose last step is left out where a run was over
     if trainer and several == 1 and may_go_on and draw(rarely):
         run = replace(run, more_epochs=1)
+    if trainer and several == 1 and not run.by_hand and draw(rarely):
+        run = replace(run, frozen=True, thaws=True)
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
     return _without_what_others_refuse(run)
 

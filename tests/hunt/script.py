@@ -78,6 +78,7 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "asks_epoch": "x = x + resume.epoch_of_this_batch()" if run.asks_epoch else "",
         "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
+        "trained": "list(net.parameters())" if run.thaws else "[one for one in net.parameters() if one.requires_grad]",
         "optimizer": OPTIMIZERS[run.optimizer],
         "schedule": SCHEDULES[run.schedule],
         "interval": "epoch" if "epoch" in run.schedule or "plateau" in run.schedule else "step",
@@ -124,6 +125,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     )
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
+        "thaws": run.thaws,
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
         "reduction": "sum" if sums else "mean",
         "returned": "(loss, len(y))" if sums else "loss",

@@ -78,7 +78,7 @@ def make_net():
 
 
 def make_optimizer(net):
-    trained = [parameter for parameter in net.parameters() if parameter.requires_grad]
+    trained = $trained
     optimizer = $optimizer
     schedule = $schedule
     if schedule is None:
@@ -120,6 +120,12 @@ class Module(LightningModule):
         self.may_die("forward")
         $steps_by_hand
         return $returned
+
+    def on_train_epoch_start(self):
+        if $thaws and self.current_epoch == 1:
+            self.net[0].requires_grad_(True)
+            for part in self.net:
+                part.train(not isinstance(part, nn.Dropout))
 
     def may_die(self, place):
         for callback in self.trainer.callbacks:
