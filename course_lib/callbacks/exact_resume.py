@@ -31,6 +31,7 @@ from course_lib._lightning import (
     LAST_BATCH_REACHED,
     MODULE_MODE,
     RESTARTING,
+    RESULTS,
     RESUMING,
     SHOULD_ACCUMULATE,
     VALIDATION_HAS_RUN,
@@ -167,6 +168,7 @@ class ExactResume(Callback):
         _averages.begin_as_in_a_new_process(trainer)
         # Else an epoch whose validation is over in the checkpoint ends the next one, too, ahead of its first batch.
         VALIDATION_HAS_RUN.put(trainer.fit_loop.epoch_loop.val_loop, False)
+        RESULTS.of(trainer.fit_loop.epoch_loop).clear()  # those of a fit that an exception has ended
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         self._loaded_own = own is not None

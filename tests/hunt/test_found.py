@@ -267,6 +267,22 @@ FOUND = {
         saves="a time",
         kills=(Kill(2),),
     ),
+    # What the fit had gathered that an exception ended was taken for the epoch's first metric behind the resume.
+    "ReduceLROnPlateau of a training metric, resumed twice with the same objects ahead of a validation": DrawnRun(
+        samples=6,
+        sampler="",
+        schedule="plateau of training",
+        callbacks=("SkipBadSteps",),
+        bad_sample=3,
+        max_epochs=3,
+        val_check_interval=1,
+        kills=(Kill(9), Kill(1)),
+        same_objects=True,
+    ),
+    # A checkpoint does not say what is frozen, nor what is in eval mode.
+    "a part that is trained, and dropout left out, from epoch 1 on": DrawnRun(
+        samples=9, dropout=True, frozen=True, thaws=True, max_epochs=3, kills=(Kill(8), Kill(2))
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
