@@ -66,6 +66,9 @@ BATCHES_THAT_STEPPED = Private(
 )
 VALIDATION_IS_DUE = Private("_TrainingEpochLoop", "_should_check_val_fx", "a validation that a checkpoint is ahead of")
 EVALUATION_STAGE = Private("_EvaluationLoop", "_restart_stage", "the same, which is made when the run is resumed")
+STOPPING_CHECK = Private(
+    "EarlyStopping", "_run_early_stopping_check", "the epoch at whose end it looked at its metric last"
+)
 VALIDATION_HAS_RUN = Private("_EvaluationLoop", "_has_run", "a run that is resumed with the objects of one that ended")
 MODULE_MODE = Private("_EvaluationLoop", "_module_mode", "the modules that an exception in a validation leaves in eval")
 RESULTS = Private("_TrainingEpochLoop", "_results", "the sums behind an epoch's metrics, where it is resumed within")

@@ -33,10 +33,16 @@ def an_average_lags(trainer: Trainer) -> bool:
     return any(step > AVERAGED_UNTIL.of(one) and one.should_update(step_idx=step - 1) for one in averages)
 
 
-def average_the_epoch_that_ended(trainer: Trainer, pl_module: LightningModule) -> None:
+def averaged_epoch(trainer: Trainer, before: int | None) -> int:
+    """The last one at whose end an average took in the weights; ``before`` this process, if it is known; -1: none."""
+    averages = callbacks_of_kind(trainer, WeightAveraging)
+    return max(-1 if before is None else before, *(AVERAGED_EPOCH.of(average) for average in averages), -1)
+
+
+def average_the_epoch_that_ended(trainer: Trainer, pl_module: LightningModule, epoch: int) -> None:
     """For a run that goes on behind an epoch's last batch: no hook comes for that epoch's end any more."""
     for callback in callbacks_of_kind(trainer, WeightAveraging):
-        if callback.should_update(epoch_idx=trainer.current_epoch - 1):
+        if callback.should_update(epoch_idx=epoch):
             AVERAGE.of(callback).update_parameters(pl_module)
 
 
@@ -77,13 +83,17 @@ def begin_as_in_a_new_process(trainer: Trainer) -> None:
         AVERAGED_EPOCH.put(callback, -1)
 
 
-def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule) -> None:
-    """What the averages owe to a run that is resumed behind its last step: Lightning returns before training starts."""
+def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule, averaged: int | None) -> None:
+    """What the averages owe to a run that is resumed behind its last step: Lightning returns before training starts.
+
+    ``averaged`` is the epoch at whose end an average took in the weights last, if the checkpoint says it.
+    """
     epochs = trainer.fit_loop.epoch_progress
     progress: Any = epochs.current
     ahead_of_its_end = progress.processed < progress.started  # of the last epoch, as max_steps may have it
+    last_is_missing = averaged is not None and averaged < progress.processed - 1
     for callback in callbacks_of_kind(trainer, WeightAveraging):
-        if ahead_of_its_end:
+        if ahead_of_its_end or last_is_missing:
             callback.on_train_epoch_end(trainer, pl_module)
         callback.on_train_end(trainer, pl_module)
     if ahead_of_its_end:  # StochasticWeightAveraging asks which epoch has ended

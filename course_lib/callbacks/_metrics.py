@@ -11,9 +11,11 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.evaluation_loop import RestartStage
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._lightning import (
     BATCHES_THAT_STEPPED,
@@ -21,6 +23,7 @@ from course_lib._lightning import (
     EVALUATION_STAGE,
     RESULTS,
     SHOULD_ACCUMULATE,
+    STOPPING_CHECK,
     VALIDATION_IS_DUE,
 )
 from course_lib.callbacks._trainer import callbacks_of_kind
@@ -28,17 +31,6 @@ from course_lib.callbacks._trainer import callbacks_of_kind
 
 def has_plateaus(trainer: Trainer) -> bool:
     return len(_plateaus_of_epochs(trainer)) > 0
-
-
-def monitored(trainer: Trainer) -> dict[str, float]:
-    """What these schedules, and callbacks that stop early, would see now."""
-    metrics = trainer.callback_metrics
-    return {name: float(metrics[name]) for name in _names_that_decide(trainer) if name in metrics}
-
-
-def see_again(trainer: Trainer, metrics: dict[str, float]) -> None:
-    """Put back what was logged last, for what asks for it before it is logged again."""
-    trainer.callback_metrics.update({name: torch.tensor(value) for name, value in metrics.items()})
 
 
 def make_the_validation_that_was_due(trainer: Trainer, was_under_way: bool) -> None:
@@ -55,21 +47,97 @@ def make_the_validation_that_was_due(trainer: Trainer, was_under_way: bool) -> N
         epoch_loop.val_loop.batch_progress.reset_on_run()  # else it leaves out as many batches as were done
 
 
-def step_plateaus_of_ended_epoch(trainer: Trainer, metrics: dict[str, float]) -> str:
-    """Step them in a run that goes on behind an epoch, as Lightning would have; or say why that cannot be done."""
-    fit_loop = trainer.fit_loop
-    due = [c for c in _plateaus_of_epochs(trainer) if (trainer.current_epoch + 1) % c.frequency == 0]
-    within = fit_loop.restarted_mid_epoch and fit_loop.epoch_loop.batch_progress.is_last_batch
-    at_end = fit_loop.restarted_on_epoch_end or fit_loop.resumed_on_epoch_end
-    if (within and _names_that_decide(trainer)) or (at_end and any(str(one.monitor) not in metrics for one in due)):
-        return (
-            "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a ReduceLROnPlateau or "
-            "an EarlyStopping goes by a metric that is yet to come: what it does there would be left out. Resume from "
-            "a checkpoint within an epoch, or of on_train_epoch_end"
-        )
-    for config in due if at_end else []:
-        config.scheduler.step(metrics[str(config.monitor)])
-    return ""
+def resumes_at_an_epochs_end(trainer: Trainer) -> bool:
+    """Whether the checkpoint was saved by one of the hooks of an epoch's end, behind its last batch."""
+    return trainer.fit_loop.restarted_on_epoch_end or trainer.fit_loop.resumed_on_epoch_end
+
+
+def epoch_that_ended(trainer: Trainer) -> int:
+    """Of a run that is resumed behind an epoch's last batch."""
+    return trainer.current_epoch - (not trainer.fit_loop.restarted_on_epoch_end)
+
+
+class Deciders:
+    """What a ReduceLROnPlateau and an EarlyStopping had seen, and had decided, when a checkpoint was saved."""
+
+    def __init__(self, own: dict[str, Any] | None = None) -> None:
+        own = own or {}
+        self._metrics: dict[str, float] = own.get("monitored", {})
+        self._checked_epochs: list[int] = own.get("checked_epochs", [])
+        self._stopped_early: bool = own.get("stopped_early", False)
+        self._checks: list[_CountedChecks] = []
+
+    def state(self, trainer: Trainer) -> dict[str, Any]:
+        metrics, stops = trainer.callback_metrics, callbacks_of_kind(trainer, EarlyStopping)
+        stopped = any(stop.stopping_reason != EarlyStoppingReason.NOT_STOPPED for stop in stops)
+        return {
+            "monitored": {name: float(metrics[name]) for name in _names_that_decide(trainer) if name in metrics},
+            "checked_epochs": [checks.epoch for checks in self._checks],
+            "stopped_early": trainer.should_stop and stopped,
+        }
+
+    def watch(self, trainer: Trainer) -> None:
+        """Count what an EarlyStopping sees, until ``leave``."""
+        stops = callbacks_of_kind(trainer, EarlyStopping)
+        epochs = self._checked_epochs + [-1] * len(stops)
+        self._checks = [_CountedChecks(stop, epoch) for stop, epoch in zip(stops, epochs, strict=False)]
+
+    def leave(self) -> None:
+        for checks in self._checks:
+            checks.end()
+
+    def see_again(self, trainer: Trainer) -> None:
+        """Put back what was logged last, for what asks for it before it is logged again."""
+        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
+
+    def end_the_epoch(self, trainer: Trainer, pl_module: LightningModule) -> str:
+        """Decide what is due at the end of the epoch that a run goes on behind; or say why that cannot be done."""
+        fit_loop = trainer.fit_loop
+        at_end, ended = resumes_at_an_epochs_end(trainer), epoch_that_ended(trainer)
+        due = [config for config in _plateaus_of_epochs(trainer) if (ended + 1) % config.frequency == 0]
+        within = fit_loop.restarted_mid_epoch and fit_loop.epoch_loop.batch_progress.is_last_batch
+        # Lightning calls an EarlyStopping behind the other callbacks, and behind what they save.
+        stops = zip(callbacks_of_kind(trainer, EarlyStopping), self._checked_epochs, strict=False)
+        unchecked = [stop for stop, epoch in stops if epoch < ended]
+        asked = {str(one.monitor) for one in (*due, *unchecked)}
+        if (within and _names_that_decide(trainer)) or (at_end and not asked <= self._metrics.keys()):
+            return (
+                "this checkpoint was saved behind an epoch's last batch and ahead of its end, where a "
+                "ReduceLROnPlateau or an EarlyStopping goes by a metric that is yet to come: what it does there would "
+                "be left out. Resume from a checkpoint within an epoch, or of on_train_epoch_end"
+            )
+        if at_end:
+            for config in due:
+                config.scheduler.step(self._metrics[str(config.monitor)])
+            for stop in unchecked:
+                stop.on_train_epoch_end(trainer, pl_module)
+            self._checked_epochs = [ended] * len(self._checked_epochs)
+        return ""
+
+    def end_a_run_that_was_stopped(self, trainer: Trainer) -> None:
+        """What an EarlyStopping asks of the Trainer is not in a checkpoint."""
+        if self._stopped_early and callbacks_of_kind(trainer, EarlyStopping):
+            trainer.should_stop = True
+            rank_zero_warn(
+                "an EarlyStopping had ended this run, and it ends here as well, without another batch. To train on, "
+                "resume it without that callback"
+            )
+
+
+class _CountedChecks:
+    """Of one EarlyStopping: the epoch in which it looked at its metric last, which its state does not say."""
+
+    def __init__(self, callback: EarlyStopping, epoch: int) -> None:
+        self.epoch = epoch
+        self._callback, self._check = callback, STOPPING_CHECK.of(callback)
+        STOPPING_CHECK.put(callback, self)
+
+    def __call__(self, trainer: Trainer) -> None:
+        self._check(trainer)
+        self.epoch = trainer.current_epoch
+
+    def end(self) -> None:
+        vars(self._callback).pop(STOPPING_CHECK.name, None)
 
 
 def _plateaus_of_epochs(trainer: Trainer) -> list[Any]:

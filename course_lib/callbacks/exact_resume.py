@@ -74,8 +74,9 @@ class ExactResume(Callback):
     start: the loops' counters, the states of the training loader and of the data module, and the module's buffers
     (BatchNorm's running statistics). Parameters, optimizers and schedules have not changed since. The run that resumes
     trains the whole window. So is one that is taken when a run has been told to stop within an epoch (``max_time``,
-    ``max_steps``, ``EarlyStopping``): the run that resumes trains the rest of the epoch, which Lightning leaves out.
-    Any other checkpoint between windows stays as it is.
+    ``max_steps``): the run that resumes trains the rest of the epoch, which Lightning leaves out. Where an
+    ``EarlyStopping`` had ended the run, it stays so, with a warning. (Lightning trains on.) Any other checkpoint
+    between windows stays as it is.
 
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
@@ -135,7 +136,7 @@ class ExactResume(Callback):
         self._window_end: WindowEnd | None = None
         self._since_ranks: dict[str, int] | None = None
         self._averaged_epoch: int | None = None
-        self._monitored: dict[str, float] = {}
+        self._deciders = _metrics.Deciders()
         self._modes: dict[str, list[str]] | None = None
         self._next_epoch_begun = self._within_validation = False
         self._validated_at = -1
@@ -188,6 +189,7 @@ class ExactResume(Callback):
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._swaps = _averages.counted_swaps(trainer)
+        self._deciders.watch(trainer)
         self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
         self._seed_generators(trainer)
 
@@ -235,7 +237,8 @@ class ExactResume(Callback):
         if self._window_end is None:
             return
         own = checkpoint["callbacks"][self.state_key]
-        own |= {"monitored": _metrics.monitored(trainer), "gathered": self._window_end.gathered}
+        own |= self._deciders.state(trainer) | {"gathered": self._window_end.gathered}
+        own["averaged_epoch"] = _averages.averaged_epoch(trainer, self._averaged_epoch)
         own |= {"modes": modes_of(trainer, pl_module), "pruned": was_pruned(trainer, pl_module)}
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
@@ -265,13 +268,15 @@ class ExactResume(Callback):
         if self._modes is not None:
             put_modes(trainer, pl_module, self._modes)
         count_batches_again(trainer)
-        _metrics.see_again(trainer, self._monitored)
+        self._deciders.see_again(trainer)
         _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
-        if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind their step
-            self._refuse(trainer, _metrics.step_plateaus_of_ended_epoch(trainer, self._monitored))
-        ended = trainer.current_epoch - 1
-        if _go_on_with_next_epoch(trainer) and ended != self._averaged_epoch:
-            _averages.average_the_epoch_that_ended(trainer, pl_module)
+        if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind all that
+            self._refuse(trainer, self._deciders.end_the_epoch(trainer, pl_module))
+        at_end = _metrics.resumes_at_an_epochs_end(trainer)
+        ended = _metrics.epoch_that_ended(trainer)
+        no_hook_comes = at_end and self._averaged_epoch is not None  # else the checkpoint does not know
+        if (_go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
+            _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         self._judge_checkpoint(trainer)
         why = why_loaders_are_elsewhere(trainer, self._window_end.loops[BATCH_PROGRESS])
@@ -283,6 +288,7 @@ class ExactResume(Callback):
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)
+        self._deciders.end_a_run_that_was_stopped(trainer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._remove_hooks(pl_module)
@@ -290,7 +296,7 @@ class ExactResume(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
-            _averages.end_a_run_that_was_over(trainer, pl_module)
+            _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on
 
@@ -310,7 +316,7 @@ class ExactResume(Callback):
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         self._seed = state_dict["seed"]
         self._averaged_epoch = state_dict.get("averaged_epoch")
-        self._monitored = state_dict.get("monitored", {})
+        self._deciders = _metrics.Deciders(state_dict)
         self._modes = state_dict.get("modes")
         self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
         self._within_validation = state_dict.get("within_validation", False)
@@ -319,7 +325,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._monitored, self._modes, self._validated_at = {}, None, -1
+        self._deciders, self._modes, self._validated_at = _metrics.Deciders(), None, -1
         self._metrics = _metrics.EpochMetrics()
         self._next_epoch_begun = self._within_validation = False
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
@@ -329,6 +335,7 @@ class ExactResume(Callback):
             handle.remove()
         for swaps in self._swaps:
             swaps.end(pl_module)
+        self._deciders.leave()
         self._handles, self._swaps = [], []
 
     def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:

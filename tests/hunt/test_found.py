@@ -283,6 +283,38 @@ FOUND = {
     "a part that is trained, and dropout left out, from epoch 1 on": DrawnRun(
         samples=9, dropout=True, frozen=True, thaws=True, max_epochs=3, kills=(Kill(8), Kill(2))
     ),
+    # What an EarlyStopping asks of a Trainer is in no checkpoint: one more epoch was trained.
+    "EarlyStopping, killed when it had ended the run": DrawnRun(
+        samples=2,
+        dropout=True,
+        callbacks=("ExactAccumulation",),
+        max_epochs=3,
+        stops_early="loss",
+        saves="validation",
+        kills=(Kill(1, "train end"),),
+    ),
+    # It was saved ahead of the hook in which an EarlyStopping looks at its metric, and resumed behind it.
+    "EarlyStopping of a training metric, killed at an epoch's end": DrawnRun(
+        samples=14,
+        sampler="",
+        batch_norm=True,
+        dropout=True,
+        callbacks=("StepAudit", "ExactAccumulation"),
+        accumulate_grad_batches=3,
+        max_epochs=4,
+        val_check_interval=1,
+        stops_early="loss",
+        saves="an exception",
+        kills=(Kill(7, "epoch end"), Kill(5, "validation")),
+    ),
+    # So was an average that takes in an epoch's weights at its end.
+    "averages of epochs, killed at the run's end": DrawnRun(
+        samples=2,
+        callbacks=("ExactResume", "EMAWeightAveraging of epochs"),
+        max_epochs=1,
+        saves="an exception",
+        kills=(Kill(1, "epoch end"),),
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
