@@ -97,7 +97,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
     if not run.changes_ranks:
         _compare_batches(whole_lines, lines)
         was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
-        _leave_out_the_last_epochs_end(whole, end, was_over, counts_steps=run.max_steps != -1)
+        cut_short = run.max_steps != -1 or (was_over and run.stops_early != "")
+        _leave_out_the_last_epochs_end(whole, end, was_over, cut_short)
         _compare_ends(whole, end)
     _compare_samples(run, lines, "stopped")
 
@@ -209,10 +210,10 @@ def _shown(line: Line) -> str:
     return f"epoch {line['epoch']}, indices {line['indices']}, x {line['x']}"
 
 
-def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_over: bool, counts_steps: bool) -> None:
-    """A run that has made all its steps is not resumed to end its epoch: a Trainer returns at once."""
+def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_over: bool, cut_short: bool) -> None:
+    """A run that is over within an epoch is not resumed to end that epoch: a Trainer returns at once."""
     for end in (*whole, *stopped):
-        if counts_steps:
+        if cut_short:
             del end["counters"][1]  # current_epoch
         if was_over:
             end.update(rates=[], schedules=[])
