@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from weakref import WeakKeyDictionary
 
 import torch
 import torch.distributed as dist
@@ -73,3 +74,40 @@ def any_outside(replicas: list[DistributedDataParallel], parameters: Iterable[Te
     """Whether some parameter is none of those that DDP reduces; never, where there is no DDP."""
     reduced = {parameter for replica in replicas for parameter in replica.parameters()}
     return bool(replicas) and any(parameter not in reduced for parameter in parameters)
+
+
+_NEVER_REDUCED: WeakKeyDictionary[DistributedDataParallel, dict[str, Tensor]] = WeakKeyDictionary()
+
+
+def refuse_what_ddp_never_reduces(replicas: Iterable[object]) -> None:
+    """Raise where a parameter is trained that was frozen when DDP wrapped it; what is no DDP is passed over.
+
+    DDP asks once what is trained. What is unfrozen later gets no sum over the ranks, and nothing says so: the ranks
+    part. (What DDP has been told to ignore is its caller's to reduce.)
+
+    Raises:
+        ValueError: There is one; with its name.
+    """
+    for replica in replicas:
+        if not isinstance(replica, DistributedDataParallel) or dist.get_world_size(replica.process_group) == 1:
+            continue
+        if replica not in _NEVER_REDUCED:
+            _NEVER_REDUCED[replica] = _never_reduced(replica)
+        for name, parameter in _NEVER_REDUCED[replica].items():
+            if parameter.requires_grad:
+                raise ValueError(
+                    f"{name} was frozen when DistributedDataParallel wrapped the model, and is trained now: DDP "
+                    "reduces what was trained then alone, so each rank would step by its own gradient. Wrap it "
+                    "unfrozen, and freeze it afterwards (a Trainer has wrapped it in on_fit_start), with "
+                    "find_unused_parameters=True"
+                )
+
+
+def _never_reduced(replica: DistributedDataParallel) -> dict[str, Tensor]:
+    ignored = replica.parameters_to_ignore
+    held = {name: parameter for name, parameter in replica.module.named_parameters() if name not in ignored}
+    if replica._get_ddp_logging_data()["num_parameter_tensors"] == len(held):
+        return {}
+    buckets = replica.reducer._get_zeros_like_grad_buckets()
+    reduced = {parameter for bucket in buckets for parameter in bucket.parameters()}
+    return {name: parameter for name, parameter in held.items() if parameter not in reduced}

@@ -35,7 +35,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
 from course_lib._loss_graph import is_mean
-from course_lib._ranks import any_outside, ddp_modules, gathered, those_with_nan
+from course_lib._ranks import any_outside, ddp_modules, gathered, refuse_what_ddp_never_reduces, those_with_nan
 from course_lib._words import counted
 
 
@@ -99,9 +99,10 @@ def accumulate(
 
     Raises:
         ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
-            windows, sharded parameters (FSDP, DTensor), parameters outside DDP, `static_graph=True`. On the rank it
-            concerns: a loss that is not 0-dim or is a mean over more than one, as far as its graph tells: that of a
-            compiled loss function does not, nor that of a mean that is added to a sum (see `checked_loss_sum`).
+            windows, sharded parameters (FSDP, DTensor), parameters outside DDP or frozen when it was made,
+            `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is a mean over more than one, as
+            far as its graph tells: that of a compiled loss function does not, nor that of a mean that is added to a sum
+            (see `checked_loss_sum`).
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
     replicas = ddp_modules(model)
@@ -323,6 +324,7 @@ def _check_replicas(model: nn.Module, replicas: list[DistributedDataParallel], g
             "model holds parameters outside DistributedDataParallel, whose gradients would stay each rank's own: wrap "
             "all that is trained"
         )
+    refuse_what_ddp_never_reduces(replicas)
     for replica in replicas:
         if replica.static_graph:
             raise ValueError("static_graph=True does not go with no_sync in the first window: make DDP without it")

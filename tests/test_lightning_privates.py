@@ -6,7 +6,7 @@ from pathlib import Path
 
 import lightning
 import pytest
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
 from lightning.pytorch.loops import fit_loop
 from lightning.pytorch.strategies import DDPStrategy
 from lightning.pytorch.trainer import call
@@ -28,7 +28,15 @@ def holders():
     trainer = quiet_trainer(max_epochs=1, callbacks=[averaging])
     trainer.fit(CountingModule(), DataLoader(range(4), 2))
     epoch_loop = trainer.fit_loop.epoch_loop
-    found = [trainer, trainer.fit_loop, epoch_loop, epoch_loop.val_loop, averaging, WeightAveraging()]
+    found = [
+        trainer,
+        trainer.fit_loop,
+        epoch_loop,
+        epoch_loop.val_loop,
+        averaging,
+        WeightAveraging(),
+        EarlyStopping("loss"),
+    ]
     found += [trainer.fit_loop._combined_loader, trainer._checkpoint_connector, trainer._data_connector]
     found += [DDPStrategy(), ModelCheckpoint()]
     modules = {module.__name__: module for module in (call, data_connector, fit_loop)}

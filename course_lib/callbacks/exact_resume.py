@@ -22,7 +22,6 @@ import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch.optim import Optimizer
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
@@ -36,6 +35,7 @@ from course_lib._lightning import (
     SHOULD_ACCUMULATE,
     VALIDATION_HAS_RUN,
 )
+from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics
 from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
 from course_lib.callbacks._other_ranks import (
@@ -118,7 +118,8 @@ class ExactResume(Callback):
             and one of another length, but for the mode ``"min_size"``; or LBFGS with windows of several micro-batches;
             or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a plain DataLoader, which
             Lightning leaves as it is on one device.
-        ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now.
+        ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now. Or a
+            parameter is trained that was frozen when DDP wrapped the module.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or behind
             an epoch's last batch where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
@@ -190,7 +191,8 @@ class ExactResume(Callback):
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._swaps = _averages.counted_swaps(trainer)
         self._deciders.watch(trainer)
-        self._handles = [optimizer.register_step_pre_hook(self._begin_step) for optimizer in trainer.optimizers]
+        for optimizer in trainer.optimizers:
+            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._begin_step(trainer)))
         self._seed_generators(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -338,8 +340,9 @@ class ExactResume(Callback):
         self._deciders.leave()
         self._handles, self._swaps = [], []
 
-    def _begin_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+    def _begin_step(self, trainer: Trainer) -> None:
         self._stepping = True
+        refuse_what_ddp_never_reduces([trainer.model])
 
     def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stepping = False

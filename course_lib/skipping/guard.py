@@ -12,7 +12,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib._ranks import ddp_modules, rank_of_this_process, world_size_of
+from course_lib._ranks import ddp_modules, rank_of_this_process, refuse_what_ddp_never_reduces, world_size_of
 from course_lib._tensors import parameters_of
 from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
 from course_lib.skipping.detector import SpikeDetector
@@ -146,6 +146,7 @@ class StepGuard:
     def begin(self) -> None:
         """Copy the buffers, as the window's first forward does; for loops whose forward goes past ``model``."""
         if not self._buffers.taken:
+            refuse_what_ddp_never_reduces(self._replicas)
             self._buffers.take()
 
     def abandon(self) -> None:

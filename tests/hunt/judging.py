@@ -134,7 +134,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
         if end.hung:
             raise Wrong(f"life {number} hangs: {end.details}")
         refused = _refusal(end)
-        if _was_killed(end):
+        if _was_killed(end, a_worker_dies=any(place == "loader" and hard for _, place, hard in kills_of_life)):
             del lives_to_come[0]
         elif not refused or _trained(folder, number, ranks):
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
@@ -149,11 +149,11 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
     raise Wrong("the last life did not end")
 
 
-def _was_killed(end: End) -> bool:
-    return not end.error or any(
-        words in end.error
-        for words in ("Killed", "a sample cannot be read", "DataLoader worker", "ConnectionResetError")
-    )
+def _was_killed(end: End, a_worker_dies: bool) -> bool:
+    words_of_a_kill = ["Killed", "a sample cannot be read", "DataLoader worker"]
+    if a_worker_dies:  # which torch tells of by a signal: its exception may come anywhere, and become another one there
+        words_of_a_kill += ["ConnectionResetError"] + ["TypeError"] * ("exited unexpectedly" in end.details)
+    return not end.error or any(words in end.error for words in words_of_a_kill)
 
 
 def _refusal(end: End) -> str:
