@@ -100,22 +100,26 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
         Whether the iterators that Lightning has made are of the epoch that ended.
     """
     fit_loop = trainer.fit_loop
-    stateful = [loader for loader in COMBINED_LOADER.of(fit_loop).flattened if hasattr(loader, "load_state_dict")]
+    loaders = COMBINED_LOADER.of(fit_loop).flattened
+    stateful = [loader for loader in loaders if hasattr(loader, "load_state_dict")]
     not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
     STATES_TO_LOAD.put(fit_loop, [])  # a second fit begins an epoch of its own
+    own = [loader for loader in stateful if isinstance(loader, MiniDataLoader | ResumableDataLoader)]
     for loader, state in not_loaded:
-        if isinstance(loader, MiniDataLoader):
+        if not isinstance(loader, ResumableDataLoader):
             loader.load_state_dict(state)
-    counting = [loader for loader in stateful if isinstance(loader, MiniDataLoader)]
+        if next_epoch is not None and loader not in own:
+            iter(loader)  # over what is left of the epoch that ended: what torchdata's loader draws next follows
+    counting = [loader for loader in own if isinstance(loader, MiniDataLoader)]
     if next_epoch is not None:
-        for loader in stateful:
+        for loader in own:
             if isinstance(loader, ResumableDataLoader):
                 loader.set_epoch(next_epoch)  # its state may be within an epoch that limit_train_batches has ended
         left = [loader.leave_epoch() for loader in counting]
-        # A loader without a state draws its next order when it is iterated, which was before this run's seeds.
-        forgetful = len(COMBINED_LOADER.of(fit_loop).flattened) > len(stateful)
-        return any(left) or forgetful
-    if counting and not_loaded:
+        # A loader without a state draws its next order when it is iterated, which was before this run's seeds; and one
+        # that is not ours was iterated over what its state left of the epoch that ended.
+        return any(left) or len(loaders) > len(own)
+    if any(not isinstance(loader, ResumableDataLoader) for loader, _ in not_loaded):
         iter(DATA_FETCHER.of(fit_loop))
     return False
 

@@ -104,8 +104,9 @@ class ExactResume(Callback):
     checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode, and
     WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
 
-    The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`. A
-    ``GradientAccumulationScheduler`` gets its window length back within an epoch. (Lightning takes the Trainer's.)
+    The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`, or another that
+    has a state (torchdata's ``StatefulDataLoader``). A ``GradientAccumulationScheduler`` gets its window length back
+    within an epoch. (Lightning takes the Trainer's.)
 
     Args:
         reseed: Whether to seed the global generators. ``StepAudit`` alone brings this callback with ``False``.
@@ -328,8 +329,7 @@ class ExactResume(Callback):
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
         self._deciders, self._modes, self._validated_at = _metrics.Deciders(), None, -1
-        self._metrics = _metrics.EpochMetrics()
-        self._next_epoch_begun = self._within_validation = False
+        self._metrics, self._next_epoch_begun, self._within_validation = _metrics.EpochMetrics(), False, False
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
 
     def _remove_hooks(self, pl_module: LightningModule) -> None:

@@ -80,7 +80,8 @@ class StepAudit(Callback):
         self.stopped_early = False
         self._updates_of_batch = 0
         self._world_size: int | None = None
-        self._planned_from = (0, 0)
+        self._planned_from: tuple[int, int] | None = (0, 0)
+        """What was done when the run came to its ranks; None: it came to others, and that could not be planned."""
         self._max_steps_means_updates = False
 
     @property
@@ -174,6 +175,9 @@ class StepAudit(Callback):
         if self.plan is None:
             if self._world_size not in (None, trainer.world_size):
                 self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done)
+                self._planned_from = None
+            elif self._planned_from is None:
+                self.why_no_plan = "it was not known what was left of the run when it came to its ranks"
             else:
                 self.plan, self.why_no_plan = _plan_of(trainer, pl_module, *self._planned_from)
             if self.plan is not None:

@@ -315,6 +315,19 @@ FOUND = {
         saves="an exception",
         kills=(Kill(1, "epoch end"),),
     ),
+    # A later life on the same ranks took the run for one that had begun on them.
+    "StepAudit, sizes that follow a schedule, limit_train_batches, stopped once more on one rank fewer": DrawnRun(
+        samples=17,
+        batch_size=3,
+        tail="drop",
+        sized=True,
+        callbacks=("ExactResume", "StepAudit"),
+        max_epochs=3,
+        limit_train_batches=3,
+        ranks=(2, 1),
+        saves="a time",
+        kills=(Kill(4, "end"), Kill(4, "end")),
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
