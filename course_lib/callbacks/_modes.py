@@ -28,8 +28,10 @@ def modes_of(trainer: Trainer, pl_module: LightningModule) -> dict[str, list[str
     }
 
 
-def put_modes(trainer: Trainer, pl_module: LightningModule, modes: dict[str, list[str]]) -> None:
-    """Make the module what it was when ``modes_of`` was called, and warn of what was otherwise."""
+def put_modes(trainer: Trainer, pl_module: LightningModule, modes: dict[str, list[str]] | None) -> None:
+    """Make the module what it was when ``modes_of`` was called, and warn of what was otherwise; None: it was not."""
+    if modes is None:
+        return
     before = modes_of(trainer, pl_module)
     changed = sorted(set().union(*(set(before[kind]) ^ set(modes[kind]) for kind in modes)))
     if not changed:

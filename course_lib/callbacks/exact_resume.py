@@ -268,8 +268,7 @@ class ExactResume(Callback):
         if self._window_end is None or not self._resumed or self._went_on:
             return
         self._went_on = True
-        if self._modes is not None:
-            put_modes(trainer, pl_module, self._modes)
+        put_modes(trainer, pl_module, self._modes)
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
         _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
@@ -299,6 +298,7 @@ class ExactResume(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
+            put_modes(trainer, pl_module, self._modes)
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on

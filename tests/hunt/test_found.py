@@ -280,6 +280,15 @@ FOUND = {
         same_objects=True,
     ),
     # A checkpoint does not say what is frozen, nor what is in eval mode.
+    "a part that is trained from epoch 1 on, in a run that was over, and in its second fit": DrawnRun(
+        samples=1,
+        batch_size=1,
+        frozen=True,
+        thaws=True,
+        more_epochs=1,
+        saves="every epoch",
+        kills=(Kill(1, "train end"),),
+    ),
     "a part that is trained, and dropout left out, from epoch 1 on": DrawnRun(
         samples=9, dropout=True, frozen=True, thaws=True, max_epochs=3, kills=(Kill(8), Kill(2))
     ),
