@@ -86,6 +86,12 @@ class Deciders:
         for checks in self._checks:
             checks.end()
 
+    def set_back(self, callbacks: dict[str, Any], own: dict[str, Any], micro_batches: int) -> None:
+        """In a checkpoint that is set back to a window's start: the validations since then are made again."""
+        for checks in self._checks:
+            if checks.set_back(callbacks, micro_batches):
+                own["stopped_early"] = False
+
     def see_again(self, trainer: Trainer) -> None:
         """Put back what was logged last, for what asks for it before it is logged again."""
         trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
@@ -130,11 +136,23 @@ class _CountedChecks:
     def __init__(self, callback: EarlyStopping, epoch: int) -> None:
         self.epoch = epoch
         self._callback, self._check = callback, STOPPING_CHECK.of(callback)
+        self._before: list[tuple[int, int, dict[str, Any]]] = []
+        """The optimizer steps, the micro-batches, and the callback's state, ahead of each look since the last step."""
         STOPPING_CHECK.put(callback, self)
 
     def __call__(self, trainer: Trainer) -> None:
+        step, micro_batches = trainer.global_step, trainer.fit_loop.epoch_loop.batch_progress.total.ready
+        self._before = [one for one in self._before if one[0] == step]
+        self._before.append((step, micro_batches, self._callback.state_dict()))
         self._check(trainer)
         self.epoch = trainer.current_epoch
+
+    def set_back(self, callbacks: dict[str, Any], micro_batches: int) -> bool:
+        """In a checkpoint: to ahead of what it has seen since so many micro-batches; whether there is something."""
+        state = next((state for _, seen_at, state in self._before if seen_at > micro_batches), None)
+        if state is not None:
+            callbacks[self._callback.state_key] = state
+        return state is not None
 
     def end(self) -> None:
         vars(self._callback).pop(STOPPING_CHECK.name, None)

@@ -11,7 +11,15 @@ from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 
-from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, STATES_TO_LOAD
+from course_lib._lightning import (
+    BATCHES_THAT_STEPPED,
+    COMBINED_LOADER,
+    DATA_FETCHER,
+    LAST_BATCH_REACHED,
+    RESTARTING,
+    SKIP_BACKWARD,
+    STATES_TO_LOAD,
+)
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 
@@ -122,6 +130,49 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     if any(not isinstance(loader, ResumableDataLoader) for loader, _ in not_loaded):
         iter(DATA_FETCHER.of(fit_loop))
     return False
+
+
+def stopped_within_epoch(trainer: Trainer) -> bool:
+    """Whether the run was told to stop there, by a callback or ``max_steps``."""
+    # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.
+    fit_loop = trainer.fit_loop
+    progress: Any = fit_loop.epoch_progress.current
+    return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
+
+
+def go_on_with_next_epoch(trainer: Trainer) -> bool:
+    """Where an epoch has ended; returns whether it was saved in the hook of its last batch, without that end."""
+    # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
+    # the run for one that was stopped within the epoch, and trains the first batches of it again.
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
+    without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
+    if without_its_end:
+        # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
+        # taken in it would begin it again. It asks whether the epoch that ended had as many batches as the next one,
+        # which may have more of them, on fewer ranks or in the epoch that StochasticWeightAveraging adds; and it looks
+        # for a validation that was passed, which draws.
+        fit_loop.reset_restart_stage()
+        RESTARTING.put(fit_loop, False)
+        epoch_loop.batch_progress.increment_completed()
+        BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) + 1)
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
+    if fit_loop.restarted_on_epoch_start:
+        # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
+        # And it does not count this one as begun: a checkpoint that is saved here again would be that of no epoch.
+        progress: Any = fit_loop.epoch_progress.current
+        progress.ready = progress.completed + 1
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
+    if fit_loop.restarted_on_epoch_end:
+        fit_loop.epoch_progress.increment_completed()
+        RESTARTING.put(fit_loop, False)
+        fit_loop.epoch_loop.restarting = False
+        fit_loop.reset_restart_stage()
+        fit_loop.epoch_loop.reset_restart_stage()
+    return without_its_end
 
 
 def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:

@@ -25,9 +25,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
-    BATCHES_THAT_STEPPED,
     DATA_FETCHER,
-    LAST_BATCH_REACHED,
     MODULE_MODE,
     RESTARTING,
     RESULTS,
@@ -54,10 +52,12 @@ from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     callbacks_of_kind,
     finders_of,
+    go_on_with_next_epoch,
     make_no_step_in_averaging_epoch,
     restore_loaders,
     save_nothing_for_the_exception,
     skippers_of,
+    stopped_within_epoch,
     why_loaders_are_elsewhere,
 )
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
@@ -73,10 +73,11 @@ class ExactResume(Callback):
     A checkpoint that is taken inside a window of ``accumulate_grad_batches`` micro-batches is set back to the window's
     start: the loops' counters, the states of the training loader and of the data module, and the module's buffers
     (BatchNorm's running statistics). Parameters, optimizers and schedules have not changed since. The run that resumes
-    trains the whole window. So is one that is taken when a run has been told to stop within an epoch (``max_time``,
-    ``max_steps``): the run that resumes trains the rest of the epoch, which Lightning leaves out. Where an
-    ``EarlyStopping`` had ended the run, it stays so, with a warning. (Lightning trains on.) Any other checkpoint
-    between windows stays as it is.
+    trains the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks and modules of
+    your own save is not set back: count optimizer steps there, not micro-batches.) So is a checkpoint that is taken
+    when a run has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains the rest
+    of the epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a warning.
+    (Lightning trains on.) Any other checkpoint between windows stays as it is.
 
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
@@ -232,7 +233,7 @@ class ExactResume(Callback):
             self._seed_generators(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if not _stopped_within_epoch(trainer):
+        if not stopped_within_epoch(trainer):
             self._remember(trainer, pl_module)
         self._seed_generators(trainer)
 
@@ -253,10 +254,11 @@ class ExactResume(Callback):
         within_step = begun and self._stepping and not updated
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
-        elif (begun and not updated) or _stopped_within_epoch(trainer):
+        elif (begun and not updated) or stopped_within_epoch(trainer):
             started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
             own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
+            self._deciders.set_back(checkpoint["callbacks"], own, self._window_end.micro_batches)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.
             self._window_end.put_loader_state_into(checkpoint, trainer)
@@ -277,7 +279,7 @@ class ExactResume(Callback):
         at_end = _metrics.resumes_at_an_epochs_end(trainer)
         ended = _metrics.epoch_that_ended(trainer)
         no_hook_comes = at_end and self._averaged_epoch is not None  # else the checkpoint does not know
-        if (_go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
+        if (go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         self._judge_checkpoint(trainer)
@@ -385,47 +387,6 @@ class ExactResume(Callback):
             raise CheckpointError(why)
         if why:
             rank_zero_warn(why)
-
-
-def _stopped_within_epoch(trainer: Trainer) -> bool:
-    # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.
-    fit_loop = trainer.fit_loop
-    progress: Any = fit_loop.epoch_progress.current
-    return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
-
-
-def _go_on_with_next_epoch(trainer: Trainer) -> bool:
-    # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
-    # the run for one that was stopped within the epoch, and trains the first batches of it again.
-    fit_loop = trainer.fit_loop
-    epoch_loop = fit_loop.epoch_loop
-    last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
-    without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
-    if without_its_end:
-        # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
-        # taken in it would begin it again. It asks whether the epoch that ended had as many batches as the next one,
-        # which may have more of them, on fewer ranks or in the epoch that StochasticWeightAveraging adds; and it looks
-        # for a validation that was passed, which draws.
-        fit_loop.reset_restart_stage()
-        RESTARTING.put(fit_loop, False)
-        epoch_loop.batch_progress.increment_completed()
-        BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) + 1)
-        epoch_loop.restarting = False
-        epoch_loop.reset_restart_stage()
-    if fit_loop.restarted_on_epoch_start:
-        # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
-        # And it does not count this one as begun: a checkpoint that is saved here again would be that of no epoch.
-        progress: Any = fit_loop.epoch_progress.current
-        progress.ready = progress.completed + 1
-        epoch_loop.restarting = False
-        epoch_loop.reset_restart_stage()
-    if fit_loop.restarted_on_epoch_end:
-        fit_loop.epoch_progress.increment_completed()
-        RESTARTING.put(fit_loop, False)
-        fit_loop.epoch_loop.restarting = False
-        fit_loop.reset_restart_stage()
-        fit_loop.epoch_loop.reset_restart_stage()
-    return without_its_end
 
 
 def _window_length(trainer: Trainer) -> int:

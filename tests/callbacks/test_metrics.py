@@ -5,6 +5,7 @@ import torch
 import torchmetrics
 from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import EarlyStopping
+from torch.utils.data import DataLoader
 
 from course_lib.callbacks import CheckpointError, ExactResume
 from course_lib.launch import RankError, run_ranks
@@ -145,3 +146,41 @@ def test_an_end_of_an_epoch_that_is_yet_to_come_is_refused_where_a_stop_goes_by_
     validated_steps(tmp_path, SavesAndEnds(tmp_path, 5, False))
     with pytest.raises(CheckpointError, match="an EarlyStopping goes by a metric that is yet to come"):
         validated_steps(tmp_path, resumes=True)
+
+
+@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+def test_validations_within_a_window_that_is_trained_again_are_seen_once(tmp_path):
+    class Hand(Callback):
+        """Saves behind each micro-batch, and counts them, which nobody sets back."""
+
+        seen = 0
+
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            self.seen += 1
+            if not trainer.ckpt_path:
+                trainer.save_checkpoint(tmp_path / f"{self.seen}.ckpt")
+
+        def state_dict(self):
+            return {"seen": self.seen}
+
+        def load_state_dict(self, state_dict):
+            self.seen = state_dict["seen"]
+
+    class Constant(CountingModule):
+        def validation_step(self, batch):
+            self.log("val", 1.0)
+
+    def fit(ckpt_path=None):
+        stop, hand, module = EarlyStopping("val", patience=8), Hand(), Constant()
+        flags = dict(max_epochs=9, accumulate_grad_batches=4, val_check_interval=2)
+        loader = ResumableDataLoader(torch.arange(20.0), batch_size=2)
+        trainer = quiet_trainer(callbacks=[ExactResume(), stop, hand], **flags)
+        trainer.fit(module, loader, DataLoader(range(4), 2), ckpt_path=ckpt_path, weights_only=False)
+        return stop.wait_count, module.weight.item(), hand.seen
+
+    whole = fit()
+    assert whole[::2] == (8, 18)  # nine validations, of two micro-batches each
+    for saved in (3, 7, 13):  # each behind a validation in its window
+        resumed = fit(tmp_path / f"{saved}.ckpt")
+        assert resumed[:2] == whole[:2]
+        assert resumed[2] > whole[2]

@@ -256,8 +256,6 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
         run = replace(run, batch_norm=run.smallest_batch > 1)
-    if run.stops_early == "val" and (run.accumulate_grad_batches > 1 or run.windows_by_epoch):
-        run = replace(run, val_check_interval=None)  # it stops within a window, whose micro-batches come to nothing
     over_epochs = run.validates_every is None
     if (run.val_check_interval or 0) > run.fewest_batches and not over_epochs:
         run = replace(run, val_check_interval=None)

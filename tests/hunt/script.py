@@ -95,9 +95,10 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     elif run.accumulate_grad_batches > 1:
         flags["accumulate_grad_batches"] = run.accumulate_grad_batches
     if run.stops_early:
-        callbacks.append(
-            f"EarlyStopping({run.stops_early!r}, patience=1, check_on_train_epoch_end={run.stops_early == 'loss'})"
-        )
+        # Validations within a window see the same weights.
+        patience = 4 if run.stops_early == "val" and run.val_check_interval is not None else 1
+        at_end = run.stops_early == "loss"
+        callbacks.append(f"EarlyStopping({run.stops_early!r}, patience={patience}, check_on_train_epoch_end={at_end})")
     by_hand = run.saves == "by hand"
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
