@@ -185,7 +185,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
     windows = about in ("windows", "averages", "a loop")
-    inside = ("by hand", "a time", "an exception", "validation") if trainer else LOOP_SAVES
+    # A ModelCheckpoint saves once a step: within a window, an exception and a reader's own hand save most often.
+    inside = (*("by hand", "an exception") * 2, "a time", "validation") if trainer else LOOP_SAVES
     run = DrawnRun(
         samples=samples,
         trainer=trainer,
@@ -221,7 +222,10 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         clips_values=trainer and draw(rarely),
         ranks=ranks,
         saves=draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES)),
-        kills=tuple(draw(_kills(several, steps * epochs)) for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))),
+        kills=tuple(
+            draw(_kills(several, steps * epochs, windows and draw(often)))
+            for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))
+        ),
         same_objects=trainer and several == 1 and draw(rarely),
     )
     if about == "a loop" and "ExactAccumulation" in callbacks:
@@ -279,8 +283,9 @@ def _at_an_epochs_end(kill: Kill) -> Kill:
 
 
 @st.composite
-def _kills(draw: st.DrawFn, ranks: int, micro_batches: int) -> Kill:
+def _kills(draw: st.DrawFn, ranks: int, micro_batches: int, within_a_window: bool) -> Kill:
     places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
+    places = ("forward", "start", "end") if within_a_window else places
     return Kill(
         micro_batch=draw(st.integers(1, max(1, min(micro_batches, 12)))),
         place=draw(one_of(*places)),
