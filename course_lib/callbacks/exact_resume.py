@@ -343,8 +343,8 @@ class ExactResume(Callback):
         self._handles, self._swaps = [], []
 
     def _begin_step(self, trainer: Trainer) -> None:
-        self._stepping = True
         refuse_what_ddp_never_reduces([trainer.model])
+        self._stepping = True
 
     def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._stepping = False
