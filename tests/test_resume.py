@@ -450,3 +450,27 @@ def test_overfit_batches_makes_the_loader_again_with_what_it_was_given(tmp_path)
 def test_arrays_and_defaults_are_torchs():
     loader = ResumableDataLoader(np.arange(10), batch_size=4, drop_last=True)
     assert [b.tolist() for b in loader] == [[0, 1, 2, 3], [4, 5, 6, 7]]
+
+
+def test_what_a_wrapped_sampler_remembers_otherwise_begins_again():
+    class CountsItsRuns(SequentialSampler):
+        runs = 0
+
+        def __iter__(self):
+            self.runs += 1
+            return ((index * self.runs) % 11 for index in range(11))
+
+    def loader():
+        return ResumableDataLoader(
+            range(11), batch_sampler=ShardedBatchSampler(BatchSampler(CountsItsRuns(range(11)), 3, drop_last=False))
+        )
+
+    def batches(loader):
+        return [batch.tolist() for batch in loader]
+
+    whole = loader()
+    first, second = batches(whole), batches(whole)
+    stopped, resumed = loader(), loader()
+    assert batches(stopped) == first
+    resumed.load_state_dict(stopped.state_dict())
+    assert batches(resumed) == first != second  # the bound that the docstring says

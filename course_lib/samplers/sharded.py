@@ -38,6 +38,9 @@ class ShardedBatchSampler(EpochBatchSampler):
     It runs again within an epoch where it was replaced, or an attribute of it or of a sampler inside it was set. What
     is changed in place (an element of its list of weights) counts from the next epoch on.
 
+    What a resume deals rests on that: on the seed and the epoch. A wrapped sampler that remembers something else of its
+    earlier epochs (how often it has run) begins again, and so deals other batches than without the stop.
+
     Args:
         batch_sampler: Has ``__iter__``; its ``set_epoch``, if any, is called. Uneven batches are welcome.
         split: ``False``: each rank takes whole batches, in turn. ``True``: each batch is cut into one part a rank, so
