@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
@@ -153,6 +153,12 @@ def test_a_schedule_in_words():
 # ------------------------------------------------------------------------------------------------- the plan
 
 
+def limited(steps, limit_train_batches):
+    if isinstance(limit_train_batches, float):
+        limit_train_batches = int(len(steps) * limit_train_batches)
+    return steps[:limit_train_batches]
+
+
 @settings(max_examples=200, deadline=None)
 @given(st.randoms(use_true_random=False))
 def test_a_plan_is_what_is_counted_by_hand(rng):
@@ -160,15 +166,15 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
     schedule, tail = random_schedule(rng, n, world_size), rng.choice(["spread", "drop", "pad"])
     limit, max_steps = rng.choice([1.0, 1.0, 3, 0.5]), rng.choice([-1, -1, 7])
     run = dict(world_size=world_size, max_epochs=4, max_steps=max_steps, limit_train_batches=limit, tail=tail)
-    epochs = list(by_hand(n, schedule, world_size, tail, epochs=4))
-    if any(total < world_size for steps in epochs for _, total, _ in steps):
-        with pytest.raises(ValueError, match="without an empty batch"):
-            schedule.plan(n, **run)
-        return
-    plan = schedule.plan(n, **run)
     windows, batches = [], 0
-    for epoch, steps in enumerate(epochs):
-        of_epoch = steps[:limit] if isinstance(limit, int) else steps[: int(len(steps) * limit)]
+    for epoch, steps in enumerate(by_hand(n, schedule, world_size, tail, epochs=4)):
+        if len(windows) == max_steps:
+            break
+        if any(total < world_size for _, total, _ in steps):
+            with pytest.raises(ValueError, match=f"in epoch {epoch} without an empty batch"):
+                schedule.plan(n, **run)
+            return
+        of_epoch = limited(steps, limit)
         if not of_epoch:
             break
         for update in dict.fromkeys(update for *_, update in of_epoch):
@@ -176,11 +182,46 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
             if len(windows) != max_steps:
                 windows.append((epoch, places[0], places[-1] + 1, of_epoch[places[0]][0]))
                 batches += len(places)
+    plan = schedule.plan(n, **run)
     assert [(w.epoch, w.start, w.stop) for w in plan.windows] == [window[:3] for window in windows]
     assert (plan.total_steps, plan.micro_batches, plan.micro_batches_unused) == (len(windows), batches, 0)
     sizes = [windows[step][3] for step in plan.optimizer_step_of_stages]
     assert sizes == [stage.size for _, stage in plan.sizes]
     assert plan.explain() and plan.table()
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.randoms(use_true_random=False))
+def test_a_run_is_refused_for_the_epochs_alone_that_it_comes_to(rng):
+    n, world_size = rng.randint(1, 20), rng.randint(2, 3)
+    schedule = random_schedule(rng, n, world_size)
+    limit, max_steps = rng.choice([1.0, 1.0, 2, 3, 0.5]), rng.choice([-1, *range(1, 12)])
+    epochs = list(by_hand(n, schedule, world_size, epochs=4))
+    batches, updates = [], {}
+    for epoch, steps in enumerate(epochs):
+        of_epoch = limited(steps, limit)
+        if not of_epoch:
+            break
+        for number, (*_, update) in enumerate(of_epoch):
+            step = updates.setdefault((epoch, update), len(updates))
+            if max_steps == -1 or step < max_steps:
+                batches.append((epoch, number, step))
+    assume(batches)
+    place = rng.randrange(len(batches))
+    epoch, number, steps_done = batches[place]
+    comes = (epoch for epoch, *_ in batches[place:] if any(total < world_size for _, total, _ in epochs[epoch]))
+    refused = next(comes, None)
+
+    sampler = ScheduledBatchSampler(n, schedule)
+    sampler.num_replicas, sampler.rank = world_size, 0  # as of a process group, which the constructor does not ask
+    sampler.set_epoch(epoch)
+    sampler.load_state_dict(sampler.state_dict(number))
+    run = dict(max_steps=max_steps, steps_done=steps_done, limit_train_batches=limit)
+    if refused is None:
+        sampler.check_epochs(4, **run)
+    else:
+        with pytest.raises(ValueError, match=f"in epoch {refused} without an empty batch"):
+            sampler.check_epochs(4, **run)
 
 
 @settings(max_examples=100, deadline=None)
@@ -230,7 +271,7 @@ def windows_by_addition(n, schedule, world_size, tail, limit, epochs):
     """The windows of a run, and in each the samples of the rank that has most, added up step by step."""
     windows = []
     for epoch, steps in enumerate(by_hand(n, schedule, world_size, tail, epochs=epochs)):
-        of_epoch = steps[:limit] if isinstance(limit, int) else steps[: int(len(steps) * limit)]
+        of_epoch = limited(steps, limit)
         for update in dict.fromkeys(update for *_, update in of_epoch):
             places = [i for i, step in enumerate(of_epoch) if step[2] == update]
             samples = sum(-(-of_epoch[i][1] // world_size) for i in places)

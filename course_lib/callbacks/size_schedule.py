@@ -63,8 +63,8 @@ class SizeScheduleDataModule(LightningDataModule):
     Raises:
         MisconfigurationException: The Trainer's flags and the schedule don't go together.
         ValueError: Accumulation would change within an epoch; ``effective_batch_size`` does not divide on these ranks;
-            or ``tail="spread"`` cannot deal an epoch to them: said before the first batch, in a run of ``max_steps``
-            when that epoch comes.
+            or ``tail="spread"`` cannot deal an epoch to them: said before the first batch; with manual optimization
+            and ``max_steps``, when that epoch comes.
     """
 
     trainer: Any
@@ -167,9 +167,16 @@ class SizeScheduleDataModule(LightningDataModule):
         loader = self._next_loader()
         self._loader = None if self.reload else loader
         loader.set_epoch(epoch)  # before the Trainer asks for its length
-        if trainer.max_steps == -1 and not self._epochs_are_checked:
+        # With manual optimization nobody knows how many steps an epoch makes, nor which one max_steps ends.
+        countable = trainer.max_steps == -1 or trainer.lightning_module.automatic_optimization
+        if countable and not self._epochs_are_checked:
             sampler: Any = loader.batch_sampler
-            sampler.check_epochs(trainer.max_epochs)
+            sampler.check_epochs(
+                trainer.max_epochs,
+                max_steps=trainer.max_steps,
+                steps_done=trainer.global_step,
+                limit_train_batches=trainer.limit_train_batches,
+            )
             self._epochs_are_checked = True
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         if isinstance(windows, dict):

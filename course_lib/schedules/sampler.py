@@ -15,7 +15,7 @@ from course_lib.samplers.epoch import accelerator_deals
 from course_lib.samplers.equal_steps import check_position
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule
-from course_lib.schedules.schedule_plan import SchedulePlan
+from course_lib.schedules.schedule_plan import SchedulePlan, scheduled_epochs
 from course_lib.schedules.sized import SizedIndex
 from course_lib.schedules.walk import (
     EqualSteps,
@@ -139,14 +139,38 @@ class ScheduledBatchSampler(EpochBatchSampler):
             )
         return self.plan(**run)
 
-    def check_epochs(self, max_epochs: int = -1) -> None:
-        """Raise the ValueError of an epoch that comes before ``max_epochs`` and cannot be dealt to these ranks."""
+    def check_epochs(
+        self,
+        max_epochs: int = -1,
+        *,
+        max_steps: int = -1,
+        steps_done: int = 0,
+        limit_train_batches: int | float = 1.0,
+    ) -> None:
+        """Raise the ValueError of an epoch that a run would come to from here and that cannot be dealt to these ranks.
+
+        ``max_steps`` and ``steps_done`` are optimizer steps of the run, at its end and until here.
+        """
         world_size, _ = self._world()
         place = self._here(world_size)
-        for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
-            if 0 <= max_epochs <= alike.first:
-                return
-            refuse_empty_batches(alike.dealt)
+        left = self._steps_left(self._position, world_size)
+        if isinstance(limit_train_batches, float):
+            limit_of_epoch = int((self._steps_before + left) * limit_train_batches)
+        else:
+            limit_of_epoch = limit_train_batches
+        for _ in scheduled_epochs(
+            self.schedule.all_stages,
+            self.num_samples,
+            self.tail,
+            place,
+            world_size,
+            steps_done=steps_done,
+            max_epochs=max_epochs,
+            max_steps=max_steps,
+            limit_train_batches=limit_train_batches,
+            limit_at_place=max(0, limit_of_epoch - self._steps_before),
+        ):
+            pass
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)

@@ -172,33 +172,19 @@ def plan_schedule(
             f"limit_train_batches alone, got {limit!r}"
         )
     place = RunPosition(epoch, position, steps_done, position)
-
-    def spans() -> Iterator[ScheduledEpochs]:
-        for group in epochs(all_stages, num_samples, tail, place, world_size):
-            if group.first > place.epoch and max_epochs != -1 and group.first >= max_epochs:
-                break
-            refuse_empty_batches(group.dealt)
-            stop = group.stop
-            if max_epochs != -1:
-                stop = max_epochs if stop is None else min(stop, max_epochs)
-                stop = max(stop, group.first)
-            first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
-            yield ScheduledEpochs(
-                first_epoch=group.first,
-                stop_epoch=stop,
-                num_samples=num_samples - (place.position if group.first == place.epoch else 0),
-                world_size=world_size,
-                per_rank_batch_size=first_stage.batch_size,
-                accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
-                drop_last=tail == "drop",
-                limit_train_batches=limit,
-                short_window="step",
-                dealt=tuple(equal.batches() for equal in group.dealt),
-                equal_steps=group.dealt,
-            )
-
+    dealt = scheduled_epochs(
+        all_stages,
+        num_samples,
+        tail,
+        place,
+        world_size,
+        steps_done=steps_done,
+        max_epochs=max_epochs,
+        max_steps=max_steps,
+        limit_train_batches=limit,
+    )
     return SchedulePlan.of_spans(
-        spans(),
+        dealt,
         num_samples=num_samples,
         world_size=world_size,
         drop_last=tail == "drop",
@@ -209,3 +195,52 @@ def plan_schedule(
         samples_done=samples_done,
         all_stages=all_stages,
     )
+
+
+def scheduled_epochs(
+    all_stages: Stages,
+    num_samples: int,
+    tail: SamplerTail,
+    place: RunPosition,
+    world_size: int,
+    *,
+    steps_done: int,
+    max_epochs: int,
+    max_steps: int,
+    limit_train_batches: int | float,
+    limit_at_place: int | None = None,
+) -> Iterator[ScheduledEpochs]:
+    """The epochs that a run reaches from a place on; an epoch that cannot be dealt is refused as it is reached.
+
+    ``steps_done`` are the run's optimizer steps before the place. Where epochs are cut, the schedule has counted more:
+    for it, an epoch counts in full. ``limit_at_place``: the batches that are left to the epoch of the place.
+    """
+    steps = steps_done
+    for group in epochs(all_stages, num_samples, tail, place, world_size):
+        first = group.first == place.epoch
+        if not first and (0 <= max_epochs <= group.first or 0 <= max_steps <= steps):
+            return
+        refuse_empty_batches(group.dealt)
+        stop = group.stop
+        if max_epochs != -1:
+            stop = max_epochs if stop is None else min(stop, max_epochs)
+            stop = max(stop, group.first)
+        first_stage = group.dealt[0].stage if group.dealt else all_stages.stages[0]
+        span = ScheduledEpochs(
+            first_epoch=group.first,
+            stop_epoch=stop,
+            num_samples=num_samples - (place.position if first else 0),
+            world_size=world_size,
+            per_rank_batch_size=first_stage.batch_size,
+            accumulate_grad_batches=all_stages.window_size(first_stage, world_size),
+            drop_last=tail == "drop",
+            limit_train_batches=limit_train_batches if limit_at_place is None or not first else limit_at_place,
+            short_window="step",
+            dealt=tuple(equal.batches() for equal in group.dealt),
+            equal_steps=group.dealt,
+        )
+        yield span
+        if not span.batches:  # which ends a run
+            return
+        if stop is not None:
+            steps += span.steps * (stop - group.first)
