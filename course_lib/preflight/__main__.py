@@ -21,6 +21,7 @@ from course_lib._words import in_a_line
 from course_lib.preflight import NotPlayed, PreflightReport, preflight, preflight_loop, preflight_script
 
 READY, FINDINGS, NOT_JUDGED = 0, 1, 2
+OPTIONS = ("--skip", "--allow-unjudged", "--json", "--seconds", "--ranks", "--plot")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -58,7 +59,8 @@ def _parser(what: str) -> argparse.ArgumentParser:
 
 def _run_judged(words: list[str]) -> tuple[PreflightReport, str | None]:
     parser = _parser("a training run before it starts")
-    parser.epilog = "A script is given by its path: … train.py [its arguments]; see … --help train.py"
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = f"For a script, by its path, which stands behind these options:\n\n{_script_parser().format_help()}"
     parser.add_argument("make_run", metavar="package.module:make_run", help="returns (trainer, model, data)")
     parser.add_argument("--deep", action="store_true", help="make the checks that take longer as well")
     parser.add_argument("--seconds", type=float, default=20.0, help="what each trial may take (20)")
@@ -68,13 +70,26 @@ def _run_judged(words: list[str]) -> tuple[PreflightReport, str | None]:
 
 
 def _script_judged(words: list[str], script: str, arguments: list[str]) -> tuple[PreflightReport, str | None]:
+    parser = _script_parser()
+    options = vars(parser.parse_args(words))
+    ours = [word for word in arguments if word.partition("=")[0] in OPTIONS]
+    if ours:
+        print(
+            f"{', '.join(ours)} stands behind {script}, so the script gets it: what preflight is to take stands before "
+            "the path.",
+            file=sys.stderr,
+        )
+    json_file = options.pop("json")
+    return preflight_script(script, arguments, **options), json_file
+
+
+def _script_parser() -> argparse.ArgumentParser:
     parser = _parser("a training script before it starts, by playing it to its end; its own arguments stand behind it")
+    parser.usage = "%(prog)s [options] train.py [its arguments]"
     parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that the play may take (300)")
     parser.add_argument("--ranks", type=int, default=1, help="processes that torchrun would start (1)")
     parser.add_argument("--plot", metavar="FILE", dest="picture", help="write a picture of the night there, a PNG")
-    options = vars(parser.parse_args(words))
-    json_file = options.pop("json")
-    return preflight_script(script, arguments, **options), json_file
+    return parser
 
 
 def made(place: str) -> Any:

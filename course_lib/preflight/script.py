@@ -109,6 +109,8 @@ def preflight_script(
             judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
             if journal.trainer:
                 add_fit(judgement, fit_of(journal, asked, skip))
+            if picture is not None:
+                judgement.notes.append(f"The picture of the night is {os.fspath(picture)}")
             report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
             if picture is not None:
                 from course_lib.timelapse.picture import draw_night
@@ -215,7 +217,10 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
             made = counted(counts["backward passes"], "backward pass", "backward passes")
         why = f"the play was ended after {made}, before the script's end{_steered(journal)}"
         if journal.end != CUT:
-            why = f"the script fails after {made}, maybe for want of values that training gives:\n{journal.says}"
+            why = (
+                f"the script fails after {made}. If it does not when it is run by itself, it asks for a value that a "
+                f"play does not have:\n{journal.says}"
+            )
         for name in ("length", "horizon"):
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))

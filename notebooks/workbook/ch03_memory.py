@@ -216,6 +216,10 @@ CARDS = (8, 16, 24, 80)
 """GB of usual cards; as their makers count, in 10**9 bytes."""
 
 
+FORK = "fork" if "fork" in torch.multiprocessing.get_all_start_methods() else None
+"""How workers are started that share the pages of this process; None: here they are spawned, and cannot."""
+
+
 class Records(Dataset[int]):
     """A Python object for each sample."""
 

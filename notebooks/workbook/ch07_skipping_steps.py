@@ -65,13 +65,20 @@ def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float =
     Each rank notes, in ``rank0.txt`` and ``rank1.txt`` of the folder, the steps whose backward pass came back.
     """
     with tempfile.TemporaryDirectory() as folder:
-        try:
-            run_ranks(train, args=(folder, *arguments), timeout=seconds, backend="gloo")
-            print("both ranks came to the end")
-        except RankTimeout as error:
-            print("\n".join(_where_they_wait(error)))
-        for rank in (0, 1):
-            noted = [int(step) for step in (Path(folder) / f"rank{rank}.txt").read_text().split()]
+        notes = [Path(folder) / f"rank{rank}.txt" for rank in (0, 1)]
+        for patience in (seconds, 10 * seconds):  # where ranks are spawned, their first step may take seconds
+            for note in notes:
+                note.unlink(missing_ok=True)
+            try:
+                run_ranks(train, args=(folder, *arguments), timeout=patience, backend="gloo")
+                told = "both ranks came to the end"
+            except RankTimeout as error:
+                told = "\n".join(_where_they_wait(error))
+            if all(note.exists() for note in notes):
+                break
+        print(told)
+        for rank, note in enumerate(notes):
+            noted = [int(step) for step in note.read_text().split()]
             print(f"rank {rank}: backward came back in steps {noted}")
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from course_lib.preflight.__main__ import main
+from course_lib.preflight.__main__ import OPTIONS, main
 from course_lib.preflight.script import NotPlayed, preflight_script
 from course_lib.timelapse import play
 
@@ -145,7 +145,7 @@ def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: s
     assert (report.ok, report.findings) == (None, ())
     assert set(report.failed) == {"length", "horizon"}
     assert "the script fails after 3" in report.not_judged["length"]
-    assert "for want of values that training gives" in report.not_judged["length"]
+    assert "it asks for a value that a play does not have" in report.not_judged["length"]
     assert "window" in report.passed
 
 
@@ -228,11 +228,22 @@ def test_the_door_of_the_shell(tmp_path: Path):
     assert (facts["micro-batches"], facts["optimizer steps"], facts["scheduler steps"]) == (42, 12, 12)
     first, last = facts["rate of the first, the last step"]
     assert (first, round(last, 6)) == (0.01, 0.00017)
-    assert picture.read_bytes().startswith(b"\x89PNG")
+    assert picture.read_bytes().startswith(b"\x89PNG") and f"The picture of the night is {picture}" in " ".join(
+        done.stdout.split()
+    )
 
 
 def test_what_the_shell_is_told_of_a_script_that_cannot_be_played(capsys: pytest.CaptureFixture[str]):
     assert main([str(SCRIPTS / "classifier.py"), "--epochs", "two"]) == 2
     assert "invalid int value: 'two'" in capsys.readouterr().err
-    assert main(["nowhere.py"]) == 2
-    assert "there is no script 'nowhere.py'" in capsys.readouterr().err
+    assert main(["nowhere.py", "--plot=night.png", "--lr", "3"]) == 2
+    told = capsys.readouterr().err
+    assert "there is no script 'nowhere.py'" in told
+    assert "--plot=night.png stands behind nowhere.py, so the script gets it" in told
+
+
+def test_its_help_has_the_options_of_a_script_as_well(capsys: pytest.CaptureFixture[str]):
+    with pytest.raises(SystemExit):
+        main(["--help"])
+    told = capsys.readouterr().out
+    assert "--deep" in told and all(told.count(option) for option in OPTIONS)

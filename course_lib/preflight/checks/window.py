@@ -14,6 +14,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._tensors import parameters_of
+from course_lib._words import counted, plural
 from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun, seed_as_another_process
 
@@ -217,10 +218,14 @@ def _wrong(window: Compared, k: int) -> Judgement:
     sizes = window.batch_sizes
     which = "The last window of an epoch" if window.last else "The first window of an epoch"
     shown = ", ".join(map(str, sizes[:8])) + (", …" if len(sizes) > 8 else "")
-    holds = f"{which}, micro-batches of {shown} samples,"
+    holds = f"{which}, {plural(len(sizes), 'a micro-batch', 'micro-batches')} of {shown} samples,"
     exact = "Return (loss_sum, count) and use callbacks.ExactAccumulation, or course_lib.accumulation.accumulate."
     if window.factor is not None:
-        short = f": it holds {len(sizes)} micro-batches and is divided by {k}" if len(sizes) < k else ""
+        short = (
+            f": it holds {counted(len(sizes), 'micro-batch', 'micro-batches')} and is divided by {k}"
+            if len(sizes) < k
+            else ""
+        )
         says = f"{holds} steps with {window.factor:.3g} times the gradient of one big batch{short}."
         means = f"Its samples count {window.factor:.3g} times as much as those of a window of {k} micro-batches."
     else:

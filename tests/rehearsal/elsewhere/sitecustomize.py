@@ -16,7 +16,7 @@ if METHOD == "spawn":
     get_context = multiprocessing.get_context
 
     def spawning(method=None):
-        """There is no fork server."""
-        return get_context("spawn" if method in ("forkserver", "fork") else method)
+        """There is no fork server; macOS has fork, for those who ask for it by name."""
+        return get_context("spawn" if method == "forkserver" else method)
 
     multiprocessing.get_context = spawning
