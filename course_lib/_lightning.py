@@ -81,6 +81,11 @@ RESUMING = Private(
     "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"
 )
 STATES_TO_LOAD = Private("_FitLoop", "_combined_loader_states_to_load", "loaders, which go on from their states")
+LOADERS_MADE_IN = Private(
+    "_FitLoop",
+    "_last_train_dl_reload_epoch",
+    "the epoch in which the training loaders were made, for when they are again",
+)
 LOADER_STATES = Private("CombinedLoader", "_state_dicts", "the states of a trial's loaders")
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
 LOADED_CHECKPOINT = Private("_CheckpointConnector", "_loaded_checkpoint", "what a run that is resumed had done")

@@ -77,6 +77,16 @@ def refuse_a_second_fit(trainer: Trainer) -> None:
             )
 
 
+def refuse_two_averages(trainer: Trainer) -> None:
+    """Each WeightAveraging saves the module's weights under one name, and takes what it finds there for its own."""
+    averages = [type(one).__name__ for one in callbacks_of_kind(trainer, WeightAveraging)]
+    if len(averages) > 1:
+        raise MisconfigurationException(
+            f"{' and '.join(averages)} in one run: a checkpoint has room for the average of one, and in a validation "
+            "each would put the other's away. Take one"
+        )
+
+
 def begin_as_in_a_new_process(trainer: Trainer) -> None:
     """For a run that is resumed with the same objects: what WeightAveraging does not save."""
     for callback in callbacks_of_kind(trainer, WeightAveraging):

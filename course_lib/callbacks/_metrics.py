@@ -33,6 +33,10 @@ def has_plateaus(trainer: Trainer) -> bool:
     return len(_plateaus_of_epochs(trainer)) > 0
 
 
+def has_plateaus_of_steps(trainer: Trainer) -> bool:
+    return any(config.reduce_on_plateau and config.interval == "step" for config in trainer.lr_scheduler_configs)
+
+
 def make_the_validation_that_was_due(trainer: Trainer, was_under_way: bool) -> None:
     """Have a run that goes on within an epoch, ahead of a validation or within it, begin with all of it."""
     epoch_loop = trainer.fit_loop.epoch_loop

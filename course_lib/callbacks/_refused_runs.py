@@ -8,8 +8,10 @@ from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
 
 from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
@@ -88,9 +90,44 @@ def refused_resumes(trainer: Trainer, own: dict[str, Any]) -> Iterator[str]:
             "this checkpoint was saved behind a ModelPruning's cut. It holds zeros, and not the masks that keep them: "
             "they would be trained again. Resume from a checkpoint ahead of the first cut"
         )
+    if own.get("moved_unseen"):
+        yield (
+            f"this checkpoint was saved within the first window of its life, in which the module itself has moved "
+            f"{own['moved_unseen'][0]}: no optimizer has it, and what it was when the window began is not known. "
+            "Resume from another one"
+        )
+    if own.get("plateau_waits"):
+        yield (
+            'this checkpoint was saved at a batch\'s end, ahead of the step of a ReduceLROnPlateau with "interval": '
+            '"step", which Lightning would leave out. Resume from one of an epoch\'s end, and save there; or step the '
+            'schedule once an epoch, with "interval": "epoch"'
+        )
     for finder in finders_of(trainer):
         yield (
             f"a {type(finder).__name__} tries a fit of its own ahead of this one, and Lightning goes on from what was "
             "before that, with the weights of this checkpoint and without its place. Leave it out where a run is "
             "resumed: the learning rate that it found is in the checkpoint, and a batch size is the loader's"
         )
+
+
+def why_within_a_window(progress: dict[str, Any], k: int) -> str:
+    """Why a checkpoint of a run without ExactResume is refused, by its counts of batches, or ``""``."""
+    done = progress["current"]["processed"]
+    if progress["is_last_batch"] or not done % k:
+        return ""
+    return (
+        f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, by a run "
+        "without ExactResume: it does not hold their gradients, so their samples would be lost. Resume from a "
+        "checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the callbacks"
+    )
+
+
+def warn_of_what_has_not_run(pl_module: LightningModule, own: dict[str, Any]) -> None:
+    """Where a checkpoint was saved in a callback's hook, ahead of one of the module that Lightning calls later."""
+    for hook in own.get("hooks_that_wait", ()):
+        if is_overridden(hook, pl_module):
+            rank_zero_warn(
+                f"this checkpoint was saved at a batch's end, ahead of {type(pl_module).__name__}.{hook}, which "
+                "Lightning does not call again for it: if that moves a weight, an average or a rate, the run is "
+                "another one. Then resume from an older checkpoint"
+            )

@@ -9,13 +9,15 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import nn
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor, nn
 
 from course_lib._lightning import (
     BATCHES_THAT_STEPPED,
     COMBINED_LOADER,
     DATA_FETCHER,
     LAST_BATCH_REACHED,
+    LOADERS_MADE_IN,
     RESTARTING,
     SKIP_BACKWARD,
     STATES_TO_LOAD,
@@ -80,6 +82,14 @@ def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     return schedulers[0].scheduling if schedulers else None
 
 
+def window_length(trainer: Trainer) -> int:
+    """The micro-batches of a window in this epoch, as a GradientAccumulationScheduler has it, or else the Trainer."""
+    windows = accumulation_by_epoch(trainer)
+    if windows is None:
+        return trainer.accumulate_grad_batches
+    return windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
+
+
 def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
     """In the epoch that StochasticWeightAveraging adds for BatchNorm's statistics; before each of its micro-batches.
 
@@ -92,6 +102,31 @@ def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
         trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
 
 
+def count_batches_passed_over(trainer: Trainer, *, begun: bool, ended: bool) -> None:
+    """Count a batch that was passed over as begun and ended; ``begun`` and ``ended`` say it of the one read last.
+
+    Where ``on_train_batch_start`` returns -1, or a ``collate_fn`` None, Lightning counts the batch as read alone, and
+    from then on takes checkpoints for those of other moments than they were saved at.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    for counts in (progress.total, progress.current):
+        counts.started = counts.processed = counts.ready - (not begun)
+        counts.completed = counts.ready - (not ended)
+
+
+def load_in_its_precision(trainer: Trainer, pl_module: LightningModule, state: dict[str, Tensor]) -> None:
+    """Load a module's state once more, in the precision in which it was trained.
+
+    Lightning loads it first and converts the module behind that, which rounds what ``precision="64-true"`` had.
+    """
+    own = pl_module.state_dict()
+    if any(
+        tensor.is_floating_point() and own[name].dtype != tensor.dtype for name, tensor in state.items() if name in own
+    ):
+        trainer.precision_plugin.convert_module(pl_module)
+        pl_module.load_state_dict(state, strict=pl_module.strict_loading)
+
+
 def finders_of(trainer: Trainer) -> list[Callback]:
     """Those that try fits of their own when a ``fit`` starts."""
     return [*callbacks_of_kind(trainer, LearningRateFinder), *callbacks_of_kind(trainer, BatchSizeFinder)]
@@ -100,9 +135,10 @@ def finders_of(trainer: Trainer) -> list[Callback]:
 def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     """Put loaders where those of a Trainer that was not stopped would be; where an epoch has ended, at the next one.
 
-    Lightning loads no states where it takes an epoch for one that has not begun, or that is over. And it ends an epoch
-    by its own count: a loader that is restored there has the epoch's (empty) rest to deliver, and Lightning would take
-    that for the next epoch.
+    Lightning loads no states where it takes an epoch for one that has not begun, or that is over, or where a module has
+    asked for ``estimated_stepping_batches``: for that it makes the loaders before it knows their states. And it ends an
+    epoch by its own count: a loader that is restored there has the epoch's (empty) rest to deliver, and Lightning would
+    take that for the next epoch.
 
     Returns:
         Whether the iterators that Lightning has made are of the epoch that ended.
@@ -114,7 +150,7 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     STATES_TO_LOAD.put(fit_loop, [])  # a second fit begins an epoch of its own
     own = [loader for loader in stateful if isinstance(loader, MiniDataLoader | ResumableDataLoader)]
     for loader, state in not_loaded:
-        if not isinstance(loader, ResumableDataLoader):
+        if next_epoch is None or not isinstance(loader, ResumableDataLoader):
             loader.load_state_dict(state)
         if next_epoch is not None and loader not in own:
             iter(loader)  # over what is left of the epoch that ended: what torchdata's loader draws next follows
@@ -127,9 +163,24 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
         # A loader without a state draws its next order when it is iterated, which was before this run's seeds; and one
         # that is not ours was iterated over what its state left of the epoch that ended.
         return any(left) or len(loaders) > len(own)
-    if any(not isinstance(loader, ResumableDataLoader) for loader, _ in not_loaded):
+    if not_loaded:
         iter(DATA_FETCHER.of(fit_loop))
     return False
+
+
+def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
+    """Count ``reload_dataloaders_every_n_epochs`` from the epoch in which a checkpoint's loaders were made."""
+    fit_loop, epoch = trainer.fit_loop, trainer.current_epoch
+    if made_in is None or not trainer.reload_dataloaders_every_n_epochs:
+        return
+    if LOADERS_MADE_IN.of(fit_loop) < epoch:  # for the end of the epoch before; those of this one come now, if due
+        LOADERS_MADE_IN.put(fit_loop, made_in)
+    if 0 < epoch - made_in < trainer.reload_dataloaders_every_n_epochs:
+        LOADERS_MADE_IN.put(fit_loop, made_in)
+        rank_zero_warn(
+            f"the loaders of epoch {epoch} had been made in epoch {made_in}, and are made again now: "
+            "train_dataloader() must give the same in both, and what it gives in later epochs comes when it was due"
+        )
 
 
 def stopped_within_epoch(trainer: Trainer) -> bool:
@@ -211,6 +262,36 @@ class _PassedOver:
 
     def __call__(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
         vars(self.callback).pop("on_exception", None)
+
+
+def save_behind_own_hook(trainer: Trainer, pl_module: LightningModule, ran: Callable[[], None]) -> Callable[[], None]:
+    """Have the callbacks that save at a batch's end do so behind the module's own ``on_train_batch_end``.
+
+    Lightning calls the callbacks first, and what the module does there (an average, a rate) would be in no checkpoint.
+    ``ran`` is called between the two. Returns what puts the hooks back.
+    """
+    savers = list(trainer.checkpoint_callbacks)
+    own = pl_module.on_train_batch_end
+
+    def on_train_batch_end(*batch: Any, **named: Any) -> None:
+        own(*batch, **named)
+        ran()
+        for saver in savers:
+            type(saver).on_train_batch_end(saver, trainer, pl_module, *batch, **named)
+
+    for saver in savers:
+        vars(saver)["on_train_batch_end"] = _does_nothing
+    put_back = replace_methods(pl_module, on_train_batch_end=on_train_batch_end)
+
+    def undo() -> None:
+        put_back()
+        for saver in savers:
+            vars(saver).pop("on_train_batch_end", None)
+
+    return undo
+
+
+def _does_nothing(*_: Any, **__: Any) -> None: ...
 
 
 def replace_methods(module: nn.Module, **functions: Callable[..., Any]) -> Callable[[], None]:

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from lightning.pytorch import Trainer
 
-from course_lib.callbacks import _averages
 from course_lib.callbacks._trainer import skippers_of
 
 BATCH_PROGRESS = "epoch_loop.batch_progress"
@@ -19,7 +17,6 @@ class WindowEnd(NamedTuple):
     loops: dict[str, Any]
     """The state of the fit loop: its counters, and the training loader's state."""
     datamodule: dict[str, Any] | None
-    buffers: dict[str, Tensor]
     skippers: dict[str, dict[str, Any]]
     """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
     gathered: dict[str, Any] | None
@@ -30,13 +27,10 @@ class WindowEnd(NamedTuple):
         return int(self.loops[BATCH_PROGRESS]["total"]["ready"])
 
     @classmethod
-    def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer, pl_module: LightningModule) -> WindowEnd:
-        trained = _averages.trained_state(checkpoint)
-        names = dict(pl_module.named_buffers()).keys() & trained.keys()
+    def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer) -> WindowEnd:
         return cls(
             loops=checkpoint["loops"]["fit_loop"],
             datamodule=checkpoint.get(datamodule_key(trainer)),
-            buffers={name: trained[name] for name in names},
             skippers={
                 skipper.state_key: checkpoint["callbacks"][skipper.state_key]
                 for skipper in skippers_of(trainer)
@@ -48,9 +42,6 @@ class WindowEnd(NamedTuple):
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:
         checkpoint["loops"]["fit_loop"] = self.loops
         self.put_loader_state_into(checkpoint, trainer)
-        trained = _averages.trained_state(checkpoint)
-        for name in self.buffers.keys() & trained.keys():
-            trained[name] = self.buffers[name]
         checkpoint["callbacks"].update(self.skippers)
 
     def put_loader_state_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:

@@ -16,16 +16,19 @@ seed, the window's place in the run and the rank.*
 from __future__ import annotations
 
 import copy
+from contextlib import ExitStack
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import (
     DATA_FETCHER,
+    LOADERS_MADE_IN,
     MODULE_MODE,
     RESTARTING,
     RESULTS,
@@ -47,19 +50,26 @@ from course_lib.callbacks._refused_runs import (
     refuse_orders_that_overfitting_leaves,
     refuse_windows_of_evaluations,
     refused_resumes,
+    warn_of_what_has_not_run,
+    why_within_a_window,
 )
 from course_lib.callbacks._trainer import (
-    accumulation_by_epoch,
     callbacks_of_kind,
+    count_batches_passed_over,
     finders_of,
     go_on_with_next_epoch,
+    load_in_its_precision,
+    make_loaders_again_when_due,
     make_no_step_in_averaging_epoch,
     restore_loaders,
+    save_behind_own_hook,
     save_nothing_for_the_exception,
     skippers_of,
     stopped_within_epoch,
     why_loaders_are_elsewhere,
+    window_length,
 )
+from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
 
 
@@ -71,12 +81,14 @@ class ExactResume(Callback):
     """Checkpoints from which a run goes on as if it had not been stopped, wherever they were taken.
 
     A checkpoint that is taken inside a window of ``accumulate_grad_batches`` micro-batches is set back to the window's
-    start: the loops' counters, the states of the training loader and of the data module, and the module's buffers
-    (BatchNorm's running statistics). Parameters, optimizers and schedules have not changed since. The run that resumes
-    trains the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks and modules of
-    your own save is not set back: count optimizer steps there, not micro-batches.) So is a checkpoint that is taken
-    when a run has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains the rest
-    of the epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a warning.
+    start: the loops' counters, the states of the training loader and of the data module, the module's buffers
+    (BatchNorm's running statistics), the parameters that no optimizer has and the module itself moves (a momentum
+    encoder), and the rates. Other parameters, optimizers and schedules have not changed since. Buffers with
+    ``persistent=False`` that training has changed are saved, too. (Lightning forgets them.) The run that resumes trains
+    the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks and modules of your own
+    save is not set back: count optimizer steps there, not micro-batches.) So is a checkpoint that is taken when a run
+    has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains the rest of the
+    epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a warning.
     (Lightning trains on.) Any other checkpoint between windows stays as it is.
 
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
@@ -92,6 +104,11 @@ class ExactResume(Callback):
     ``ReduceLROnPlateau`` or an ``EarlyStopping`` that goes by the training loss sees that of the whole epoch.
     (Lightning begins the mean again.) A validation that was due within the epoch, or under way, is made. (Lightning
     passes it over, or makes a part of it.)
+
+    A ``ModelCheckpoint`` that saves at a batch's end does so behind the module's own ``on_train_batch_end``, so that
+    what that does is saved. (Lightning calls it last, and not again.) A callback of your own that saves there comes
+    ahead of it, and at an epoch's last batch all come ahead of the module's own ``on_train_epoch_end``: a resume warns
+    that these have not run.
 
     Parameters that were frozen or unfrozen during the run, and parts in eval mode, are so again; a warning names them.
     (A checkpoint of Lightning does not hold it: what a ``BaseFinetuning`` had unfrozen, it leaves frozen.)
@@ -116,14 +133,15 @@ class ExactResume(Callback):
 
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
-            ``StochasticWeightAveraging`` that has been in a fit before; or a ``CombinedLoader`` of a resumable loader
-            and one of another length, but for the mode ``"min_size"``; or LBFGS with windows of several micro-batches;
-            or ``overfit_batches`` with one of ``course_lib.samplers`` that shuffles in a plain DataLoader, which
-            Lightning leaves as it is on one device.
+            ``StochasticWeightAveraging`` that has been in a fit before; or two ``WeightAveraging``; or a
+            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
+            LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
+            shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now. Or a
             parameter is trained that was frozen when DDP wrapped the module.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or behind
+            by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
+            batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind
             an epoch's last batch where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
             of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
@@ -131,22 +149,25 @@ class ExactResume(Callback):
             ``LearningRateFinder`` or ``BatchSizeFinder`` is among the callbacks.
     """
 
+    _seed: int | None
+    _window_end: WindowEnd | None
+    _since_ranks: dict[str, int] | None
+    _averaged_epoch: int | None
+    _unstepped: Unstepped | None
+    _loaded: dict[str, Any]
+    """What a checkpoint held of this callback."""
+    _turns_to_next_epoch: bool
+    _window_begun: bool
+    _went_on: bool
+
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
         self.reseed = reseed
         self.strict = strict
         self._brought = False
-        self._seed: int | None = None
-        self._window_end: WindowEnd | None = None
-        self._since_ranks: dict[str, int] | None = None
-        self._averaged_epoch: int | None = None
-        self._deciders = _metrics.Deciders()
-        self._modes: dict[str, list[str]] | None = None
-        self._next_epoch_begun = self._within_validation = False
-        self._validated_at = -1
-        self._metrics = _metrics.EpochMetrics()
-        self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
         self._handles: list[Any] = []
+        self._replaced = ExitStack()
         self._swaps: list[_averages.CountedSwaps] = []
+        self._forget()
 
     # ------------------------------------------------------------------------------------------------- hooks
 
@@ -159,6 +180,7 @@ class ExactResume(Callback):
                 f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
             )
         _averages.refuse_a_second_fit(trainer)
+        _averages.refuse_two_averages(trainer)
         self._forget()
         self._since_ranks = {"world_size": trainer.world_size, "steps_done": 0, "samples_done": 0}
 
@@ -167,7 +189,7 @@ class ExactResume(Callback):
         if finders_of(trainer) and own and own["seed"] is None:
             return  # what a finder puts back when it has found: nothing is trained yet
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
-        self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer, pl_module))
+        self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer))
         self._resumed = True
         _averages.begin_as_in_a_new_process(trainer)
         # Else an epoch whose validation is over in the checkpoint ends the next one, too, ahead of its first batch.
@@ -178,6 +200,8 @@ class ExactResume(Callback):
         self._loaded_own = own is not None
         for why in refused_resumes(trainer, own or {}):
             self._refuse(trainer, why)
+        warn_of_what_has_not_run(pl_module, own or {})
+        load_in_its_precision(trainer, pl_module, _averages.trained_state(checkpoint))
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
         self._window_end = self._window_end._replace(gathered=gathered)
@@ -193,6 +217,9 @@ class ExactResume(Callback):
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._swaps = _averages.counted_swaps(trainer)
         self._deciders.watch(trainer)
+        if is_overridden("on_train_batch_end", pl_module):
+            self._replaced.callback(save_behind_own_hook(trainer, pl_module, self._own_hook_ran))
+        self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
         for optimizer in trainer.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._begin_step(trainer)))
         self._seed_generators(trainer)
@@ -207,9 +234,14 @@ class ExactResume(Callback):
         self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        count_batches_passed_over(trainer, begun=False, ended=False)
+        self._batch_has_ended = self._before_own_hook = False
+        if not self._window_begun and self._unstepped is not None:  # behind all that the module's own hooks did
+            self._unstepped.keep()
+            self._window_begun = True
         if self._resumed:
             # The scheduler does it in on_train_epoch_start, which is not called here, and refuses it in on_train_start.
-            trainer.accumulate_grad_batches = _window_length(trainer)
+            trainer.accumulate_grad_batches = window_length(trainer)
             if _metrics.has_plateaus(trainer):
                 RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
         make_no_step_in_averaging_epoch(trainer)
@@ -220,10 +252,15 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
+        count_batches_passed_over(trainer, begun=True, ended=False)
+        self._batch_has_ended = self._before_own_hook = True
         self._metrics.gather_on(trainer)
         if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
             self._remember(trainer, pl_module)
             self._seed_generators(trainer)
+
+    def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._before_own_hook = False
 
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._handles:  # training has begun, and this is no sanity check
@@ -233,6 +270,8 @@ class ExactResume(Callback):
             self._seed_generators(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        count_batches_passed_over(trainer, begun=True, ended=True)
+        self._batch_has_ended = self._before_own_hook = False
         if not stopped_within_epoch(trainer):
             self._remember(trainer, pl_module)
         self._seed_generators(trainer)
@@ -252,29 +291,45 @@ class ExactResume(Callback):
         schedulers = epoch_loop.scheduler_progress.current
         updated = progress.processed == progress.ready and not SHOULD_ACCUMULATE.of(epoch_loop)()
         within_step = begun and self._stepping and not updated
+        own["plateau_waits"] = self._batch_has_ended and updated and _metrics.has_plateaus_of_steps(trainer)
+        own["loaders_made_in"] = LOADERS_MADE_IN.of(trainer.fit_loop)
+        own["hooks_that_wait"] = ["on_train_batch_end"] * self._before_own_hook
+        own["hooks_that_wait"] += ["on_train_epoch_end"] * (
+            self._batch_has_ended and epoch_loop.batch_progress.is_last_batch
+        )
+        state, set_back = _averages.trained_state(checkpoint), False
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
         elif (begun and not updated) or stopped_within_epoch(trainer):
             started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
             own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
+            set_back = self._window_begun
+            own["moved_unseen"] = (
+                self._unstepped.set_back(state, checkpoint["optimizer_states"]) if set_back and self._unstepped else []
+            )
             self._deciders.set_back(checkpoint["callbacks"], own, self._window_end.micro_batches)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.
             self._window_end.put_loader_state_into(checkpoint, trainer)
         else:
             own["gathered"] = self._metrics.state(trainer)
+        if self._unstepped is not None:
+            own["not_persistent"] = self._unstepped.not_persistent(state, set_back=set_back)
 
     def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
         if self._window_end is None or not self._resumed or self._went_on:
             return
         self._went_on = True
-        put_modes(trainer, pl_module, self._modes)
+        put_modes(trainer, pl_module, self._loaded.get("modes"))
+        put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
-        _metrics.make_the_validation_that_was_due(trainer, self._within_validation)
-        if not self._next_epoch_begun:  # else the checkpoint is set back to a window's start behind all that
+        _metrics.make_the_validation_that_was_due(trainer, self._loaded.get("within_validation", False))
+        if not self._loaded.get(
+            "next_epoch_begun"
+        ):  # else the checkpoint is set back to a window's start behind all that
             self._refuse(trainer, self._deciders.end_the_epoch(trainer, pl_module))
         at_end = _metrics.resumes_at_an_epochs_end(trainer)
         ended = _metrics.epoch_that_ended(trainer)
@@ -282,7 +337,8 @@ class ExactResume(Callback):
         if (go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
-        self._judge_checkpoint(trainer)
+        if not self._loaded_own:
+            self._refuse(trainer, why_within_a_window(self._window_end.loops[BATCH_PROGRESS], window_length(trainer)))
         why = why_loaders_are_elsewhere(trainer, self._window_end.loops[BATCH_PROGRESS])
         self._refuse(trainer, why, strict=self.strict and not self._brought)
         self._refuse(trainer, self._metrics.why_refused(trainer))
@@ -290,6 +346,7 @@ class ExactResume(Callback):
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
+        make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)
         self._deciders.end_a_run_that_was_stopped(trainer)
@@ -300,7 +357,7 @@ class ExactResume(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
-            put_modes(trainer, pl_module, self._modes)
+            put_modes(trainer, pl_module, self._loaded.get("modes"))
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on
@@ -322,19 +379,23 @@ class ExactResume(Callback):
         self._seed = state_dict["seed"]
         self._averaged_epoch = state_dict.get("averaged_epoch")
         self._deciders = _metrics.Deciders(state_dict)
-        self._modes = state_dict.get("modes")
-        self._next_epoch_begun = state_dict.get("next_epoch_begun", False)
-        self._within_validation = state_dict.get("within_validation", False)
+        self._loaded = state_dict
 
     # ------------------------------------------------------------------------------------------------- helpers
 
     def _forget(self) -> None:
-        self._seed = self._window_end = self._since_ranks = self._averaged_epoch = None
-        self._deciders, self._modes, self._validated_at = _metrics.Deciders(), None, -1
-        self._metrics, self._next_epoch_begun, self._within_validation = _metrics.EpochMetrics(), False, False
-        self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = self._stepping = False
+        self._seed = self._window_end = self._since_ranks = self._averaged_epoch = self._unstepped = None
+        self._deciders, self._metrics = _metrics.Deciders(), _metrics.EpochMetrics()
+        self._loaded = {}
+        self._validated_at = -1
+        self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = False
+        self._stepping = self._window_begun = self._batch_has_ended = self._before_own_hook = False
+
+    def _own_hook_ran(self) -> None:
+        self._before_own_hook = False
 
     def _remove_hooks(self, pl_module: LightningModule) -> None:
+        self._replaced.close()
         for handle in self._handles:
             handle.remove()
         for swaps in self._swaps:
@@ -347,12 +408,11 @@ class ExactResume(Callback):
         self._stepping = True
 
     def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._stepping = False
+        self._stepping, self._window_begun = False, False
         loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
         self._window_end = WindowEnd(
             loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
             datamodule=copy.deepcopy(datamodule_state(trainer)),
-            buffers={name: buffer.detach().clone() for name, buffer in pl_module.named_buffers()},
             skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
             gathered=self._metrics.state(trainer),
         )
@@ -368,33 +428,12 @@ class ExactResume(Callback):
             assert self._seed is not None
             seed_generators(self._seed, micro_batches, trainer.global_rank)
 
-    def _judge_checkpoint(self, trainer: Trainer) -> None:
-        assert self._window_end is not None
-        progress = self._window_end.loops[BATCH_PROGRESS]
-        done, k = progress["current"]["processed"], _window_length(trainer)
-        if not self._loaded_own and not progress["is_last_batch"] and done % k:
-            self._refuse(
-                trainer,
-                f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, "
-                "by a run without ExactResume: it does not hold their gradients, so their samples would be lost. "
-                "Resume from a checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the "
-                "callbacks",
-            )
-
     def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:
         if why and (self.strict if strict is None else strict):
             save_nothing_for_the_exception(trainer)
             raise CheckpointError(why)
         if why:
             rank_zero_warn(why)
-
-
-def _window_length(trainer: Trainer) -> int:
-    """The micro-batches of a window in this epoch, as a GradientAccumulationScheduler has it, or else the Trainer."""
-    windows = accumulation_by_epoch(trainer)
-    if windows is None:
-        return trainer.accumulate_grad_batches
-    return windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
 
 
 def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: bool = True) -> None:

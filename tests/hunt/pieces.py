@@ -73,6 +73,8 @@ class DrawnRun:
     by_hand: bool = False
     """Whether the module steps two optimizers by itself."""
     schedule: str = ""
+    asks_length: bool = False
+    """Whether the module asks for ``estimated_stepping_batches`` where it makes its optimizers."""
     callbacks: tuple[str, ...] = ("ExactResume",)
     """In this order, the averages among them."""
     bad_sample: int | None = None
@@ -246,6 +248,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         run = replace(run, more_epochs=1)
     if trainer and several == 1 and not run.by_hand and draw(rarely):
         run = replace(run, frozen=True, thaws=True)
+    if trainer and not run.windows_by_epoch and draw(rarely):  # which Lightning cannot estimate
+        run = replace(run, asks_length=True)
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
     return _without_what_others_refuse(run)
 

@@ -127,6 +127,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
         "thaws": run.thaws,
+        "asks_length": "self.trainer.estimated_stepping_batches" if run.asks_length else "",
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
         "reduction": "sum" if sums else "mean",
         "returned": "(loss, len(y))" if sums else "loss",

@@ -144,6 +144,7 @@ class Module(LightningModule):
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):
+        $asks_length
         return $optimizers
 
 

@@ -337,6 +337,16 @@ FOUND = {
         saves="a time",
         kills=(Kill(4, "end"), Kill(4, "end")),
     ),
+    # For that, Lightning makes the loaders ahead of their states, and loads none: the epoch's order began again.
+    "a module that asks how long the run is": DrawnRun(
+        samples=11, schedule="one cycle", asks_length=True, kills=(Kill(4), Kill(2))
+    ),
+    "the same on two ranks, with a worker": DrawnRun(
+        samples=21, workers=(1,), accumulate_grad_batches=2, asks_length=True, ranks=(2,), kills=(Kill(5, "end"),)
+    ),
+    "the same with sizes that follow a schedule": DrawnRun(
+        samples=15, batch_size=3, sized=True, asks_length=True, max_epochs=3, kills=(Kill(8), Kill(3))
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.

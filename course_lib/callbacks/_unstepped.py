@@ -1,0 +1,114 @@
+"""What no optimizer steps: a module's buffers, the parameters that its own code moves, and the rates that it sets.
+
+They change within a window (BatchNorm's statistics, a momentum encoder), so a checkpoint that is set back to a window's
+start needs them as they were there. A buffer with ``persistent=False`` is in no checkpoint of Lightning's at all.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Collection, Iterator, Mapping
+from typing import Any
+
+import torch
+from lightning.pytorch import LightningModule, Trainer
+from torch import Tensor
+
+from course_lib._tensors import parameters_of
+
+
+class Unstepped:
+    """What the module's own code moves, as it was when the window began.
+
+    Parameters that no optimizer has are mostly frozen, and may be most of the model. So they are copied only where
+    they have been seen to move from one window to the next; three numbers of each are looked at.
+    """
+
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, restored: Collection[str] = ()) -> None:
+        held = {id(parameter) for optimizer in trainer.optimizers for parameter in parameters_of(optimizer)}
+        self._module, self._optimizers = pl_module, trainer.optimizers
+        named = pl_module.named_parameters(remove_duplicate=False)
+        self._parameters = {name: one for name, one in named if id(one) not in held and type(one.data) is Tensor}
+        self._seen = self._looks()
+        self._moved: set[str] = set()
+        self._kept: dict[str, Tensor] = {}
+        self._settings: list[list[dict[str, Any]]] = []
+        self._restored = set(restored)
+        self._at_first = {name: _version(buffer) for name, buffer in self._buffers()}
+
+    def keep(self) -> None:
+        """Remember it all, ahead of a window's first micro-batch."""
+        self._moved |= self._moved_since()
+        self._seen = self._looks()
+        moved = ((name, self._parameters[name]) for name in self._moved)
+        self._kept = {name: tensor.detach().clone() for name, tensor in (*self._buffers(), *moved)}
+        groups = (optimizer.param_groups for optimizer in self._optimizers)
+        self._settings = [[copy.deepcopy(_settings(group)) for group in of_one] for of_one in groups]
+
+    def set_back(self, state: dict[str, Any], optimizer_states: list[dict[str, Any]]) -> list[str]:
+        """Put it into a module's state, and the rates into those of its optimizers.
+
+        Returns the names of parameters that have moved since, and were not known to do so.
+        """
+        for optimizer_state, settings in zip(optimizer_states, self._settings, strict=False):
+            groups = optimizer_state["param_groups"]  # some may have come since
+            optimizer_state["param_groups"] = [
+                *(group | own for group, own in zip(groups, settings, strict=False)),
+                *groups[len(settings) :],
+            ]
+        for name in self._kept.keys() & state.keys():
+            state[name] = self._kept[name]
+        return sorted(self._moved_since() - self._kept.keys())
+
+    def not_persistent(self, state: Mapping[str, Any], *, set_back: bool) -> dict[str, Tensor]:
+        """The buffers that are not in a module's state and have changed since the run began."""
+        changed = {
+            name: self._kept.get(name, buffer) if set_back else buffer
+            for name, buffer in self._buffers()
+            if name not in state and (name in self._restored or _version(buffer) != self._at_first.get(name))
+        }
+        return {name: buffer.detach().clone() for name, buffer in changed.items()} if state else {}
+
+    def _buffers(self) -> Iterator[tuple[str, Tensor]]:
+        return self._module.named_buffers(remove_duplicate=False)
+
+    def _moved_since(self) -> set[str]:
+        return {name for name, look in self._looks().items() if look != self._seen.get(name)}
+
+    def _looks(self) -> dict[str, tuple[object, ...]]:
+        named = [(name, one.detach()) for name, one in self._parameters.items() if one.numel()]
+        numbers: dict[str, list[float]] = {}
+        for device in {one.device for _, one in named}:
+            there = [(name, one) for name, one in named if one.device == device]
+            some = torch.stack([torch.stack([one[place] for place in _places(one)]).float() for _, one in there])
+            numbers |= zip((name for name, _ in there), some.tolist(), strict=True)
+        # Through .data a parameter moves without a new version.
+        return {name: (*_version(one), *map(str, numbers[name])) for name, one in named}
+
+
+def put_not_persistent(pl_module: LightningModule, buffers: Mapping[str, Tensor]) -> None:
+    """Put back what :meth:`Unstepped.not_persistent` gave."""
+    for name, value in buffers.items():
+        owner, _, own_name = name.rpartition(".")
+        part = pl_module.get_submodule(owner)
+        buffer = getattr(part, own_name, None)
+        if isinstance(buffer, Tensor) and buffer.shape == value.shape:
+            with torch.no_grad():
+                buffer.copy_(value)
+        else:
+            setattr(part, own_name, value.to(pl_module.device))
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    """The rate of a group of parameters, its weight decay, and so on."""
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _places(tensor: Tensor) -> list[tuple[int, ...]]:
+    """The first, the middle and the last number of a tensor."""
+    return [tuple(int((size - 1) * share) for size in tensor.shape) for share in (0, 0.5, 1)]
+
+
+def _version(tensor: Tensor) -> tuple[int, int]:
+    """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
+    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version

@@ -1,0 +1,350 @@
+"""What a module's own code does beside its optimizer: a run that is stopped anywhere ends as one that was not."""
+
+import copy
+import functools
+import itertools
+import random
+import warnings
+
+import pytest
+import torch
+from lightning.pytorch import LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch import nn
+from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.swa_utils import AveragedModel
+from torch.utils.data import DataLoader, Dataset, default_collate
+
+from course_lib.callbacks import CheckpointError, ExactResume
+from course_lib.callbacks._unstepped import Unstepped
+from course_lib.resume import ResumableDataLoader
+from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, same
+from tests.trainer_oracle import quiet_trainer
+
+
+class Samples(Dataset):
+    def __init__(self, n=11):
+        generator = torch.Generator().manual_seed(1)
+        self.x, self.y = torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)
+
+    def __len__(self):
+        return len(self.x)
+
+    def __getitem__(self, index):
+        return self.x[index], self.y[index], index
+
+
+class Plain(LightningModule):
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            self.net = nn.Sequential(nn.Linear(3, 4), nn.Tanh(), nn.Linear(4, 1))
+        self.trained = []
+
+    def loss(self, x, y):
+        return nn.functional.mse_loss(self.net(x), y)
+
+    def training_step(self, batch):
+        x, y, indices = batch
+        self.trained.append(indices.tolist())
+        for callback in self.trainer.callbacks:
+            if isinstance(callback, Dies):
+                callback.at("forward")
+        return self.loss(x, y)
+
+    def validation_step(self, batch):
+        self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]))
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW(self.net.parameters(), lr=0.05)
+
+
+class AsksHowLongItIs(Plain):
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = OneCycleLR(optimizer, 0.1, total_steps=self.trainer.estimated_stepping_batches)
+        return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
+
+
+class MomentumEncoder(Plain):
+    def __init__(self):
+        super().__init__()
+        self.target = copy.deepcopy(self.net).requires_grad_(False)
+
+    def loss(self, x, y):
+        return super().loss(x, y) + nn.functional.mse_loss(self.net(x), self.target(x))
+
+    def move(self):
+        for mine, its in zip(self.net.parameters(), self.target.parameters(), strict=True):
+            with torch.no_grad():
+                its.lerp_(mine, 0.1)
+
+    def on_train_batch_start(self, batch, batch_idx):
+        self.move()
+
+
+class MovedThroughItsData(MomentumEncoder):
+    def on_train_batch_start(self, batch, batch_idx): ...
+
+    def on_before_zero_grad(self, optimizer):
+        self.move()
+
+    def move(self):
+        for mine, its in zip(self.net.parameters(), self.target.parameters(), strict=True):
+            its.data = its.data * 0.9 + mine.data * 0.1
+
+
+class Weighted(Plain):
+    def __init__(self, persistent=True):
+        super().__init__()
+        self.register_buffer("weight", torch.ones(()), persistent=persistent)
+
+    def loss(self, x, y):
+        return super().loss(x, y) * self.weight
+
+
+class MovesABufferAtAnEpochsEnd(Weighted):
+    def on_train_epoch_end(self):
+        self.weight.mul_(0.5)
+
+
+class KeepsABufferToItself(Weighted):
+    def __init__(self):
+        super().__init__(persistent=False)
+
+    def loss(self, x, y):
+        loss = super().loss(x, y)
+        if self.training:
+            self.weight = 0.9 * self.weight + 0.1 * loss.detach()
+        return loss
+
+
+class AveragesAtABatchsEnd(Plain):
+    def __init__(self):
+        super().__init__()
+        self.average = AveragedModel(self.net)
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.average.update_parameters(self.net)
+        self.optimizers().param_groups[0]["lr"] *= 0.95
+
+
+class EndsAnEpochEarly(Plain):
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if self.current_epoch == 1 and batch_idx == 4 else None
+
+
+class GetsNoneNowAndThen(Plain):
+    """Its loader's ``collate_fn`` returns None for a batch that cannot be used."""
+
+
+class TrainsInFloat64(Plain): ...
+
+
+class LearnsMoreLater(Plain):
+    """Its loader is made again in every other epoch, with more samples from epoch 2 on."""
+
+
+class Curriculum(LightningDataModule):
+    def train_dataloader(self):
+        return loader(Samples(11 if self.trainer.current_epoch < 2 else 15))
+
+    def val_dataloader(self):
+        return held_out()
+
+
+def usable(samples):
+    return None if samples[0][2] % 5 == 0 else default_collate(samples)
+
+
+def loader(samples=None, collate_fn=None):
+    return ResumableDataLoader(samples or Samples(), batch_size=2, shuffle=True, seed=3, collate_fn=collate_fn)
+
+
+def held_out():
+    return DataLoader(Samples(4), 2)
+
+
+def life(kind, folder, saves, k=1, dies=None, checkpoint=None, callbacks=(), **flags):
+    """The module behind its training; a life that is killed comes back as None."""
+    torch.manual_seed(0)
+    module = kind()
+    data = dict(train_dataloaders=loader(), val_dataloaders=held_out())
+    if kind is GetsNoneNowAndThen:
+        data["train_dataloaders"] = loader(collate_fn=usable)
+    if kind is TrainsInFloat64:
+        flags["precision"] = "64-true"
+    if kind is LearnsMoreLater:
+        data, flags["reload_dataloaders_every_n_epochs"] = dict(datamodule=Curriculum()), 2
+    saver = ModelCheckpoint(folder, save_top_k=-1, **SAVES[saves])
+    callbacks = [*callbacks, ExactResume(), *([dies] if dies else []), saver]
+    flags = dict(max_epochs=3, accumulate_grad_batches=k, val_check_interval=2) | flags
+    trainer = quiet_trainer(callbacks=callbacks, enable_checkpointing=True, **flags)
+    try:
+        trainer.fit(module, ckpt_path=checkpoint, weights_only=False, **data)
+    except Killed:
+        return None
+    return module
+
+
+KINDS = [
+    AsksHowLongItIs,
+    MomentumEncoder,
+    MovedThroughItsData,
+    MovesABufferAtAnEpochsEnd,
+    KeepsABufferToItself,
+    AveragesAtABatchsEnd,
+    EndsAnEpochEarly,
+    GetsNoneNowAndThen,
+    TrainsInFloat64,
+    LearnsMoreLater,
+]
+TOLD = [
+    "ignore:the loaders of epoch",
+    "ignore:train_dataloader yielded None",
+    "ignore:Checkpoint directory",
+    "ignore:The dirpath has changed",
+]
+
+
+def state_of(module):
+    return [*module.state_dict().values(), *module.buffers()]
+
+
+def from_the_newest(kind, folder, refused, *case, **arguments):
+    """A life that goes on from the newest checkpoint that is neither refused nor warned of."""
+    while path := newest(folder):
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="this checkpoint was saved at a batch's end, ahead of")
+            try:
+                return life(kind, folder, *case, checkpoint=path, **arguments)
+            except (CheckpointError, UserWarning) as error:
+                refused.append(str(error))
+                path.unlink()
+    return life(kind, folder, *case, **arguments)
+
+
+@pytest.mark.filterwarnings(*TOLD)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(kind, tmp_path, request):
+    rng = random.Random(kind.__name__)
+    cases = list(itertools.product(SAVES, (1, 3), ("start", "forward", "end", "validation")))
+    thorough = request.config.getoption("--thorough")
+    for number, (saves, k, place) in enumerate(cases if thorough else rng.sample(cases, 6)):
+        whole = life(kind, tmp_path / f"whole {number}", saves, k)
+        folder, refused, last = tmp_path / f"{number}", [], None
+        for killed_at in (2 * rng.randint(2, 5), 2 * rng.randint(1, 2), None):
+            dies = None if killed_at is None else Dies(killed_at, place)
+            last = last or from_the_newest(kind, folder, refused, saves, k, dies=dies)
+        case = f"{saves}, windows of {k}, killed at its {place}, refused: {refused}"
+        assert whole.trained[len(whole.trained) - len(last.trained) :] == last.trained, case
+        assert same(state_of(whole), state_of(last)), case
+
+
+def test_the_control_of_the_harness_differs_without_the_callback(tmp_path, monkeypatch):
+    monkeypatch.setitem(life.__globals__, "ExactResume", lambda: ModelCheckpoint(tmp_path / "no saves", save_top_k=0))
+    whole = life(AsksHowLongItIs, tmp_path / "whole", "every step")
+    assert life(AsksHowLongItIs, tmp_path / "killed", "every step", dies=Dies(9, "forward")) is None
+    last = life(AsksHowLongItIs, tmp_path / "killed", "every step", checkpoint=newest(tmp_path / "killed"))
+    assert not same(state_of(whole), state_of(last))
+
+
+class StepsAPlateauByBatches(Plain):
+    def training_step(self, batch):
+        loss = super().training_step(batch)
+        self.log("loss", loss)
+        return loss
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0)
+        return {"optimizer": optimizer, "lr_scheduler": dict(scheduler=schedule, interval="step", monitor="loss")}
+
+
+def test_a_checkpoint_ahead_of_a_plateaus_step_is_refused(tmp_path):
+    assert life(StepsAPlateauByBatches, tmp_path, "every step", dies=Dies(9, "forward")) is None
+    with pytest.raises(CheckpointError, match="ahead of the step of a ReduceLROnPlateau"):
+        life(StepsAPlateauByBatches, tmp_path, "every step", checkpoint=newest(tmp_path))
+    at_epochs_ends = functools.partial(life, StepsAPlateauByBatches, saves="every epoch", limit_val_batches=0)
+    whole = at_epochs_ends(tmp_path / "whole")
+    assert at_epochs_ends(tmp_path / "epochs", dies=Dies(9, "forward")) is None
+    last = at_epochs_ends(tmp_path / "epochs", checkpoint=newest(tmp_path / "epochs"))
+    assert same(state_of(whole), state_of(last))
+
+
+class AlsoSaves(Dies):
+    """A reader's own callback, which saves in one of its hooks."""
+
+    def __init__(self, path, *place):
+        super().__init__(*place, how=lambda: self.trainer.save_checkpoint(path))
+
+    def setup(self, trainer, pl_module, stage):
+        self.trainer = trainer
+
+
+def test_what_moves_in_the_first_window_of_a_life_is_refused(tmp_path):
+    path = tmp_path / "within.ckpt"
+    life(MomentumEncoder, tmp_path, "every epoch", 3, AlsoSaves(path, 2, "forward"))
+    with pytest.raises(CheckpointError, match=r"the module itself has moved target\.0\.bias: no optimizer has it"):
+        life(MomentumEncoder, tmp_path, "every epoch", 3, checkpoint=path)
+
+
+def test_two_averages_are_refused(tmp_path):
+    averages = [EMAWeightAveraging(), WeightAveraging()]
+    with pytest.raises(MisconfigurationException, match="EMAWeightAveraging and WeightAveraging in one run"):
+        life(Plain, tmp_path, "every step", callbacks=averages)
+
+
+def test_a_callback_that_saves_ahead_of_the_modules_hook_is_told_of(tmp_path):
+    path = tmp_path / "by hand.ckpt"
+    life(AveragesAtABatchsEnd, tmp_path / "own", "every epoch", dies=AlsoSaves(path, 3, "end"))
+    with pytest.warns(UserWarning, match="ahead of AveragesAtABatchsEnd.on_train_batch_end"):
+        life(AveragesAtABatchsEnd, tmp_path / "again", "every epoch", checkpoint=path)
+
+
+def test_the_hooks_are_the_callbacks_own_again_behind_a_fit(tmp_path):
+    saver = ModelCheckpoint(tmp_path / "second", save_top_k=0)
+    module = life(AveragesAtABatchsEnd, tmp_path, "every step", callbacks=[saver])
+    assert "on_train_batch_end" not in vars(module) and "on_train_batch_end" not in vars(saver)
+    with warnings.catch_warnings(action="ignore"):
+        assert life(AveragesAtABatchsEnd, tmp_path, "every step", dies=Dies(2, "end"), callbacks=[saver]) is None
+    assert "on_train_batch_end" not in vars(saver)
+
+
+def test_a_frozen_backbone_is_not_copied(tmp_path):
+    class Frozen(Plain):
+        def __init__(self):
+            super().__init__()
+            self.backbone = nn.Linear(100, 100).requires_grad_(False)
+
+        def on_train_end(self):
+            kept = next(one for one in self.trainer.callbacks if isinstance(one, ExactResume))._unstepped
+            self.copied = sum(tensor.numel() for tensor in kept._kept.values())
+
+    assert life(Frozen, tmp_path, "every step").copied == 0
+
+
+def test_it_sees_every_way_of_moving_a_parameter():
+    module = Plain()
+    trainer = quiet_trainer()
+    ways = [
+        lambda weight: weight.data.mul_(0.9),
+        lambda weight: setattr(weight, "data", weight.data * 0.9),
+        lambda weight: weight.detach().add_(1.0),
+        lambda weight: weight.data.view(-1)[-1].add_(1.0),
+    ]
+    for move in ways:
+        unstepped = Unstepped(trainer, module)
+        unstepped.keep()
+        before = module.net[0].weight.detach().clone()
+        move(module.net[0].weight)
+        assert unstepped.set_back({}, []) == ["net.0.weight"]
+        unstepped.keep()
+        assert set(unstepped._kept) == {"net.0.weight"}
+        kept = module.net[0].weight.detach().clone()
+        move(module.net[0].weight)
+        state = module.state_dict()
+        assert unstepped.set_back(state, []) == []
+        assert torch.equal(state["net.0.weight"], kept) and not torch.equal(kept, before)
