@@ -27,6 +27,7 @@ from course_lib.preflight.checks.changes import judge_changes
 from course_lib.preflight.checks.dealing import judge_dealing
 from course_lib.preflight.checks.dealt import Dealt, dealt_to, draws_found
 from course_lib.preflight.checks.first_steps import FirstSteps, first_steps
+from course_lib.preflight.checks.followed import MOST_RUN
 from course_lib.preflight.checks.growth import growth_over_steps
 from course_lib.preflight.checks.horizon import judge_horizon
 from course_lib.preflight.checks.last_batch import judge_last_batch, may_be_smaller
@@ -34,7 +35,7 @@ from course_lib.preflight.checks.length import judge_length, judge_promised_leng
 from course_lib.preflight.checks.memory import peak_of_largest_batch
 from course_lib.preflight.checks.no_sync import averages_counted
 from course_lib.preflight.checks.order import judge_order
-from course_lib.preflight.checks.own_windows import MOST_RUN, judge_own_windows
+from course_lib.preflight.checks.own_windows import judge_own_windows
 from course_lib.preflight.checks.restart import judge_restarts
 from course_lib.preflight.checks.resume import Stop, go_on, judge_resume, stop
 from course_lib.preflight.checks.setup import (

@@ -257,7 +257,34 @@ class NeverSteps(Windows):
         self.manual_backward(self.loss(batch))
 
 
+class ZeroesFirst(Windows):
+    """Calls zero_grad as a window begins: what an epoch's end leaves over is zeroed as the next epoch begins."""
+
+    def training_step(self, batch, batch_idx):
+        if batch_idx % self.every == 0:
+            self.optimizers().zero_grad()
+        self.manual_backward(self.loss(batch))
+        if (batch_idx + 1) % self.every == 0:
+            self.optimizers().step()
+
+
+class AddsLosses(Windows):
+    """One backward pass a window, of the sum of its losses."""
+
+    total = 0.0
+
+    def training_step(self, batch, batch_idx):
+        self.total = self.total + self.loss(batch)
+        if (batch_idx + 1) % self.every == 0:
+            self.optimizers().zero_grad()
+            self.manual_backward(self.total)
+            self.optimizers().step()
+            self.total = 0.0
+
+
 FINDINGS = {
+    "an end that is zeroed": (lambda: (ZeroesFirst(), 5), "The last micro-batch of an epoch makes no step, and"),
+    "an end of a long epoch": (lambda: (ZeroesFirst(), 103), "The last 3 micro-batches of an epoch make no step"),
     "undivided": (lambda: (Undivided(3), 24), "adds up 3 mean losses and divides by none"),
     "undivided, by loss.backward()": (lambda: (PlainBackward(), 8), "adds up 4 mean losses and divides by none"),
     "a short window": (lambda: (Windows(last=True), 6), "0.5 times the gradient of one big batch: it holds 2"),
@@ -279,6 +306,7 @@ def test_a_window_that_is_wrong_is_found(name):
 
 
 RIGHT = {
+    "zeroes first": (lambda: (ZeroesFirst(), 8), "", ""),
     "a window": (lambda: (Windows(), 8), "", ""),
     "a mean by hand": (lambda: (MeanByHand(), 8), "", ""),
     "sums and a short window": (lambda: (Summed(last=True), 6), "", ""),
@@ -307,6 +335,13 @@ def test_a_window_that_may_be_right_is_no_finding(name):
     assert not report.findings, str(report)
     assert why in report.not_judged.get("window", "") and bool(why) == ("window" in report.not_judged), str(report)
     assert note in " ".join(report.notes) and bool(note) == bool(report.notes), str(report)
+
+
+@pytest.mark.parametrize(("every", "why"), [(3, ""), (8, ""), (20, "no backward pass and no step in its first 16")])
+def test_losses_that_are_added_up_for_one_backward_pass_reach_all_parameters(every, why):
+    report = preflight(quiet_trainer(), AddsLosses(every), loader(8 * 2 * every), skip=set(CHECKS) - {"setup"})
+    assert not report.findings and why in report.not_judged.get("setup", ""), str(report)
+    assert ("setup" in report.passed) == (not why)
 
 
 def test_batches_of_several_sizes_in_a_window_are_a_note():

@@ -236,7 +236,9 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
             in_evaluation = watch.in_evaluation()
             watch.look()
             schedules.begin_batch()
-            if trained >= enough(run):
+            # With manual optimization, nobody but the module's own code knows how long its windows are.
+            stepped = run.settings.automatic or run.global_step >= WINDOWS
+            if trained >= (enough(run) if stepped else MOST_BATCHES):
                 look()  # what the last batch's own hooks have done as well
                 raise Enough
             costs.begin(batch)

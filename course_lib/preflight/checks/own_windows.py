@@ -7,164 +7,30 @@ applied, four mean losses that nobody has divided by four, or passes that are le
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
-from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._words import counted, first_of
-from course_lib.preflight.checks.applied import TOLERANCE, Applied, Factors, Step, factors_of
-from course_lib.preflight.checks.window import MOST_BATCHES, put_together, size_of, stop_drawing
+from course_lib.preflight.checks.applied import TOLERANCE, Step
+from course_lib.preflight.checks.followed import HEAD, FollowedBatches, Loss, followed_batches
 from course_lib.preflight.report import Judgement, not_applicable, not_judged
-from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
-
-HEAD = MOST_BATCHES // 2
-"""Micro-batches of a long epoch that are run before its end is: a multiple of most windows."""
-MOST_RUN = MOST_BATCHES + HEAD
-"""Micro-batches that are run at most."""
-MOST_LEFT_OUT = 10_000
-"""Micro-batches of an epoch up to which its end is run; those in between take a Trainer a moment each."""
-
-
-@dataclass
-class FollowedBatches:
-    """Some micro-batches of two epochs, and the steps that their backward passes were followed into."""
-
-    applied: Applied = field(default_factory=Applied)
-    first: Any = None
-    """The first micro-batch of all, once it has begun."""
-    sizes: dict[tuple[int, int], int] = field(default_factory=dict)
-    """Samples by epoch and micro-batch."""
-    of_one: list[Loss] = field(default_factory=list)
-    """The losses that training_step gives to its backward passes, of one micro-batch."""
-    of_two: list[Loss] = field(default_factory=list)
-    """The same of that micro-batch twice in one."""
-    size: int = 0
-    """Of that micro-batch."""
-    left_out: int = 0
-    """Micro-batches of an epoch that were not run, after the first :data:`HEAD`."""
-    ends: set[tuple[int, int]] = field(default_factory=set)
-    """The last micro-batch of each epoch that was run to its end."""
-
-
-@dataclass(frozen=True)
-class Loss:
-    """What was handed to a backward pass."""
-
-    value: float
-    factors: Factors | None
+from course_lib.preflight.runs.run import TrainingRun
 
 
 def judge_own_windows(run: TrainingRun) -> Callable[[Path], Judgement]:
     """A trial: run some micro-batches of two epochs, and follow each backward pass into the steps."""
 
     def trial(folder: Path) -> Judgement:
-        followed = _followed(run, folder)
+        followed = followed_batches(run, folder)
         if not followed.applied.steps:
             return not_judged("window", f"no optimizer stepped in {_told(len(followed.sizes))}")
         return judge_steps(followed)
 
     return trial
-
-
-def _followed(run: TrainingRun, folder: Path) -> FollowedBatches:
-    followed = FollowedBatches()
-    # Clipping would hide by what the gradients are divided.
-    run.model.clip_gradients = lambda *_, **__: None
-    for name in ("clip_grad_norm_", "clip_grad_value_"):
-        setattr(torch.nn.utils, name, lambda *_, **__: torch.zeros(()))
-
-    def few(loader: Any) -> Any:
-        batches = None if run.settings.is_limited or run.settings.overfits else _all_batches(loader)
-        if batches is None or len(batches) <= MOST_BATCHES:
-            return None
-        left = len(batches) % HEAD
-        followed.left_out = len(batches) - HEAD - left
-        # A Trainer passes over a batch that is None; the others keep their numbers.
-        picked = [*batches[:HEAD], *([] for _ in range(followed.left_out)), *batches[len(batches) - left :]]
-        collate = loader.collate_fn
-        return DataLoader(
-            loader.dataset, batch_sampler=picked, collate_fn=lambda samples: collate(samples) if samples else None
-        )
-
-    def begin(trainer: Any, model: Any) -> None:
-        if followed.left_out and len(run.loaders()) > 1:
-            raise ValueError("several loaders with more micro-batches than are tried")
-
-    def begin_batch(trainer: Any, model: Any, batch: Any, batch_idx: int) -> None:
-        applied = followed.applied
-        applied.epoch, applied.batch = trainer.current_epoch, batch_idx
-        applied.watch(trainer.optimizers)
-        if not followed.sizes:
-            followed.first = batch
-        followed.sizes[trainer.current_epoch, batch_idx] = size_of(batch)
-
-    def end_batch(trainer: Any, model: Any, outputs: Any, batch: Any, batch_idx: int) -> None:
-        of_epoch = sum(epoch == trainer.current_epoch for epoch, _ in followed.sizes)
-        if of_epoch >= (HEAD if trainer.current_epoch else MOST_BATCHES):
-            raise Enough
-
-    def end_epoch(trainer: Any, model: Any) -> None:
-        followed.ends.add(max(place for place in followed.sizes if place[0] == trainer.current_epoch))
-        if trainer.current_epoch:
-            raise Enough
-
-    with followed.applied.watching():
-        run.start(
-            folder,
-            prepare_loader=few,
-            on_train_start=begin,
-            on_train_batch_start=begin_batch,
-            on_train_batch_end=end_batch,
-            on_train_epoch_end=end_epoch,
-        )
-    if followed.sizes:
-        stop_drawing(run.model)
-        followed.size = size_of(followed.first)
-        followed.of_one = _losses(run, followed.first)
-        with contextlib.suppress(ValueError):
-            followed.of_two = _losses(run, put_together([followed.first] * 2))
-    return followed
-
-
-def _all_batches(loader: Any) -> list[Any] | None:
-    """The indices of an epoch; ``None`` where they cannot be had, or are too many."""
-    if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
-        return None
-    batches = list(itertools.islice((list(batch) for batch in loader.batch_sampler), MOST_LEFT_OUT + 1))
-    return batches if len(batches) <= MOST_LEFT_OUT else None
-
-
-def _losses(run: TrainingRun, batch: Any) -> list[Loss]:
-    """The losses that training_step hands to its backward passes, none of which is made."""
-    losses, model = [], run.model
-
-    def keep(tensors: Any, *_: Any, **__: Any) -> None:
-        if not isinstance(tensors, Tensor):
-            raise TypeError("several losses in one backward pass")
-        losses.append(Loss(tensors.item(), factors_of(tensors)))
-
-    for parameter in model.parameters():
-        parameter.grad = None  # no optimizer steps then
-    attributes, backward = dict(vars(model)), torch.autograd.backward
-    torch.autograd.backward = keep
-    seed_as_another_process(0)
-    try:
-        with contextlib.suppress(Exception):  # own code may want the gradients
-            run.training_step(model, batch)
-    finally:
-        torch.autograd.backward = backward
-        vars(model).clear()
-        vars(model).update(attributes)  # its counters
-    return losses
 
 
 class Unknown(Exception):
@@ -215,9 +81,10 @@ def judge_steps(followed: FollowedBatches) -> Judgement:
     for step in steps:
         if step.again:
             return _applied_again([s for s in steps if s.optimizer == step.optimizer])
-    judgement = _zeroed_too_early(followed)
-    if judgement.findings:
-        return judgement
+    for zeroed in (_zeroed_too_early, _zeroed_at_the_end):
+        judgement = zeroed(followed)
+        if judgement.findings:
+            return judgement
     for optimizer in sorted({step.optimizer for step in steps}):
         try:
             judgement.add(_of_optimizer([step for step in steps if step.optimizer == optimizer], followed))
@@ -337,11 +204,7 @@ def _leaked(windows: Sequence[AppliedWindow], usual: int) -> Judgement:
     means = (
         "An epoch's last micro-batches make no step; the next epoch applies them, and at weights that have moved on."
     )
-    cure = (
-        "Step at the last micro-batch as well (self.trainer.is_last_batch) and divide by what the window holds, or "
-        "call zero_grad when an epoch begins."
-    )
-    return Judgement().find("window", says, means, cure)
+    return Judgement().find("window", says, means, STEP_AT_THE_END)
 
 
 def _of_means(windows: Sequence[AppliedWindow], usual: int, followed: FollowedBatches) -> Judgement:
@@ -403,19 +266,56 @@ def _applied_again(steps: Sequence[Step]) -> Judgement:
     )
 
 
+STEP_AT_THE_END = (
+    "Step at the last micro-batch as well (self.trainer.is_last_batch), and divide by what the window holds."
+)
+
+
+def _never_applied(followed: FollowedBatches) -> set[tuple[int, int]]:
+    """Micro-batches whose gradients were zeroed before a step was made with them."""
+    used = {one for step in followed.applied.steps for one in step.passes}
+    lost = followed.applied.zeroed - used
+    return {(one.epoch, one.batch) for one in lost} - {(one.epoch, one.batch) for one in used}
+
+
 def _zeroed_too_early(followed: FollowedBatches) -> Judgement:
     """Backward passes that no step was made with, though steps were made in later micro-batches."""
-    applied = followed.applied
-    used = {one for step in applied.steps for one in step.passes}
-    lost = applied.zeroed - used
-    batches = {(one.epoch, one.batch) for one in lost} - {(one.epoch, one.batch) for one in used}
-    if len(batches) < max(2, len(followed.sizes) // 3):
+    batches = _never_applied(followed)
+    if len(batches) < max(2, len(followed.sizes) // 3) or _is_an_end(batches, followed):
         return Judgement()
     return Judgement().find(
         "window",
         f"The gradients of {len(batches):,} of {_told(len(followed.sizes))} are zeroed before a step takes them.",
         "They are computed and thrown away: an update is that of its last micro-batch alone.",
         "Call zero_grad after each step, or before the first backward pass of a window, and not in each micro-batch.",
+    )
+
+
+def _zeroed_at_the_end(followed: FollowedBatches) -> Judgement:
+    """The last micro-batches of an epoch, which fill no window."""
+    batches = _never_applied(followed)
+    usual = max(len(_micro_batches(step)) for step in followed.applied.steps)
+    if not _is_an_end(batches, followed) or (followed.left_out and HEAD % usual):
+        return Judgement()
+    count = len(batches) // len({epoch for epoch, _ in batches})
+    which = (
+        "The last micro-batch of an epoch makes" if count == 1 else f"The last {count} micro-batches of an epoch make"
+    )
+    return Judgement().find(
+        "window",
+        f"{which} no step, and the gradients are zeroed when the next epoch begins.",
+        "They are computed and thrown away, in each epoch those of other samples.",
+        STEP_AT_THE_END,
+    )
+
+
+def _is_an_end(batches: set[tuple[int, int]], followed: FollowedBatches) -> bool:
+    """Whether they are all that an epoch has from some micro-batch on."""
+    return bool(batches) and all(
+        {one for one in followed.sizes if one[0] == epoch and one >= min(of_epoch)} == of_epoch
+        and max(of_epoch) in followed.ends
+        for epoch in {epoch for epoch, _ in batches}
+        for of_epoch in [{one for one in batches if one[0] == epoch}]
     )
 
 

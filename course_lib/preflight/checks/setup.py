@@ -10,12 +10,15 @@ import torch
 
 from course_lib._words import counted, plural
 from course_lib.preflight.checks.first_steps import FirstSteps, WatchedParameter, enough
-from course_lib.preflight.report import Judgement
+from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, seed_as_another_process
 
 
 def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] = ()) -> Judgement:
     """What the first windows show of the parameters; ``frozen``: prefixes of names that are not to be trained."""
+    batches = counted(steps.batches, "micro-batch", "micro-batches")
+    if not settings.automatic and not steps.global_step and not any(p.has_gradient for p in steps.parameters):
+        return not_judged("setup", f"the module's own code makes no backward pass and no step in its first {batches}")
     judgement = Judgement()
     meant = tuple(frozen)
     trained = [p for p in steps.parameters if p.trainable and not (meant and p.name.startswith(meant))]
@@ -29,7 +32,6 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
     still_trained = [
         p.name for p in steps.parameters if meant and p.name.startswith(meant) and p.has_gradient and p.held
     ]
-    batches = counted(steps.batches, "micro-batch", "micro-batches")
     if loose:
         stranger = (
             f"; it holds {counted(steps.strangers, 'tensor')} that the model does not have" if steps.strangers else ""
