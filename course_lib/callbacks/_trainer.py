@@ -226,6 +226,16 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
     return without_its_end
 
 
+def leave_an_epoch_without_batches(trainer: Trainer) -> None:
+    """Where a run was over when it was resumed, and its checkpoint had begun an epoch more without a batch.
+
+    A second fit would take that epoch for one that is done.
+    """
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    if not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
+        progress.ready = progress.started = progress.processed
+
+
 def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:
     """Why loaders that have no state begin with other batches than those that come next in a checkpoint, or ``""``."""
     loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened

@@ -58,6 +58,7 @@ from course_lib.callbacks._trainer import (
     count_batches_passed_over,
     finders_of,
     go_on_with_next_epoch,
+    leave_an_epoch_without_batches,
     load_in_its_precision,
     make_loaders_again_when_due,
     make_no_step_in_averaging_epoch,
@@ -154,8 +155,7 @@ class ExactResume(Callback):
     _since_ranks: dict[str, int] | None
     _averaged_epoch: int | None
     _unstepped: Unstepped | None
-    _loaded: dict[str, Any]
-    """What a checkpoint held of this callback."""
+    _loaded: dict[str, Any]  # what a checkpoint held of this callback
     _turns_to_next_epoch: bool
     _window_begun: bool
     _went_on: bool
@@ -218,7 +218,9 @@ class ExactResume(Callback):
         self._swaps = _averages.counted_swaps(trainer)
         self._deciders.watch(trainer)
         if is_overridden("on_train_batch_end", pl_module):
-            self._replaced.callback(save_behind_own_hook(trainer, pl_module, self._own_hook_ran))
+            self._replaced.callback(
+                save_behind_own_hook(trainer, pl_module, lambda: vars(self).update(_before_own_hook=False))
+            )
         self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
         for optimizer in trainer.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._begin_step(trainer)))
@@ -358,6 +360,7 @@ class ExactResume(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
             put_modes(trainer, pl_module, self._loaded.get("modes"))
+            leave_an_epoch_without_batches(trainer)
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on
@@ -390,9 +393,6 @@ class ExactResume(Callback):
         self._validated_at = -1
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = False
         self._stepping = self._window_begun = self._batch_has_ended = self._before_own_hook = False
-
-    def _own_hook_ran(self) -> None:
-        self._before_own_hook = False
 
     def _remove_hooks(self, pl_module: LightningModule) -> None:
         self._replaced.close()

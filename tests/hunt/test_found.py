@@ -347,6 +347,17 @@ FOUND = {
     "the same with sizes that follow a schedule": DrawnRun(
         samples=15, batch_size=3, sized=True, asks_length=True, max_epochs=3, kills=(Kill(8), Kill(3))
     ),
+    # An epoch that a second fit had begun, when its first batch could not be read, was taken for one that was done.
+    "an exception ahead of a second fit's first batch": DrawnRun(
+        samples=13,
+        sampler="ShardedBatchSampler",
+        callbacks=("SkipBadSteps", "StepAudit"),
+        bad_sample=5,
+        limit_train_batches=2,
+        more_epochs=1,
+        saves="an exception",
+        kills=(Kill(7, "loader"),),
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
