@@ -28,11 +28,12 @@ def main(argv: list[str] | None = None) -> int:
     words = sys.argv[1:] if argv is None else argv
     # Our options stand before the path, as Python's own do; what stands behind it is the script's.
     script = next((number for number, word in enumerate(words) if word.endswith(".py")), None)
+    picture = None
     try:
         if script is None:
             report, json_file = _run_judged(words)
         else:
-            report, json_file = _script_judged(words[:script], words[script], words[script + 1 :])
+            report, json_file, picture = _script_judged(words[:script], words[script], words[script + 1 :])
     except NotPlayed as error:
         print(f"Could not judge: {error}", file=sys.stderr)
         return NOT_JUDGED
@@ -40,6 +41,8 @@ def main(argv: list[str] | None = None) -> int:
         print(f"Could not judge: {in_a_line(error)}", file=sys.stderr)
         return NOT_JUDGED
     print(report)
+    if picture:
+        print(f"\nThe picture of the night is {picture}")
     if json_file:
         Path(json_file).write_text(json.dumps(report.to_dict(), indent=1), encoding="utf-8")
     if report.findings:
@@ -69,7 +72,9 @@ def _run_judged(words: list[str]) -> tuple[PreflightReport, str | None]:
     return judged(made(options.pop("make_run")), options), json_file
 
 
-def _script_judged(words: list[str], script: str, arguments: list[str]) -> tuple[PreflightReport, str | None]:
+def _script_judged(
+    words: list[str], script: str, arguments: list[str]
+) -> tuple[PreflightReport, str | None, str | None]:
     parser = _script_parser()
     options = vars(parser.parse_args(words))
     ours = [word for word in arguments if word.partition("=")[0] in OPTIONS]
@@ -80,7 +85,7 @@ def _script_judged(words: list[str], script: str, arguments: list[str]) -> tuple
             file=sys.stderr,
         )
     json_file = options.pop("json")
-    return preflight_script(script, arguments, **options), json_file
+    return preflight_script(script, arguments, **options), json_file, options["picture"]
 
 
 def _script_parser() -> argparse.ArgumentParser:

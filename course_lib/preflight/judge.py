@@ -95,9 +95,9 @@ def preflight(
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
         deep: Try what takes longer as well: growth, memory, and what a checkpoint holds.
-        expect: What is meant so: ``final_lr`` (the rate of the last step), ``frozen`` (prefixes of parameter names that
-            are not to be trained), ``memory`` (bytes that a step may hold; by default those of the device),
-            ``repeats`` (why samples come more than once).
+        expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves), ``frozen``
+            (prefixes of parameter names that are not to be trained), ``memory`` (bytes that a step may hold; by default
+            those of the device), ``repeats`` (why samples come more than once).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged, by an error or for time; without it, ``report.ok``
             is None then, and the report names them.

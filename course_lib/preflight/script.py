@@ -85,7 +85,7 @@ def preflight_script(
         args: Its own arguments.
         seconds: Of CPU time that a play may take. What takes longer is judged up to there, and length and horizon are
             not.
-        expect: What is meant so: ``final_lr`` (the rate of the last step).
+        expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged.
         ranks: How many processes the run has, for a script that torchrun starts; one of them is played, and another
@@ -109,8 +109,6 @@ def preflight_script(
             judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
             if journal.trainer:
                 add_fit(judgement, fit_of(journal, asked, skip))
-            if picture is not None:
-                judgement.notes.append(f"The picture of the night is {os.fspath(picture)}")
             report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
             if picture is not None:
                 from course_lib.timelapse.picture import draw_night

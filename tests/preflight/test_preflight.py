@@ -548,6 +548,9 @@ def test_what_is_skipped_is_printed_and_not_found():
 def test_expectations_become_checks():
     schedule = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 24, eta_min=0.01))
     assert preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0.01}).ok
+    # A decay that comes to 0 with the run makes its last step above 0: here with a 24th of the peak.
+    to_zero = Scheduled(lambda optimizer: LinearLR(optimizer, 1.0, 0.0, 24))
+    assert preflight(quiet_trainer(), to_zero, loader(), expect={"final_lr": 0}).ok
     [finding] = preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0}).findings
     assert finding.check == "horizon" and "0 was expected" in finding.says
     [finding] = preflight(quiet_trainer(), Net(), loader(), expect={"frozen": ["body"]}).findings

@@ -19,7 +19,7 @@ def judge_horizon(started: Started, steps: FirstSteps | None, *, final_lr: float
     """Hold the rates of each schedule against the plan.
 
     ``steps``: the first windows, which show who steps a schedule; None where they could not be run. ``final_lr``: what
-    the last step should be made with.
+    the last step should be made with, or leave behind it.
     """
     plan = started.plan
     judgement = Judgement() if steps is None else _stepped_otherwise(started, steps)
@@ -120,7 +120,8 @@ def _judge_schedule(
         judgement.facts["rate of the first, the last step"] = f"{rates[0]:.3g}, {last:.3g} ({schedule.name})"
         wrong = next(faults(schedule, rates, calls), None)
         if wrong is None:
-            if final_lr is not None and abs(last - final_lr) > 0.01 * max(rates):
+            behind = rates[min(calls.made, len(rates) - 1)]  # what a decay that ends with the run comes to
+            if final_lr is not None and min(abs(last - final_lr), abs(behind - final_lr)) > 0.01 * max(rates):
                 judgement.add(_not_as_expected(schedule, last, final_lr, calls))
                 return
             continue

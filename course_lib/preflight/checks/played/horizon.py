@@ -23,11 +23,13 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
         if len({(step.optimizer, step.rates) for step in steps}) > len({step.optimizer for step in steps}):
             how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
         judgement.notes.append(f"horizon: {how}")
+    behind = rates[-1:]  # what a decay that ends with the run comes to
     for number, schedule in enumerate(journal.schedules):
         if schedule.follows_metric:
             judgement.notes.append(f"horizon: {schedule.name} follows a metric, which only the run itself shows")
             continue
         calls = _calls(journal, number, schedule)
+        behind += [rate[0] for rate in schedule.rates[calls.calls.made : calls.calls.made + 1]]
         heir = _heir(journal, number)
         if heir:
             made = counted(calls.calls.made, "call")
@@ -35,7 +37,7 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             continue
         if _stepped_twice(judgement, schedule, calls) or _at_its_end(judgement, journal, schedule, calls):
             return judgement
-    if final_lr is not None and rates and abs(rates[-1] - final_lr) > 0.01 * max(rates):
+    if final_lr is not None and rates and min(abs(rate - final_lr) for rate in behind) > 0.01 * max(rates):
         judgement.find(
             "horizon",
             f"The last step has the rate {rates[-1]:.3g}, and {final_lr:.3g} was expected.",
