@@ -13,7 +13,8 @@ the state; an epoch begins when its first batch is asked for.*
 
 After ``loader.load_state_dict(...)`` the same loop goes on with the next batch, on whatever number of workers and
 ranks there are. ``loader.epoch`` is the epoch of that batch: 0 in a new run; after a kill behind an epoch's last batch,
-the next one. A Lightning Trainer saves and restores the state in its own checkpoints.
+the next one. A Lightning Trainer saves and restores the state in its own checkpoints. (Take ``callbacks.ExactResume``
+with it: where a module asks for ``estimated_stepping_batches``, a Trainer alone restores no loader, without a word.)
 """
 
 from __future__ import annotations
@@ -266,8 +267,8 @@ class ResumableDataLoader(DataLoader[Any]):
     def load_checkpoint(self, path: str | PathLike[str], *, weights_only: bool = True) -> None:
         """Load the state from a checkpoint of a Lightning Trainer.
 
-        Ahead of ``trainer.fit(ckpt_path=path)`` this is not needed: the Trainer's own restoring is right or refused. It
-        is for a loop of your own that goes on from a Trainer's checkpoint.
+        Ahead of ``trainer.fit(ckpt_path=path)`` this is not needed: with ``ExactResume``, a Trainer's own restoring is
+        right or refused. It is for a loop of your own that goes on from a Trainer's checkpoint.
 
         Args:
             path: The file.

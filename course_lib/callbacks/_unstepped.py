@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor
+from torch.nn.parameter import is_lazy
 
 from course_lib._tensors import parameters_of
 
@@ -28,7 +29,7 @@ class Unstepped:
         held = {id(parameter) for optimizer in trainer.optimizers for parameter in parameters_of(optimizer)}
         self._module, self._optimizers = pl_module, trainer.optimizers
         named = pl_module.named_parameters(remove_duplicate=False)
-        self._parameters = {name: one for name, one in named if id(one) not in held and type(one.data) is Tensor}
+        self._parameters = {name: one for name, one in named if id(one) not in held and _has_numbers(one)}
         self._seen = self._looks()
         self._moved: set[str] = set()
         self._kept: dict[str, Tensor] = {}
@@ -80,7 +81,7 @@ class Unstepped:
         numbers: dict[str, list[float]] = {}
         for device in {one.device for _, one in named}:
             there = [(name, one) for name, one in named if one.device == device]
-            some = torch.stack([torch.stack([one[place] for place in _places(one)]).float() for _, one in there])
+            some = torch.stack([_numbers(torch.stack([one[place] for place in _places(one)])) for _, one in there])
             numbers |= zip((name for name, _ in there), some.tolist(), strict=True)
         # Through .data a parameter moves without a new version.
         return {name: (*_version(one), *map(str, numbers[name])) for name, one in named}
@@ -102,6 +103,17 @@ def put_not_persistent(pl_module: LightningModule, buffers: Mapping[str, Tensor]
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     """The rate of a group of parameters, its weight decay, and so on."""
     return {name: value for name, value in group.items() if name != "params"}
+
+
+def _has_numbers(parameter: Tensor) -> bool:
+    """Whether it is on a device by itself: not sharded, not sparse, and not still to be made."""
+    if is_lazy(parameter) or parameter.is_meta:
+        return False
+    return type(parameter.data) is Tensor and parameter.layout is torch.strided
+
+
+def _numbers(some: Tensor) -> Tensor:
+    return (torch.view_as_real(some).sum(-1) if some.is_complex() else some).float()
 
 
 def _places(tensor: Tensor) -> list[tuple[int, ...]]:

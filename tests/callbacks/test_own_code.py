@@ -348,3 +348,24 @@ def test_it_sees_every_way_of_moving_a_parameter():
         state = module.state_dict()
         assert unstepped.set_back(state, []) == []
         assert torch.equal(state["net.0.weight"], kept) and not torch.equal(kept, before)
+
+
+def test_parameters_of_every_kind_may_lie_beside_the_optimizers(tmp_path):
+    class Odd(Plain):
+        def __init__(self):
+            super().__init__()
+            frozen = functools.partial(nn.Parameter, requires_grad=False)
+            self.of_complex = frozen(torch.ones(3, dtype=torch.complex64))
+            self.of_ints = frozen(torch.ones(2, 2, dtype=torch.int64))
+            self.empty = frozen(torch.ones(0))
+            self.of_bfloat16 = frozen(torch.ones((), dtype=torch.bfloat16))
+
+    module = Odd()
+    module.lazy, module.meta = nn.LazyLinear(3), nn.Linear(2, 2, device="meta")
+    unstepped = Unstepped(quiet_trainer(), module)
+    unstepped.keep()
+    with torch.no_grad():
+        for one in (module.of_complex, module.of_ints, module.of_bfloat16):
+            one.add_(1)
+    assert unstepped.set_back({}, []) == ["of_bfloat16", "of_complex", "of_ints"]
+    assert life(Odd, tmp_path, "every step") is not None
