@@ -261,7 +261,11 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
         torn = sum(len({index // 4 for index in batch}) > 1 for batch in batches)
         if torn:
             return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
-    if epochs[0] == epochs[1]:
+        alone = sum(len(batch) == 1 for batch in batches)
+        if alone:
+            return f"every sample comes once, and {alone} batches hold one sample, which has no neighbour in them."
+    neighbourhoods = [[batch[0] // 4 for batch in of_epoch] for of_epoch in epochs]
+    if neighbourhoods[0] == neighbourhoods[1]:
         return "every sample comes once, and both epochs have the same order: Neighbours has another in each."
     for says in run_ranks(_judged_on, args=(make_run,), timeout=120, backend="gloo")[0].value:
         return f"{STILL} {says}"
@@ -289,6 +293,16 @@ class _DealtOnce:
         return islice(self.batches, dist.get_rank() if dist.is_initialized() else 0, None, 2)
 
 
+class _Turned(Neighbours):
+    """Deals the first epoch's batches again, each from its end."""
+
+    def __iter__(self) -> Iterator[list[int]]:
+        epoch, self.epoch = self.epoch, 0
+        batches = list(super().__iter__())
+        self.epoch = epoch
+        return iter([batch[::-1] if epoch else batch for batch in batches])
+
+
 class _Injected(Neighbours):
     """Takes what a Trainer hands over, and ignores it: so does each rank."""
 
@@ -297,13 +311,18 @@ class _Injected(Neighbours):
 
 
 def _two_ranks(
-    make_batches: Callable[[], Any] | None, deal: bool = False, devices: int = 2, max_epochs: int = 2, samples: int = 44
+    make_batches: Callable[[], Any] | None,
+    deal: bool = False,
+    devices: int = 2,
+    max_epochs: int = 2,
+    samples: int = 44,
+    batch_size: int = 4,
 ) -> MakeRun:
     def make_run() -> Any:
         several = {"devices": 2, "strategy": "ddp"} if devices == 2 else {"devices": 1}
         trainer = quiet_trainer(max_epochs=max_epochs, accelerator="cpu", use_distributed_sampler=deal, **several)
         if make_batches is None:
-            return trainer, Line(), DataLoader(Points(44), 4, shuffle=True)
+            return trainer, Line(), DataLoader(Points(44), batch_size, shuffle=True)
         return trainer, Line(), DataLoader(Points(samples), batch_sampler=make_batches())
 
     return make_run
@@ -330,6 +349,8 @@ two_ranks = PropertyExercise(
             lambda: ShardedBatchSampler(Neighbours(44)), samples=45
         ),
         "both epochs have the same order": _two_ranks(_DealtOnce),
+        "both epochs have the same order: ": _two_ranks(lambda: ShardedBatchSampler(_Turned(44))),
+        "44 batches hold one sample": _two_ranks(None, deal=True, batch_size=1),
         "on two ranks it raises IndexError": _two_ranks(lambda: ShardedBatchSampler(Neighbours(48))),
         "the run has one rank": _two_ranks(lambda: Neighbours(44), devices=1),
     },

@@ -66,7 +66,7 @@ class Neighbours:
         return self.num_samples // 4
 
     def __iter__(self):
-        for number in np.random.default_rng([2026, self.epoch]).permutation(len(self)).tolist():
+        for number in np.random.default_rng([2026, self.epoch]).permutation(self.num_samples // 4).tolist():
             yield list(range(4 * number, 4 * number + 4))
 
 
