@@ -173,10 +173,10 @@ def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
     fit_loop, epoch = trainer.fit_loop, trainer.current_epoch
     if made_in is None or not trainer.reload_dataloaders_every_n_epochs:
         return
-    if LOADERS_MADE_IN.of(fit_loop) < epoch:  # for the end of the epoch before; those of this one come now, if due
+    due_later = 0 < epoch - made_in < trainer.reload_dataloaders_every_n_epochs
+    if due_later or LOADERS_MADE_IN.of(fit_loop) < epoch:  # made now, for the end of the epoch before
         LOADERS_MADE_IN.put(fit_loop, made_in)
-    if 0 < epoch - made_in < trainer.reload_dataloaders_every_n_epochs:
-        LOADERS_MADE_IN.put(fit_loop, made_in)
+    if due_later:
         rank_zero_warn(
             f"the loaders of epoch {epoch} had been made in epoch {made_in}, and are made again now: "
             "train_dataloader() must give the same in both, and what it gives in later epochs comes when it was due"

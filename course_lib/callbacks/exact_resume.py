@@ -219,7 +219,7 @@ class ExactResume(Callback):
         self._deciders.watch(trainer)
         if is_overridden("on_train_batch_end", pl_module):
             self._replaced.callback(
-                save_behind_own_hook(trainer, pl_module, lambda: vars(self).update(_before_own_hook=False))
+                save_behind_own_hook(trainer, pl_module, lambda: setattr(self, "_before_own_hook", False))
             )
         self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
         for optimizer in trainer.optimizers:

@@ -310,13 +310,13 @@ def _zeroed_at_the_end(followed: FollowedBatches) -> Judgement:
 
 
 def _is_an_end(batches: set[tuple[int, int]], followed: FollowedBatches) -> bool:
-    """Whether they are all that an epoch has from some micro-batch on."""
-    return bool(batches) and all(
-        {one for one in followed.sizes if one[0] == epoch and one >= min(of_epoch)} == of_epoch
-        and max(of_epoch) in followed.ends
-        for epoch in {epoch for epoch, _ in batches}
-        for of_epoch in [{one for one in batches if one[0] == epoch}]
-    )
+    """Whether they are, in each epoch of theirs, all that it has from some micro-batch on."""
+    for epoch in {epoch for epoch, _ in batches}:
+        lost = {one for one in batches if one[0] == epoch}
+        last = {one for one in followed.sizes if one[0] == epoch and one >= min(lost)}
+        if lost != last or max(lost) not in followed.ends:
+            return False
+    return bool(batches)
 
 
 def _added_up(usual: int) -> Judgement:
