@@ -259,7 +259,8 @@ def test_a_trial_that_waits_for_others_does_not_do_nothing(monkeypatch, ready, r
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no kernel tells in what state a thread is")
 def test_who_computes_is_ready_and_who_sleeps_is_not():
-    programs = ["while True: pass", "import time; time.sleep(60)"]
+    # The kernel counts in hundredths of a second, and a fast machine starts Python in less than one.
+    programs = ["while True: pass", "import time\nwhile time.process_time() < 0.1: pass\ntime.sleep(600)"]
     computes, sleeps = (subprocess.Popen([sys.executable, "-c", program]) for program in programs)
     try:
         while not is_ready(computes.pid) or is_ready(sleeps.pid) or cpu_seconds(sleeps.pid) == 0:
