@@ -249,6 +249,8 @@ class ResumableDataLoader(DataLoader[Any]):
         counted_again = state.pop(COUNTED_AGAIN, False)
         sampler: Any = self.batch_sampler
         sampler.load_state_dict(state)
+        sharded: Any = self.sampler
+        sharded.told_epoch = None  # by a run that ended within an epoch
         self._delivered, self._ahead, self._restored = 0, 0, state
         if self._told_length is None or counted_again or sampler.steps_before == 0:
             return

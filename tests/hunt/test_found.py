@@ -358,6 +358,16 @@ FOUND = {
         saves="an exception",
         kills=(Kill(7, "loader"),),
     ),
+    # The epoch that the first fit had told its loader was taken for one that was told behind the loaded state.
+    "a second fit with the same objects, behind one that an exception had ended": DrawnRun(
+        samples=2,
+        sampler="",
+        callbacks=("ExactResume",),
+        more_epochs=1,
+        saves="an exception",
+        kills=(Kill(1, "end"), Kill(3)),
+        same_objects=True,
+    ),
 }
 REFUSED = {
     # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
