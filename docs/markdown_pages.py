@@ -10,6 +10,8 @@ from symptoms import Symptom
 
 PAGES = Path(__file__).with_name("pages")
 SYMPTOMS = "symptoms.md"
+PLAYED_SCRIPT = "chapters/10_check_your_run.md#an-unchanged-script"
+"""Where the site shows the file that the README's report is of."""
 HOW_TO_FIND = "Paste your error message into the search at the top of any page, or filter this table."
 
 
@@ -42,6 +44,7 @@ def links_to_pages(text: str) -> str:
     text = text.replace("](../../", "](")
     text = re.sub(r"\]\(notebooks/(\w+)\.ipynb\)", r"](chapters/\1.md)", text)
     text = re.sub(r"\]\(notebooks/(\w+\.png)\)", r"](assets/\1)", text)
+    text = text.replace("](notebooks/workbook/ch10_runs/train.py)", f"]({PLAYED_SCRIPT})")
     text = re.sub(r"\]\(docs/pages/(\w+\.(?:md|png))\)", r"](\1)", text)
     return text.replace("](data/README.md)", "](data.md)").replace("](README.md)", "](index.md)")
 

@@ -243,6 +243,12 @@ def test_a_public_name_is_where_it_is_documented(module: str, name: str):
     assert hasattr(importlib.import_module(f"course_lib.{module}"), name)
 
 
+def test_no_public_name_hides_a_file_of_its_package():
+    """`import a.b.name` would give the function; and the site's reference leaves such a function out."""
+    files = {(path.parent.name, path.stem) for path in modules(ROOT).values()}
+    assert {(module.split(".")[-1], name) for module, name in public()} & files == set()
+
+
 def test_no_file_is_longer_than_a_sitting():
     long = {name: lines for name, path in modules(ROOT).items() if (lines := len(path.read_text().splitlines())) > 450}
     assert long == {}

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from course_lib._own_files import write_only_below
 from course_lib._processes import end_with
 from course_lib.preflight.judge import preflight
-from course_lib.timelapse.play import Task
+from course_lib.timelapse.player import Task
 from course_lib.timelapse.stage import leave_now, run_as_main
 
 

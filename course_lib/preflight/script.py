@@ -45,7 +45,7 @@ from course_lib.preflight.report import (
 )
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
 from course_lib.timelapse.lapse import MOST_REAL
-from course_lib.timelapse.play import Play, play_each, stage_each
+from course_lib.timelapse.player import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
 UNSEEN = {

@@ -30,7 +30,7 @@ from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
-from course_lib.timelapse.play import Task
+from course_lib.timelapse.player import Task
 from course_lib.timelapse.ranks import pretend_ranks
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules

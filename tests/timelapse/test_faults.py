@@ -25,7 +25,7 @@ from course_lib.timelapse.journal import (
     ScheduleStep,
     Step,
 )
-from course_lib.timelapse.play import Play, play_each
+from course_lib.timelapse.player import Play, play_each
 from tests import effort
 
 SCRIPTS = Path(__file__).with_name("scripts")
