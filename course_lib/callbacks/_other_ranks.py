@@ -14,7 +14,7 @@ from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
-from course_lib.callbacks._trainer import save_nothing_for_the_exception
+from course_lib.callbacks._replaced_methods import save_nothing_for_the_exception
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
 

@@ -37,7 +37,7 @@ from course_lib._lightning import (
     VALIDATION_HAS_RUN,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
-from course_lib.callbacks import _averages, _metrics
+from course_lib.callbacks import _averages, _metrics, _progress
 from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
 from course_lib.callbacks._other_ranks import (
     count_batches_again,
@@ -53,21 +53,17 @@ from course_lib.callbacks._refused_runs import (
     warn_of_what_has_not_run,
     why_within_a_window,
 )
+from course_lib.callbacks._replaced_methods import save_behind_own_hook, save_nothing_for_the_exception
+from course_lib.callbacks._restored_loaders import (
+    make_loaders_again_when_due,
+    restore_loaders,
+    why_loaders_are_elsewhere,
+)
 from course_lib.callbacks._trainer import (
     callbacks_of_kind,
-    count_batches_passed_over,
     finders_of,
-    go_on_with_next_epoch,
-    leave_an_epoch_without_batches,
     load_in_its_precision,
-    make_loaders_again_when_due,
-    make_no_step_in_averaging_epoch,
-    restore_loaders,
-    save_behind_own_hook,
-    save_nothing_for_the_exception,
     skippers_of,
-    stopped_within_epoch,
-    why_loaders_are_elsewhere,
     window_length,
 )
 from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
@@ -236,7 +232,7 @@ class ExactResume(Callback):
         self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        count_batches_passed_over(trainer, begun=False, ended=False)
+        _progress.count_batches_passed_over(trainer, begun=False, ended=False)
         self._batch_has_ended = self._before_own_hook = False
         if not self._window_begun and self._unstepped is not None:  # behind all that the module's own hooks did
             self._unstepped.keep()
@@ -246,7 +242,7 @@ class ExactResume(Callback):
             trainer.accumulate_grad_batches = window_length(trainer)
             if _metrics.has_plateaus(trainer):
                 RESTARTING.put(trainer.fit_loop, False)  # else they are not stepped at this epoch's end
-        make_no_step_in_averaging_epoch(trainer)
+        _progress.make_no_step_in_averaging_epoch(trainer)
         # Once more: a run that is resumed before a validation passes it over, and draws while it does.
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
@@ -254,7 +250,7 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        count_batches_passed_over(trainer, begun=True, ended=False)
+        _progress.count_batches_passed_over(trainer, begun=True, ended=False)
         self._batch_has_ended = self._before_own_hook = True
         self._metrics.gather_on(trainer)
         if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
@@ -272,9 +268,9 @@ class ExactResume(Callback):
             self._seed_generators(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        count_batches_passed_over(trainer, begun=True, ended=True)
+        _progress.count_batches_passed_over(trainer, begun=True, ended=True)
         self._batch_has_ended = self._before_own_hook = False
-        if not stopped_within_epoch(trainer):
+        if not _progress.stopped_within_epoch(trainer):
             self._remember(trainer, pl_module)
         self._seed_generators(trainer)
 
@@ -302,7 +298,7 @@ class ExactResume(Callback):
         state, set_back = _averages.trained_state(checkpoint), False
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
-        elif (begun and not updated) or stopped_within_epoch(trainer):
+        elif (begun and not updated) or _progress.stopped_within_epoch(trainer):
             started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
             own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
@@ -336,7 +332,7 @@ class ExactResume(Callback):
         at_end = _metrics.resumes_at_an_epochs_end(trainer)
         ended = _metrics.epoch_that_ended(trainer)
         no_hook_comes = at_end and self._averaged_epoch is not None  # else the checkpoint does not know
-        if (go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
+        if (_progress.go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         if not self._loaded_own:
@@ -360,7 +356,7 @@ class ExactResume(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
             put_modes(trainer, pl_module, self._loaded.get("modes"))
-            leave_an_epoch_without_batches(trainer)
+            _progress.leave_an_epoch_without_batches(trainer)
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on

@@ -16,12 +16,8 @@ from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
 from course_lib._lightning import COMBINED_LOADER, DATA_SOURCE
-from course_lib.callbacks._trainer import (
-    accumulation_by_epoch,
-    callbacks_of_kind,
-    replace_methods,
-    require_plain_optimization,
-)
+from course_lib.callbacks._replaced_methods import replace_methods
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind, require_plain_optimization
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.memory.batch_size import FittedBatchSize, find_batch_size

@@ -11,7 +11,7 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps
-from course_lib.callbacks._trainer import replace_methods
+from course_lib.callbacks._replaced_methods import replace_methods
 from tests.trainer_oracle import quiet_trainer
 
 CALLBACKS = {

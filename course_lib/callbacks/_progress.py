@@ -1,0 +1,86 @@
+"""What a Trainer counts, put right: batches that were passed over, an epoch that ended, one that has no batches."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+
+from course_lib._lightning import BATCHES_THAT_STEPPED, LAST_BATCH_REACHED, RESTARTING, SKIP_BACKWARD
+
+
+def make_no_step_in_averaging_epoch(trainer: Trainer) -> None:
+    """In the epoch that StochasticWeightAveraging adds for BatchNorm's statistics; before each of its micro-batches.
+
+    No backward runs there. Lightning 2.6 steps all the same, at the epoch's last batch, with the gradient of the last
+    step that was made, and so moves the averaged weights.
+    """
+    if SKIP_BACKWARD.of(trainer.fit_loop):
+        trainer.fit_loop.epoch_loop.batch_progress.is_last_batch = False
+        # One window, and a batch longer than the epoch; a GradientAccumulationScheduler has made shorter ones.
+        trainer.accumulate_grad_batches = int(trainer.fit_loop.max_batches)
+
+
+def count_batches_passed_over(trainer: Trainer, *, begun: bool, ended: bool) -> None:
+    """Count a batch that was passed over as begun and ended; ``begun`` and ``ended`` say it of the one read last.
+
+    Where ``on_train_batch_start`` returns -1, or a ``collate_fn`` None, Lightning counts the batch as read alone, and
+    from then on takes checkpoints for those of other moments than they were saved at.
+    """
+    progress: Any = trainer.fit_loop.epoch_loop.batch_progress
+    for counts in (progress.total, progress.current):
+        counts.started = counts.processed = counts.ready - (not begun)
+        counts.completed = counts.ready - (not ended)
+
+
+def stopped_within_epoch(trainer: Trainer) -> bool:
+    """Whether the run was told to stop there, by a callback or ``max_steps``."""
+    # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.
+    fit_loop = trainer.fit_loop
+    progress: Any = fit_loop.epoch_progress.current
+    return progress.processed == progress.started and not LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
+
+
+def go_on_with_next_epoch(trainer: Trainer) -> bool:
+    """Where an epoch has ended; returns whether it was saved in the hook of its last batch, without that end."""
+    # A checkpoint of an epoch's end: with max_epochs, a Trainer goes on with the next epoch. With max_steps, it takes
+    # the run for one that was stopped within the epoch, and trains the first batches of it again.
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
+    without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
+    if without_its_end:
+        # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
+        # taken in it would begin it again. It asks whether the epoch that ended had as many batches as the next one,
+        # which may have more of them, on fewer ranks or in the epoch that StochasticWeightAveraging adds; and it looks
+        # for a validation that was passed, which draws.
+        fit_loop.reset_restart_stage()
+        RESTARTING.put(fit_loop, False)
+        epoch_loop.batch_progress.increment_completed()
+        BATCHES_THAT_STEPPED.put(epoch_loop, BATCHES_THAT_STEPPED.of(epoch_loop) + 1)
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
+    if fit_loop.restarted_on_epoch_start:
+        # Saved before an epoch's first batch: Lightning takes the counts of the one that ended for those of this one.
+        # And it does not count this one as begun: a checkpoint that is saved here again would be that of no epoch.
+        progress: Any = fit_loop.epoch_progress.current
+        progress.ready = progress.completed + 1
+        epoch_loop.restarting = False
+        epoch_loop.reset_restart_stage()
+    if fit_loop.restarted_on_epoch_end:
+        fit_loop.epoch_progress.increment_completed()
+        RESTARTING.put(fit_loop, False)
+        fit_loop.epoch_loop.restarting = False
+        fit_loop.reset_restart_stage()
+        fit_loop.epoch_loop.reset_restart_stage()
+    return without_its_end
+
+
+def leave_an_epoch_without_batches(trainer: Trainer) -> None:
+    """Where a run was over when it was resumed, and its checkpoint had begun an epoch more without a batch.
+
+    A second fit would take that epoch for one that is done.
+    """
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    if not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
+        progress.ready = progress.started = progress.processed

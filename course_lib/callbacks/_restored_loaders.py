@@ -1,0 +1,85 @@
+"""The loaders of a run that is resumed: put where those of a run that was not stopped would be, or refused."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+
+from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, LOADERS_MADE_IN, STATES_TO_LOAD
+from course_lib.loader import MiniDataLoader
+from course_lib.resume import ResumableDataLoader
+
+
+def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
+    """Put loaders where those of a Trainer that was not stopped would be; where an epoch has ended, at the next one.
+
+    Lightning loads no states where it takes an epoch for one that has not begun, or that is over, or where a module has
+    asked for ``estimated_stepping_batches``: for that it makes the loaders before it knows their states. And it ends an
+    epoch by its own count: a loader that is restored there has the epoch's (empty) rest to deliver, and Lightning would
+    take that for the next epoch.
+
+    Returns:
+        Whether the iterators that Lightning has made are of the epoch that ended.
+    """
+    fit_loop = trainer.fit_loop
+    loaders = COMBINED_LOADER.of(fit_loop).flattened
+    stateful = [loader for loader in loaders if hasattr(loader, "load_state_dict")]
+    not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
+    STATES_TO_LOAD.put(fit_loop, [])  # a second fit begins an epoch of its own
+    own = [loader for loader in stateful if isinstance(loader, MiniDataLoader | ResumableDataLoader)]
+    for loader, state in not_loaded:
+        if next_epoch is None or not isinstance(loader, ResumableDataLoader):
+            loader.load_state_dict(state)
+        if next_epoch is not None and loader not in own:
+            iter(loader)  # over what is left of the epoch that ended: what torchdata's loader draws next follows
+    counting = [loader for loader in own if isinstance(loader, MiniDataLoader)]
+    if next_epoch is not None:
+        for loader in own:
+            if isinstance(loader, ResumableDataLoader):
+                loader.set_epoch(next_epoch)  # its state may be within an epoch that limit_train_batches has ended
+        left = [loader.leave_epoch() for loader in counting]
+        # A loader without a state draws its next order when it is iterated, which was before this run's seeds; and one
+        # that is not ours was iterated over what its state left of the epoch that ended.
+        return any(left) or len(loaders) > len(own)
+    if not_loaded:
+        iter(DATA_FETCHER.of(fit_loop))
+    return False
+
+
+def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
+    """Count ``reload_dataloaders_every_n_epochs`` from the epoch in which a checkpoint's loaders were made."""
+    fit_loop, epoch = trainer.fit_loop, trainer.current_epoch
+    if made_in is None or not trainer.reload_dataloaders_every_n_epochs:
+        return
+    due_later = 0 < epoch - made_in < trainer.reload_dataloaders_every_n_epochs
+    if due_later or LOADERS_MADE_IN.of(fit_loop) < epoch:  # made now, for the end of the epoch before
+        LOADERS_MADE_IN.put(fit_loop, made_in)
+    if due_later:
+        rank_zero_warn(
+            f"the loaders of epoch {epoch} had been made in epoch {made_in}, and are made again now: "
+            "train_dataloader() must give the same in both, and what it gives in later epochs comes when it was due"
+        )
+
+
+def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:
+    """Why loaders that have no state begin with other batches than those that come next in a checkpoint, or ``""``."""
+    loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
+    forgetful = [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
+    names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
+    if not forgetful or progress["is_last_batch"]:
+        return ""
+    if done:
+        return (
+            f"this checkpoint was saved within an epoch, after {done} batches, and a {names} does not know where it "
+            "was: it begins the epoch's batches again and leaves out as many at the end. Take a "
+            "course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an epoch's end"
+        )
+    if any(getattr(loader, "num_workers", 0) for loader in forgetful):
+        return (
+            f"this checkpoint was saved ahead of the run's first batch, and a {names} with workers had drawn its "
+            "order, and its workers' seeds, by then: they are others now. Nothing is trained yet: begin without a "
+            "checkpoint. Or take a course_lib.resume.ResumableDataLoader, which knows its order"
+        )
+    return ""
