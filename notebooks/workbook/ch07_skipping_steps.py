@@ -60,7 +60,7 @@ Rank = Generator[tuple[int, Tensor], Reduced, None]
 
 
 def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float = 2) -> None:
-    """Run ``train(rank, folder, *arguments)`` on two ranks; print where they wait after so long, and what they noted.
+    """Run ``train(rank, folder, *arguments)`` on two ranks; print where they wait after some seconds, and their notes.
 
     Each rank notes, in ``rank0.txt`` and ``rank1.txt`` of the folder, the steps whose backward pass came back.
     """
@@ -83,9 +83,9 @@ def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float =
 
 
 def _where_they_wait(error: RankTimeout) -> Iterator[str]:
-    """The first line, and of each rank the line of ``train`` that it is in, which its first frame shows."""
+    """Which ranks wait (how long they were given depends on the system), and the line of ``train`` that each is in."""
     lines = str(error).splitlines()
-    yield lines[0]
+    yield lines[0].partition(" within ")[0]
     for number, line in enumerate(lines):
         if line.startswith("--- rank"):
             yield line

@@ -137,7 +137,7 @@ def test_two_ranks_are_watched(capsys):
     ]
     watch_two_ranks(note_and_wait, 1, seconds=1)
     assert capsys.readouterr().out.splitlines() == [
-        "ranks 0, 1 of 2 did not return within 1 s",
+        "ranks 0, 1 of 2 did not return",
         "--- rank 0 was running",
         "    time.sleep(60)",
         "--- rank 1 was running",
