@@ -5,6 +5,7 @@ starts workers from a fork server since Python 3.14.
 """
 
 import multiprocessing
+import multiprocessing.forkserver
 import os
 
 METHOD = os.environ.get("REHEARSED_START_METHOD")
@@ -20,3 +21,4 @@ if METHOD == "spawn":
         return get_context("spawn" if method == "forkserver" else method)
 
     multiprocessing.get_context = spawning
+    multiprocessing.forkserver.ensure_running = lambda: None  # it would load torch, for nobody
