@@ -76,14 +76,18 @@ class Unstepped:
         return self._module.named_buffers(remove_duplicate=False)
 
     def _looks(self) -> dict[str, tuple[object, ...]]:
-        named = [(name, one.detach()) for name, one in self._parameters.items() if one.numel()]
-        numbers: dict[str, list[float]] = {}
-        for device in {one.device for _, one in named}:
-            there = [(name, one) for name, one in named if one.device == device]
-            some = torch.stack([_numbers(torch.stack([one[place] for place in _places(one)])) for _, one in there])
-            numbers |= zip((name for name, _ in there), some.tolist(), strict=True)
-        # Through .data a parameter moves without a new version.
-        return {name: (*_version(one), *map(str, numbers[name])) for name, one in named}
+        kinds: dict[tuple[object, ...], dict[str, Tensor]] = {}
+        for name, one in self._parameters.items():
+            if one.numel():
+                kinds.setdefault((one.device, one.dtype), {})[name] = one.detach()
+        looks: dict[str, tuple[object, ...]] = {}
+        for named in kinds.values():
+            # One tensor for all of them, as a GPU answers in its own time. A number that is none equals itself as text.
+            some = torch.stack([one[place] for one in named.values() for place in _places(one)]).view(-1, 3)
+            numbers = (map(str, three) for three in some.tolist())
+            # Through .data a parameter moves without a new version.
+            looks |= {name: (*_version(one), *next(numbers)) for name, one in named.items()}
+        return looks
 
 
 def put_not_persistent(pl_module: LightningModule, buffers: Mapping[str, Tensor]) -> None:
@@ -109,10 +113,6 @@ def _has_numbers(parameter: Tensor) -> bool:
     if is_lazy(parameter) or parameter.is_meta:
         return False
     return type(parameter.data) is Tensor and parameter.layout is torch.strided
-
-
-def _numbers(some: Tensor) -> Tensor:
-    return (torch.view_as_real(some).sum(-1) if some.is_complex() else some).float()
 
 
 def _places(tensor: Tensor) -> list[tuple[int, ...]]:
