@@ -79,8 +79,11 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
 def leave_an_epoch_without_batches(trainer: Trainer) -> None:
     """Where a run was over when it was resumed, and its checkpoint had begun an epoch more without a batch.
 
-    A second fit would take that epoch for one that is done.
+    A second fit would take that epoch for one that is done, or for one that has had the batches of the epoch before.
     """
-    progress: Any = trainer.fit_loop.epoch_progress.current
-    if not trainer.fit_loop.epoch_loop.batch_progress.current.ready:
-        progress.ready = progress.started = progress.processed
+    fit_loop = trainer.fit_loop
+    progress: Any = fit_loop.epoch_progress
+    if not fit_loop.epoch_loop.batch_progress.current.ready or progress.current.started < progress.current.ready:
+        for counts in (progress.total, progress.current):
+            counts.ready = counts.started = counts.processed
+        fit_loop.restarting = False  # with the loops in it

@@ -358,6 +358,19 @@ FOUND = {
         saves="an exception",
         kills=(Kill(7, "loader"),),
     ),
+    # Saved by hand before that first batch, it had the counts of the batches of the epoch before.
+    "an exception ahead of a second fit's first batch, behind a checkpoint of its start": DrawnRun(
+        samples=5,
+        batch_size=1,
+        sampler="",
+        callbacks=("ExactAccumulation",),
+        accumulate_grad_batches=2,
+        max_epochs=1,
+        limit_train_batches=3,
+        more_epochs=1,
+        saves="by hand",
+        kills=(Kill(1), Kill(1), Kill(3, "loader")),
+    ),
     # The epoch that the first fit had told its loader was taken for one that was told behind the loaded state.
     "a second fit with the same objects, behind one that an exception had ended": DrawnRun(
         samples=2,
