@@ -186,6 +186,8 @@ class _Playing:
     def has_ended(self) -> bool:
         if self.process.poll() is not None:
             self.why = f"its process ended with exit code {self.process.returncode}"
+            if self.told_to_end and self.process.returncode == -signal.SIGTERM:  # nothing of ours had taken that over
+                self.why = f"nothing was played yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
         elif time.monotonic() > self.looked + LOOK_SECONDS:
             self._look()
         if self.why:

@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -13,7 +14,7 @@ import pytest
 
 from course_lib.preflight.__main__ import OPTIONS, main
 from course_lib.preflight.script import NotPlayed, preflight_script
-from course_lib.timelapse import play
+from course_lib.timelapse import play, player
 
 SCRIPTS = Path(__file__).with_name("scripts")
 TRAIN = """
@@ -119,8 +120,17 @@ def test_a_script_that_cannot_be_played_is_told_in_a_sentence(
     assert says in str(raised.value)
 
 
-def test_a_script_that_never_begins_is_ended(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(sys.modules[play.__module__], "GRACE_SECONDS", 1.0)
+def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(player, "GRACE_SECONDS", 2.0)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    (tmp_path / "train.py").touch()
+    (tmp_path / "slow_to_import.py").write_text("while True:\n    pass\n")
+    [(given_back, why)] = player.stage_each([player.Play(tmp_path / "train.py", seconds=0.1, stage="slow_to_import")])
+    assert given_back is None
+    assert re.fullmatch(r"nothing was played yet after \d\.\d s of CPU time: give it more \(seconds=\)", why)
+
+
+def test_a_script_that_never_begins_is_ended(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
     with pytest.raises(NotPlayed, match=r"train\.py has not begun to train after 1 s of CPU time"):
