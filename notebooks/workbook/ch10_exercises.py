@@ -17,7 +17,7 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from torch.utils.data import DataLoader
+from torch.utils.data import DataLoader, RandomSampler
 
 from course_lib.callbacks import ExactAccumulation, Preflight
 from course_lib.launch import RankError, run_ranks
@@ -83,7 +83,8 @@ class Record(Callback):
 
 def _fit(run: Any, callback: Callback) -> None:
     if not (isinstance(run, tuple | list) and len(run) == 3):
-        raise ValueError(f"the function should return (trainer, model, data), got {type(run).__name__}")
+        values = f" of {len(run)} values" if isinstance(run, tuple | list) else ""
+        raise ValueError(f"the function should return (trainer, model, data), got {type(run).__name__}{values}")
     trainer, model, data = run
     trainer.callbacks.append(callback)
     with warnings.catch_warnings():
@@ -112,7 +113,10 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     record = _fitted(make_run())
     if record.samples != 36:
         return f"the dataset has {record.samples} samples, and 36 were asked for: the data stay as they are."
-    samples = [len(set(chain.from_iterable(epoch))) for epoch in record.epochs]
+    dealt = [list(chain.from_iterable(epoch)) for epoch in record.epochs]
+    samples = [len(set(epoch)) for epoch in dealt]
+    if any(len(epoch) > found for epoch, found in zip(dealt, samples, strict=True)):
+        return f"an epoch has {len(dealt[0])} samples, {samples[0]} of them different: each comes once in an epoch."
     missing = 36 - max(samples, default=0)
     whole = samples.count(36)
     if samples and missing:
@@ -193,6 +197,7 @@ stops_early = PropertyExercise(
         "the rate ends at 100 % of its peak": _ten_epochs(-1, None),
         "the batches stay as they were, 8 and a short last one": _ten_epochs(-1, 40, batch_size=9),
         "the batches stay shuffled": _ten_epochs(-1, 50, shuffle=False),
+        "each comes once in an epoch": _ten_epochs(-1, 50, shuffle=None, sampler=RandomSampler(Points(36), True)),
         "the dataset has 40 samples, and 36 were asked for": _ten_epochs(-1, 50, samples=40),
     },
     allowed=Allowed(draw=True),  # the weights of a model
