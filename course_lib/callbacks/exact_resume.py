@@ -344,6 +344,7 @@ class ExactResume(Callback):
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
+        count_batches_again(trainer)  # of loaders whose states Lightning had not loaded
         make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)

@@ -347,6 +347,13 @@ FOUND = {
     "the same with sizes that follow a schedule": DrawnRun(
         samples=15, batch_size=3, sized=True, asks_length=True, max_epochs=3, kills=(Kill(8), Kill(3))
     ),
+    # What was left of the epoch was counted ahead of the loader's state, and so the steps that were due.
+    "the same, audited, on one rank more": DrawnRun(
+        samples=22, asks_length=True, callbacks=("StepAudit",), ranks=(1, 2), kills=(Kill(7),)
+    ),
+    "the same, audited, on one rank fewer": DrawnRun(
+        samples=22, asks_length=True, callbacks=("StepAudit",), ranks=(2, 1), kills=(Kill(3),)
+    ),
     # An epoch that a second fit had begun, when its first batch could not be read, was taken for one that was done.
     "an exception ahead of a second fit's first batch": DrawnRun(
         samples=13,
