@@ -43,6 +43,8 @@ class Gradients:
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
         """The optimizers whose parameters the pass that is run gave gradients to."""
+        self._marked: set[int] = set()
+        """Those whose probe it gave one to."""
         self._computed: set[int] = set()
         """Those whose gradients are results of computations, and no zeros of replayed modules."""
         self._accumulated: set[int] = set()
@@ -52,7 +54,7 @@ class Gradients:
         self._not_watched: dict[int, Tensor] = {}
         """Those that do not, because they want no gradient."""
         self._hook = self._see_accumulated
-        self._versions: dict[int, int] = {}
+        self._versions: dict[tuple[int, int], int] = {}
         """Of each optimizer's probe: how often it had been written to at the last backward pass."""
         self._steps = 0
         self.changes_by_hand = False
@@ -90,7 +92,7 @@ class Gradients:
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
         line = lapse.line(own=True)
-        self._reached = set()
+        self._reached, self._marked = set(), set()
         self._see_changes_by_hand()
         if not lapse.fast:
             lapse.journal.trainer = lapse.journal.trainer or trainer_around()
@@ -161,8 +163,11 @@ class Gradients:
         reached = {holders[number] for number in given if number in holders}
         for optimizer in reached:
             probe = self._probe(optimizer)
+            if probe is None or (id(probe) not in given and optimizer not in self._marked):
+                probe = self._probe_among(optimizer, given)  # of another part of what it holds, as a second task's
             if probe is not None and probe.grad is not None and id(probe) in given:
                 probe.grad.fill_(_mark_of(probe))
+                self._marked.add(optimizer)
         self._reached |= reached
         self._computed -= reached
         for parameter, calls in hooked:
@@ -201,17 +206,23 @@ class Gradients:
     def _probe(self, number: int) -> nn.Parameter | None:
         probe = self._probes.get(number)
         if probe is None or not probe.requires_grad:
-            held: Any = parameters_of(self.lapse.optimizers.things[number])
-            able = [
-                parameter
-                for parameter in held
-                if parameter.requires_grad and id(parameter) not in self.never and parameter.is_floating_point()
-            ]
-            if not able:
-                return None
-            # One that had a gradient in a real pass is sure to get one again.
-            probe = min(able, key=lambda parameter: (id(parameter) not in self.trained, parameter.numel()))
-            self._probes[number] = probe
+            probe = self._probe_among(number, None)
+        return probe
+
+    def _probe_among(self, number: int, given: set[int] | None) -> nn.Parameter | None:
+        """A small parameter of an optimizer to mark from now on, of those that a pass gives gradients to."""
+        held: Any = parameters_of(self.lapse.optimizers.things[number])
+        able = [
+            parameter
+            for parameter in held
+            if parameter.requires_grad and id(parameter) not in self.never and parameter.is_floating_point()
+            if given is None or id(parameter) in given
+        ]
+        if not able:
+            return None
+        # One that had a gradient in a real pass is sure to get one again.
+        probe = min(able, key=lambda parameter: (id(parameter) not in self.trained, parameter.numel()))
+        self._probes[number] = probe
         return probe
 
     def _holders_now(self) -> dict[int, int]:
@@ -225,7 +236,7 @@ class Gradients:
     def _were_moved(self) -> bool:
         """Whether a probe was written to since the last pass, and by no step; in the lapse, steps write nothing."""
         probes = {number: self._probe(number) for number in range(len(self.lapse.optimizers.things))}
-        versions = {number: probe._version for number, probe in probes.items() if probe is not None}
+        versions = {(number, id(probe)): probe._version for number, probe in probes.items() if probe is not None}
         stepped = self.lapse.steps != self._steps and not self.lapse.fast
         before, self._versions, self._steps = self._versions, versions, self.lapse.steps
         return not stepped and any(before.get(number, version) != version for number, version in versions.items())

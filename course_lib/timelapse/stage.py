@@ -65,6 +65,7 @@ class Stage:
         }
         for optimizer, played in zip(self.lapse.optimizers.things, journal.optimizers, strict=False):
             parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
+            played.of_a_model = any(id(parameter) in names for parameter in parameters)
             played.without_gradient = tuple(
                 names.get(id(parameter), "a parameter")
                 for parameter in parameters

@@ -382,3 +382,29 @@ def test_a_run_by_hand_is_the_same_after_it():
         fitted(trainer, model, data)
         weights.append(torch.cat([weight.detach().flatten() for weight in model.parameters()]).tolist())
     assert weights[0] == weights[1]
+
+
+class StepsForTheTail(ByHand):
+    """14 micro-batches of an epoch in windows of 4, 4, 4 and 2, and a schedule that is stepped with each."""
+
+    def __init__(self, horizon):
+        super().__init__()
+        self.horizon = horizon
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(self.mean_loss(batch) / (4 if batch_idx < 12 else 2))
+        if batch_idx % 4 == 3 or batch_idx == 13:
+            self.optimizers().step()
+            self.optimizers().zero_grad()
+            self.lr_schedulers().step()
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.horizon)]
+
+
+@pytest.mark.parametrize(("horizon", "found"), [(12, []), (42, ["horizon"]), (10, [])])
+def test_steps_for_a_short_window_may_be_made_behind_what_is_tried(horizon, found):
+    """Of 12 steps, 10 follow from the first micro-batches: a horizon of either number is no finding."""
+    report = preflight(quiet_trainer(), StepsForTheTail(horizon), loader(14 * 8))
+    assert [finding.check for finding in report.findings] == found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -93,12 +94,16 @@ def _stepped_otherwise(started: Started, steps: FirstSteps) -> Judgement:
             continue
         made = calls * total // max(1, steps.batches)
         counts = Calls(made, max(0, made - 1))
+        epochs = max(1, started.max_epochs)
+        with_tails = epochs * math.ceil(calls * total / epochs / max(1, steps.batches))
         for rates in schedule.rates:
             last = rates[min(counts.before_last_step, len(rates) - 1)]
             shown = f"{rates[0]:.3g}, {last:.3g} ({name}, stepped by the module's own code)"
             judgement.facts["rate of the first, the last step"] = shown
             wrong = next(faults(schedule, rates, counts), None)
-            if wrong is not None:
+            # A step for the short window at an epoch's end, which the first micro-batches do not show.
+            with_tail = Calls(with_tails, max(0, with_tails - 1))
+            if wrong is not None and next(faults(schedule, rates, with_tail), None) is not None:
                 says = f"{wrong.says[0].upper()}{wrong.says[1:]}, by the module's own code."
                 cure = f"Give the schedule the {counted(made, 'call')} that the run makes."
                 return judgement.find("horizon", says, wrong.means, cure)

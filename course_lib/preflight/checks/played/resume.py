@@ -10,6 +10,8 @@ from pathlib import Path
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Journal, Loaded, Saved
 
+ANY = "*"
+"""Among the keys that are read: one that is no text in the source, as in a loop over names."""
 STATES = {"optimizer": "the optimizer's state", "schedule": "the schedule's", "scaler": "the GradScaler's"}
 
 
@@ -22,7 +24,7 @@ def judge_resume(journal: Journal) -> Judgement:
         return not_applicable("resume", "what the script saves holds no state of an optimizer under a key")
     read = keys_read(journal.sources)
     taken_up = {event.what for event in journal.events if isinstance(event, Loaded)}
-    loaded = {key for key, kind in keys.items() if key in read or kind in taken_up}
+    loaded = {key for key, kind in keys.items() if key in read or ANY in read or kind in taken_up}
     if not loaded:
         return Judgement(notes=[f"resume: no line of the script reads {_named(keys)} from a checkpoint again"])
     forgotten = [key for key in keys if key not in loaded]
@@ -56,6 +58,9 @@ def keys_read(sources: Iterable[str]) -> set[str]:
 
 
 def _key_of(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "load_state_dict":
+        states = [one for one in node.args[:1] if isinstance(one, ast.Subscript)]
+        return {ANY for one in states if not isinstance(one.slice, ast.Constant)}
     key: ast.expr | None = None
     if isinstance(node, ast.Subscript) and isinstance(node.ctx, ast.Load):
         key = node.slice

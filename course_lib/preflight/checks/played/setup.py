@@ -39,22 +39,23 @@ def named(names: Sequence[str], most: int = 3) -> str:
 
 def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
     """Backward passes behind forwards in which fewer modules are in training mode than before."""
-    modes: dict[int, int] = {}
-    last: Forward | None = None
+    usual: dict[int, int] = {}
+    ahead: list[Forward] = []
     micro_batch = first = less = 0
     evaluated: set[int] = set()
     for event in journal.events:
-        if isinstance(event, Forward):
-            last = event if event.has_graph else None
-            if not event.has_graph:
-                evaluated.add(event.module)
+        if isinstance(event, Forward) and event.has_graph:
+            ahead.append(event)
+        elif isinstance(event, Forward):
+            evaluated.add(event.module)
+            ahead = []
         elif isinstance(event, Backward):
             micro_batch += 1
-            if last is None:
-                continue
-            usual = modes.setdefault(last.module, last.modes)
-            if last.modes < usual and last.module in evaluated:
+            fewer = [one for one in ahead if one.modes < usual.setdefault(one.module, one.modes)]
+            # In training mode itself, with parts that are not, it has BatchNorm frozen on purpose.
+            if any(one.module in evaluated and not one.training for one in fewer):
                 first, less = first or micro_batch, less + 1
+            ahead = []
     if less:
         judgement.find(
             "setup",

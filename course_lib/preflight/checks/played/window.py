@@ -34,12 +34,31 @@ def judge_windows(journal: Journal) -> Judgement:
         if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
             continue
+        if not journal.optimizers[number].of_a_model and _without_gradients(judgement, of, name, journal):
+            return judgement
         if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
             return judgement
         if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
             return judgement
         _unequal(judgement, of, journal)
     return judgement
+
+
+def _without_gradients(judgement: Judgement, of: OptimizerWindows, name: str, journal: Journal) -> bool:
+    """Steps of an optimizer that holds nothing of a module that was called, nor anything that a pass reached."""
+    if of.lost or journal.end != ENDED or any(window.passes or not window.cleared for window in of.windows):
+        return False
+    backwards = counted(journal.counts()["backward passes"], "backward pass", "backward passes")
+    judgement.find(
+        "window",
+        f"None of {backwards} gives a gradient to a parameter that {name} holds: all of its "
+        f"{counted(len(of.windows), 'step')} are made without any.",
+        "Nothing is trained by these steps.",
+        "Make the optimizer from the parameters of the model that is trained: behind all that makes the model anew, or "
+        "replaces its parameters (another model, load_state_dict(..., assign=True)).",
+        at=of.windows[0].micro_batch,
+    )
+    return True
 
 
 def _stale(judgement: Judgement, of: OptimizerWindows, name: str) -> bool:
@@ -146,7 +165,8 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
         passes_seen = {weight.backward for weight in weights}
         if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
             continue  # a loss of several terms says nothing for sure
-        sizes = Counter(sum(one.line == line for one in window.passes) for window in of.windows)
+        # Losses of one batch that are passed back one by one, as those of several tasks, are meant to be added up.
+        sizes = Counter(len({one.micro_batch for one in window.passes if one.line == line}) for window in of.windows)
         size = sizes.most_common(1)[0][0]
         factors = {window.factor for window in of.windows[MOST_REAL:]} or {1.0}
         divisor = 1 / (weights[0].weight * min(factors)) if weights[0].weight and min(factors) else 0.0

@@ -1,0 +1,141 @@
+"""Right scripts in other styles than ours: nothing is found in them, and a fault of each style is."""
+
+from pathlib import Path
+
+import pytest
+
+from course_lib.preflight.script import preflight_script
+
+HEAD = """
+import os
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x = torch.randn(96, 8)
+targets = [torch.randint(0, classes, (96,)) for classes in (2, 3)]
+loader = DataLoader(TensorDataset(x, *targets), 8, shuffle=True)
+body = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16), nn.ReLU())
+heads = nn.ModuleList([nn.Linear(16, 2), nn.Linear(16, 3)])
+optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
+
+
+def loss_of(task, batch):
+    return nn.functional.cross_entropy(heads[task](body(batch[0])), batch[1 + task])
+
+"""
+IN_TURNS = """
+for epoch in range(3):
+    for number, batch in enumerate(loader):
+        optimizer.zero_grad()
+        loss_of(number % 2, batch).backward()
+        optimizer.step()
+"""
+ONE_BY_ONE = """
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        for task in (0, 1):
+            loss_of(task, batch).backward()
+        optimizer.step()
+"""
+STATISTICS_FROZEN = """
+for epoch in range(4):
+    body.train()
+    if epoch >= 2:
+        body[1].eval()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    body.eval()
+    with torch.no_grad():
+        loss_of(0, next(iter(loader)))
+"""
+BY_NAMES = """
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+stateful = {"schedule": schedule}
+if os.path.exists("last.pt"):
+    checkpoint = torch.load("last.pt")
+    optimizer.load_state_dict(checkpoint["optimizer"])
+    for name, part in stateful.items():
+        part.load_state_dict(checkpoint[name])
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    schedule.step()
+    states = {name: part.state_dict() for name, part in stateful.items()}
+    torch.save({"optimizer": optimizer.state_dict(), **states}, "last.pt")
+"""
+GENERATOR = """
+net, critic = nn.Linear(4, 8), nn.Linear(8, 1)
+rate, critics_rate = (torch.optim.Adam(one.parameters()) for one in (net, critic))
+for epoch in range(4):
+    for number, (real, *_) in enumerate(loader):
+        critics_rate.zero_grad()
+        (critic(net(torch.randn(8, 4)).detach()).mean() - critic(real).mean()).backward()
+        critics_rate.step()
+        if number % 3 == 2:
+            rate.zero_grad()
+            (-critic(net(torch.randn(8, 4))).mean()).backward()
+            rate.step()
+"""
+
+
+def played(folder: Path, text: str) -> list[str]:
+    script = folder / "train.py"
+    script.write_text(text)
+    report = preflight_script(script)
+    return [f"{finding.check}: {finding.says}" for finding in report.findings]
+
+
+@pytest.mark.parametrize(
+    "loop",
+    [
+        pytest.param(IN_TURNS, id="two tasks in turns"),
+        pytest.param(ONE_BY_ONE, id="the losses of two tasks, one by one"),
+        pytest.param(STATISTICS_FROZEN, id="statistics frozen on purpose"),
+        pytest.param(BY_NAMES, id="states taken up in a loop over names"),
+        pytest.param(GENERATOR, id="a generator's step behind three of its critic"),
+    ],
+)
+def test_it_is_right(loop: str, tmp_path: Path):
+    assert played(tmp_path, HEAD + loop) == []
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "loop", "found"),
+    [
+        ("        optimizer.zero_grad()\n", "", IN_TURNS, "window: The gradients of SGD are not cleared"),
+        ("    body.train()\n", "    pass\n", STATISTICS_FROZEN, "setup: The model is left in evaluation mode"),
+        (
+            "        part.load_state_dict(checkpoint[name])\n",
+            "        print(name)\n",
+            BY_NAMES,
+            "resume: The checkpoint",
+        ),
+    ],
+    ids=["not cleared", "left in evaluation mode", "the schedule is not taken up"],
+)
+def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_path: Path):
+    assert right in loop
+    [says] = played(tmp_path, HEAD + loop.replace(right, wrong))
+    assert says.startswith(found), says
+
+
+@pytest.mark.parametrize(
+    "anew",
+    [
+        "body, heads = nn.Linear(8, 16), nn.ModuleList([nn.Linear(16, 2), nn.Linear(16, 3)])\n",
+        "for one in (body, heads):\n    one.load_state_dict(dict(one.state_dict()), assign=True)\n"
+        "    for part in one.modules():\n        for name, weight in list(part.named_parameters(recurse=False)):\n"
+        "            setattr(part, name, nn.Parameter(weight.detach().clone()))\n",
+    ],
+    ids=["another model", "its parameters replaced"],
+)
+def test_an_optimizer_of_what_is_not_trained_is_found(anew: str, tmp_path: Path):
+    [says] = played(tmp_path, HEAD + anew + IN_TURNS)
+    assert says.startswith("window: None of 36 backward passes gives a gradient to a parameter that SGD holds"), says
