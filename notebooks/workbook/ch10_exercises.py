@@ -117,12 +117,10 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     samples = [len(set(epoch)) for epoch in dealt]
     if any(len(epoch) > found for epoch, found in zip(dealt, samples, strict=True)):
         return f"an epoch has {len(dealt[0])} samples, {samples[0]} of them different: each comes once in an epoch."
-    missing = 36 - max(samples, default=0)
-    whole = samples.count(36)
-    if samples and missing:
+    if samples and (missing := 36 - max(samples)):
         return f"{missing} of 36 samples are missing in every epoch: the short last batch has to be trained as well."
-    if whole != EPOCHS or len(record.epochs) != EPOCHS:
-        steps = len(record.rates)
+    if samples != [36] * EPOCHS:
+        whole, steps = samples.count(36), len(record.rates)
         return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
     return _fault_of_batches(record) or _fault_of_rate(record) or _fault_of_preflight(make_run)
 
@@ -131,9 +129,7 @@ def _fault_of_batches(record: Record) -> str | None:
     for epoch in record.epochs:
         sizes = [len(batch) for batch in epoch]
         if sizes != [8, 8, 8, 8, 4]:
-            return (
-                f"all epochs are trained, in batches of {sizes}: the batches stay as they were, 8 and a short last one."
-            )
+            return f"an epoch has batches of {sizes}: the batches stay as they were, 8 and a short last one."
     orders = {tuple(chain.from_iterable(epoch)) for epoch in record.epochs}
     if len(orders) < EPOCHS or len(record.rates) != len(sizes) * EPOCHS:
         return (
@@ -263,11 +259,9 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
             return "both ranks train all 44 samples: nobody shares them out."
         if missing or twice:
             return f"of the 44 samples, {missing} are trained by no rank in the {name} epoch, and {twice} twice."
-        torn = sum(len({index // 4 for index in batch}) > 1 for batch in batches)
-        if torn:
+        if torn := sum(len({index // 4 for index in batch}) > 1 for batch in batches):
             return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
-        alone = sum(len(batch) == 1 for batch in batches)
-        if alone:
+        if alone := sum(len(batch) == 1 for batch in batches):
             return f"every sample comes once, and {alone} batches hold one sample, which has no neighbour in them."
     neighbourhoods = [[batch[0] // 4 for batch in of_epoch] for of_epoch in epochs]
     if neighbourhoods[0] == neighbourhoods[1]:
