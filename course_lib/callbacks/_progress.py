@@ -76,14 +76,16 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
     return without_its_end
 
 
-def leave_an_epoch_without_batches(trainer: Trainer) -> None:
-    """Where a run was over when it was resumed, and its checkpoint had begun an epoch more without a batch.
+def leave_an_epoch_without_batches(trainer: Trainer) -> bool:
+    """Where a run was over when it was resumed; returns whether its checkpoint had begun an epoch without a batch.
 
     A second fit would take that epoch for one that is done, or for one that has had the batches of the epoch before.
     """
     fit_loop = trainer.fit_loop
     progress: Any = fit_loop.epoch_progress
-    if not fit_loop.epoch_loop.batch_progress.current.ready or progress.current.started < progress.current.ready:
-        for counts in (progress.total, progress.current):
-            counts.ready = counts.started = counts.processed
-        fit_loop.restarting = False  # with the loops in it
+    if fit_loop.epoch_loop.batch_progress.current.ready and progress.current.started >= progress.current.ready:
+        return False
+    for counts in (progress.total, progress.current):
+        counts.ready = counts.started = counts.processed
+    fit_loop.restarting = False  # with the loops in it
+    return True

@@ -357,7 +357,8 @@ class ExactResume(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
             put_modes(trainer, pl_module, self._loaded.get("modes"))
-            _progress.leave_an_epoch_without_batches(trainer)
+            if not _progress.leave_an_epoch_without_batches(trainer):
+                RESUMING.put(trainer.fit_loop, False)  # as in on_train_end, which was not called
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on

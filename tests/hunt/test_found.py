@@ -378,6 +378,17 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1), Kill(1), Kill(3, "loader")),
     ),
+    # The second fit went on with the iterator that the first one had made, and not with one of its own.
+    "a second fit behind a run that was over, of a loader that draws its order": DrawnRun(
+        samples=8,
+        batch_size=1,
+        sampler="",
+        loader="MiniDataLoader",
+        max_epochs=1,
+        more_epochs=1,
+        saves="an exception",
+        kills=(Kill(1, "train end"),),
+    ),
     # The epoch that the first fit had told its loader was taken for one that was told behind the loaded state.
     "a second fit with the same objects, behind one that an exception had ended": DrawnRun(
         samples=2,
