@@ -40,7 +40,7 @@ class Unstepped:
     def keep(self) -> None:
         """Remember it all, ahead of a window's first micro-batch."""
         seen = self._looks()
-        self._moved |= {name for name, look in seen.items() if look != self._seen.get(name)}
+        self._moved |= self._moved_to(seen)
         self._seen = seen
         moved = ((name, self._parameters[name]) for name in self._moved)
         self._kept = {name: tensor.detach().clone() for name, tensor in (*self._buffers(), *moved)}
@@ -60,8 +60,7 @@ class Unstepped:
             ]
         for name in self._kept.keys() & state.keys():
             state[name] = self._kept[name]
-        moved = {name for name, look in self._looks().items() if look != self._seen.get(name)}
-        return sorted(moved - self._kept.keys())
+        return sorted(self._moved_to(self._looks()) - self._kept.keys())
 
     def not_persistent(self, state: Mapping[str, Any], *, set_back: bool) -> dict[str, Tensor]:
         """The buffers that are not in a module's state and have changed since the run began."""
@@ -74,6 +73,9 @@ class Unstepped:
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         return self._module.named_buffers(remove_duplicate=False)
+
+    def _moved_to(self, looks: dict[str, tuple[object, ...]]) -> set[str]:
+        return {name for name, look in looks.items() if look != self._seen.get(name)}
 
     def _looks(self) -> dict[str, tuple[object, ...]]:
         kinds: dict[tuple[object, ...], dict[str, Tensor]] = {}

@@ -106,6 +106,12 @@ def test_it_is_right(loop: str, tmp_path: Path):
     assert played(tmp_path, HEAD + loop) == []
 
 
+def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + ONE_BY_ONE)
+    assert any("the 2 backward passes of a batch (train.py:" in note for note in preflight_script(script).notes)
+
+
 @pytest.mark.parametrize(
     ("right", "wrong", "loop", "found"),
     [

@@ -165,9 +165,13 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
         passes_seen = {weight.backward for weight in weights}
         if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
             continue  # a loss of several terms says nothing for sure
-        # Losses of one batch that are passed back one by one, as those of several tasks, are meant to be added up.
-        sizes = Counter(len({one.micro_batch for one in window.passes if one.line == line}) for window in of.windows)
-        size = sizes.most_common(1)[0][0]
+        mine = [[one.micro_batch for one in window.passes if one.line == line] for window in of.windows]
+        passes, size = (Counter(map(len, of_windows)).most_common(1)[0][0] for of_windows in (mine, map(set, mine)))
+        if passes > size == 1 and weights[0].weight == 1:
+            judgement.notes.append(
+                f"window: the {passes:,} backward passes of a batch ({line}) are added up, as the losses of several "
+                "tasks are; where each is the mean over a part of the batch, divide it by their number"
+            )
         factors = {window.factor for window in of.windows[MOST_REAL:]} or {1.0}
         divisor = 1 / (weights[0].weight * min(factors)) if weights[0].weight and min(factors) else 0.0
         whole = round(divisor)
