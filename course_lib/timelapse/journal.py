@@ -189,6 +189,8 @@ class Journal:
     schedules: list[SchedulePlayed] = field(default_factory=list)
     modules: list[str] = field(default_factory=list)
     """The names of the classes of what was called."""
+    weights: list[int] = field(default_factory=list)
+    """Of each of these, a number of its first parameter: a wrapper has its module's, and a copy has its own."""
     comparisons: dict[str, Comparison] = field(default_factory=dict)
     loss_weights: list[LossWeight] = field(default_factory=list)
     held_by_none: tuple[str, ...] = ()

@@ -125,7 +125,7 @@ class ReplayedModules:
 
     def __init__(self, lapse: Lapse) -> None:
         self.lapse = lapse
-        self.numbers = Numbered()
+        self.numbers, self.first_parameters = Numbered(), Numbered()
         self.recordings: dict[Key, Recording] = {}
         self.variants: dict[Key, set[Any]] = defaultdict(set)
         self.anchor = torch.zeros((), requires_grad=True)
@@ -185,6 +185,7 @@ class ReplayedModules:
         training = module.training and (torch.is_grad_enabled() or self.lapse.inside["checkpoint"] > 0)
         if module not in self.numbers:
             self.lapse.journal.modules.append(type(module).__name__)
+            self.lapse.journal.weights.append(self.first_parameters.number(parts.parameters[0]))
         number = self.numbers.number(module)
         modes = sum(part.training for part in parts.moody)
         averages = bool(getattr(module, "averages_asked", True))

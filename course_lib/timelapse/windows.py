@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import dataclass, field
 
-from course_lib.timelapse.journal import Backward, Delivered, Journal, PassBegun, PassEnded, Step
+from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, PassBegun, PassEnded, Step
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,9 @@ class LoaderPass:
     """The indices of each; None where they are not known."""
     ended: bool = False
     """Whether the loop came to the loader's end."""
+    trained: set[int] = field(default_factory=set)
+    """The weights that were in training while it gave batches; see :attr:`Journal.weights`."""
+    evaluated: set[int] = field(default_factory=set)
 
     def indices(self) -> list[int] | None:
         """In their order; None where some are not known."""
@@ -117,6 +121,7 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
     wanted = journal.training_loaders()
     found: list[LoaderPass] = []
     running: dict[int, LoaderPass] = {}
+    last: LoaderPass | None = None
     micro_batch = 0
     for event in journal.events:
         if isinstance(event, PassBegun):
@@ -124,8 +129,33 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
             if (event.loader in wanted) == training:
                 found.append(running[event.loader])
         elif isinstance(event, Delivered):
-            running[event.loader].batches.append(event.indices)
+            last = running[event.loader]
+            last.batches.append(event.indices)
             micro_batch += event.loader in wanted
+        elif isinstance(event, Forward) and last is not None:
+            (last.trained if event.training else last.evaluated).add(journal.weights[event.module])
         elif isinstance(event, PassEnded):
             running[event.loader].ended = True
     return found
+
+
+def trained_beside_others(journal: Journal) -> set[int]:
+    """The loaders of which most batches go into a backward pass together with a later one of another, as by ``zip``."""
+    given: Counter[int] = Counter()
+    in_a_pass: Counter[int] = Counter()
+    waiting: set[int] = set()
+    last = None
+    for event in journal.events:
+        if isinstance(event, Delivered):
+            last = event.loader
+            given[last] += 1
+            waiting.add(last)
+        elif isinstance(event, Forward) and last is not None and not event.training:
+            waiting.discard(last)
+        elif isinstance(event, PassEnded):
+            waiting.discard(event.loader)
+        elif isinstance(event, Backward):
+            in_a_pass.update(waiting)
+            waiting.clear()
+    beside = {loader for loader, batches in in_a_pass.items() if batches > 1 and 2 * batches > given[loader]}
+    return beside - journal.training_loaders()

@@ -1,35 +1,69 @@
-"""What chapter 02 shows: a worker, datasets for workers, a loader's epoch as a chart. Its exercises: `ch02_exercises`,
-`ch02_prefetch_exercise` and `ch02_stream_exercises`.
+"""What chapter 02 shows: a loader's epoch as a chart, recorded and simulated, and a sweep over numbers of workers.
 
-The datasets and the worker are here, not in the notebook, because a process that was spawned imports what it runs.
+What it gives to workers is in `ch02_workers`; its exercises are in `ch02_exercises`, `ch02_prefetch_exercise` and
+`ch02_stream_exercises`.
 """
 
 from __future__ import annotations
 
-import contextlib
 import itertools
-import os
-import signal
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
-import psutil
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from torch import Tensor
-from torch.utils.data import DataLoader, Dataset, default_collate, get_worker_info
+from torch.utils.data import DataLoader
 
 from course_lib.datasets import Integers
 from course_lib.pipeline import BatchTrace, predict_throughput, simulate_pipeline
 from workbook.ch02_exercises import bucket_batches
 from workbook.ch02_prefetch_exercise import prefetched
 from workbook.ch02_stream_exercises import share
+from workbook.ch02_workers import (
+    Busy,
+    Draws,
+    InArray,
+    InList,
+    Killed,
+    ReaderIds,
+    Resizable,
+    SizedByIndex,
+    Sleepy,
+    answer_tasks,
+    blank_image,
+    can_fork,
+    can_keep_on_one_core,
+    growth_of_workers,
+    keep_on_one_core,
+    reseed,
+    start_worker,
+)
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, add_legend, add_legend_below, draw_curves, new_figure
 from workbook.widgets import Explorer, int_slider
+
+__all__ = [
+    "Draws",
+    "InArray",
+    "InList",
+    "Killed",
+    "ReaderIds",
+    "Resizable",
+    "SizedByIndex",
+    "answer_tasks",
+    "blank_image",
+    "bucket_batches",
+    "can_fork",
+    "can_keep_on_one_core",
+    "growth_of_workers",
+    "keep_on_one_core",
+    "prefetched",
+    "reseed",
+    "share",
+    "start_worker",
+]
 
 SENTENCES = {
     "epochs": (
@@ -54,160 +88,6 @@ SENTENCES = {
     ),
 }
 """What the figures show, for those who cannot see them."""
-
-
-def answer_tasks(pipe: Any, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
-    with contextlib.suppress(EOFError, OSError):  # the other end was closed
-        while (indices := pipe.recv()) is not None:  # None: no more tasks
-            pipe.send(collate_fn([dataset[index] for index in indices]))
-
-
-def start_worker(dataset: Any, collate_fn: Callable[[Any], Any] = default_collate) -> Any:
-    """Our end of the pipe to a new process that answers tasks."""
-    ours, theirs = torch.multiprocessing.Pipe()
-    arguments = (theirs, dataset, collate_fn)
-    torch.multiprocessing.Process(target=answer_tasks, args=arguments, daemon=True).start()
-    theirs.close()
-    return ours
-
-
-class Sleepy(Dataset[int]):
-    """Sample i is the int i; reading it takes ``seconds[i]`` and no CPU time, as a disk or a network does."""
-
-    def __init__(self, seconds: Sequence[float]) -> None:
-        self.seconds = list(seconds)
-
-    def __len__(self) -> int:
-        return len(self.seconds)
-
-    def __getitem__(self, index: int) -> int:
-        time.sleep(self.seconds[index])
-        return index
-
-
-class Busy(Sleepy):
-    """Sample i is the int i; making it takes ``seconds[i]`` of CPU time, as decoding and augmenting do."""
-
-    def __getitem__(self, index: int) -> int:
-        end = time.process_time() + self.seconds[index]
-        while time.process_time() < end:
-            pass
-        return index
-
-
-class Resizable(Dataset[Tensor]):
-    """Square images of zeros. Their size is an attribute."""
-
-    def __init__(self, samples: int, size: int | Tensor) -> None:
-        self.samples, self.size = samples, size
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: Any) -> Tensor:
-        return torch.zeros(int(self.size), int(self.size))
-
-
-class SizedByIndex(Resizable):
-    """Square images of zeros. Their size comes with the index."""
-
-    def __getitem__(self, index_and_size: Any) -> Tensor:
-        _, size = index_and_size  # all images are zeros, whatever their index
-        return torch.zeros(size, size)
-
-
-def blank_image(sample: Any, size: int) -> Tensor:
-    """The sample at that size: here, zeros."""
-    return torch.zeros(size, size)
-
-
-class ReaderIds(Integers):
-    """Sample i is the id of the process that reads it."""
-
-    def __getitem__(self, index: Any) -> int:
-        return os.getpid()
-
-
-class Draws(Dataset[int]):
-    """Each sample is a random number below 2**31, drawn in one of three ways.
-
-    ``way``: "global" draws from NumPy's global generator; "own" from a generator that is made here, once; "by index"
-    from one that is made for each sample, of (seed, epoch, index).
-    """
-
-    def __init__(self, samples: int, way: str) -> None:
-        self.samples, self.way = samples, way
-        self.rng, self.epoch = np.random.default_rng(0), 0
-
-    def __len__(self) -> int:
-        return self.samples
-
-    def __getitem__(self, index: int) -> int:
-        if self.way == "global":
-            return int(np.random.randint(2**31))  # noqa: NPY002 - it is what many datasets do
-        rng = self.rng if self.way == "own" else np.random.default_rng([0, self.epoch, index])
-        return int(rng.integers(2**31))
-
-
-def reseed(worker_id: int) -> None:
-    """A ``worker_init_fn``: gives the worker's copy of the dataset a generator of its own."""
-    info = get_worker_info()
-    assert info is not None
-    dataset: Any = info.dataset
-    dataset.rng = np.random.default_rng(info.seed)
-
-
-class InList(Dataset[float]):
-    """Floats in a list: each is a Python object, which counts its references."""
-
-    def __init__(self, samples: int) -> None:
-        self.values: Any = [float(i) for i in range(samples)]
-
-    def __len__(self) -> int:
-        return len(self.values)
-
-    def __getitem__(self, index: int) -> float:
-        return self.values[index]  # type: ignore[no-any-return]
-
-
-class InArray(InList):
-    """The same floats in one array."""
-
-    def __init__(self, samples: int) -> None:
-        self.values = np.arange(samples, dtype=np.float64)
-
-
-def private_bytes(samples: Any) -> int:
-    """A ``collate_fn``: in place of the batch, the bytes that this process shares with no other."""
-    return int(psutil.Process().memory_full_info().uss)
-
-
-def growth_of_workers(dataset: Any, workers: int = 2) -> list[int]:
-    """By how many private bytes each forked worker has grown between its first batch and its last, over an epoch."""
-    loader = DataLoader(
-        dataset, len(dataset) // 40, num_workers=workers, collate_fn=private_bytes, multiprocessing_context="fork"
-    )
-    batches = list(loader)
-    return [batches[worker::workers][-1] - batches[worker] for worker in range(workers)]
-
-
-def can_fork() -> bool:
-    return "fork" in torch.multiprocessing.get_all_start_methods()
-
-
-class Killed(Integers):
-    """Sample i is the int i. Whoever reads sample ``at`` is killed, as the system does when memory runs out."""
-
-    def __init__(self, samples: int, at: int) -> None:
-        super().__init__(samples)
-        self.at = at
-
-    def __getitem__(self, index: Any) -> int:
-        if index == self.at:
-            # What was answered before is on its way; a worker that is spawned may still be starting.
-            time.sleep(0.3 if torch.multiprocessing.get_start_method() == "fork" else 5)
-            os.kill(os.getpid(), getattr(signal, "SIGKILL", signal.SIGTERM))
-        return index
 
 
 class Bar(NamedTuple):
@@ -365,17 +245,6 @@ def figure_of_sizes(curves: dict[str, list[int]], batches_per_epoch: int, title:
     axes.set(xticks=range(batches), yticks=[8, 16, 32], ylim=(0, 36))
     add_legend(axes, "beside")
     return figure
-
-
-def keep_on_one_core(worker_id: int) -> None:
-    """A ``worker_init_fn``: all workers run on the same core, where the system has a call for that."""
-    process = psutil.Process()
-    if can_keep_on_one_core():
-        process.cpu_affinity([min(process.cpu_affinity())])
-
-
-def can_keep_on_one_core() -> bool:
-    return hasattr(psutil.Process, "cpu_affinity")  # Linux and Windows; not macOS
 
 
 def seconds_of_an_epoch(loader: Any, cpu: bool = False) -> float:

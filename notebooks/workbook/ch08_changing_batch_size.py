@@ -11,11 +11,11 @@ import torch
 import torch.nn.functional as F
 from matplotlib.figure import Figure
 from torch import Tensor, nn
-from torch.utils.data import Dataset
 
 from course_lib.memory import predict_peak, saved_bytes
 from course_lib.schedules import SchedulePlan, SizeSchedule
 from workbook.ch08_exercises import EXERCISES, batch_sizes, gain, windows
+from workbook.ch08_squares import Squares, SquaresOfPairs, square
 from workbook.display import (
     BLUE,
     GREEN,
@@ -32,7 +32,7 @@ from workbook.display import (
 from workbook.trainers import quiet_trainer
 from workbook.widgets import Explorer, int_slider
 
-__all__ = ["EXERCISES", "batch_sizes", "gain", "windows"]
+__all__ = ["EXERCISES", "Squares", "SquaresOfPairs", "batch_sizes", "gain", "square", "windows"]
 
 NUM_SAMPLES = 48
 BLOCKS = {16: BLUE, 8: SKY, 4: ORANGE}
@@ -42,32 +42,6 @@ LARGEST_BATCH = 1024
 Batches = Sequence[tuple[int, int]]
 """``(samples, pixels a side)`` of each batch of an epoch, in order."""
 Points = Sequence[tuple[float, float]]
-
-
-class Squares(Dataset[Tensor]):
-    """48 square images: sample 7 is filled with the number 7."""
-
-    def __init__(self, side: int = 16) -> None:
-        self.side = side
-
-    def __len__(self) -> int:
-        return 48
-
-    def __getitem__(self, index: int) -> Tensor:
-        return torch.full((self.side, self.side), float(index))
-
-
-class SquaresOfPairs(Dataset[Tensor]):
-    """The same images, each asked for by its index and its side together."""
-
-    def __getitem__(self, pair: tuple[int, int]) -> Tensor:
-        index, side = pair
-        return torch.full((side, side), float(index))
-
-
-def square(sample: int, side: int) -> Tensor:
-    """Sample 7 at 32 pixels a side: an image of 32 × 32, filled with 7."""
-    return torch.full((side, side), float(sample))
 
 
 def fit(model: Any, *loaders: Any, max_epochs: int = 3, **options: Any) -> dict[int, Batches]:

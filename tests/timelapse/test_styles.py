@@ -83,6 +83,45 @@ for epoch in range(4):
             (-critic(net(torch.randn(8, 4))).mean()).backward()
             rate.step()
 """
+SPLITS = """
+for split in range(3):
+    held_out = torch.randperm(96, generator=torch.Generator().manual_seed(split))[:32].tolist()
+    kept = [index for index in range(96) if index not in held_out]
+    train = DataLoader(torch.utils.data.Subset(loader.dataset, kept), 8, shuffle=True)
+    valid = DataLoader(torch.utils.data.Subset(loader.dataset, held_out), 32)
+    torch.manual_seed(0)
+    body, heads = nn.Sequential(nn.Linear(8, 16), nn.Dropout()), nn.ModuleList([nn.Linear(16, 2)])
+    optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
+    for epoch in range(2):
+        body.train()
+        for batch in train:
+            optimizer.zero_grad()
+            loss_of(0, batch).backward()
+            optimizer.step()
+        body.eval()
+        with torch.no_grad():
+            for batch in valid:
+                loss_of(0, batch)
+"""
+RATES_COMPARED = """
+for rate in (0.1, 0.01):
+    torch.manual_seed(0)
+    body, heads = nn.Sequential(nn.Linear(8, 16), nn.Dropout()), nn.ModuleList([nn.Linear(16, 2)])
+    optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=rate)
+    for epoch in range(2):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss_of(0, batch).backward()
+            optimizer.step()
+"""
+ZIPPED = """
+half = DataLoader(torch.utils.data.Subset(loader.dataset, range(0, 96, 2)), 4, shuffle=True)
+for epoch in range(3):
+    for other, batch in zip(loader, half):
+        optimizer.zero_grad()
+        (loss_of(0, batch) + loss_of(1, other)).backward()
+        optimizer.step()
+"""
 
 
 def played(folder: Path, text: str) -> list[str]:
@@ -100,6 +139,9 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(STATISTICS_FROZEN, id="statistics frozen on purpose"),
         pytest.param(BY_NAMES, id="states taken up in a loop over names"),
         pytest.param(GENERATOR, id="a generator's step behind three of its critic"),
+        pytest.param(SPLITS, id="three splits in one script"),
+        pytest.param(RATES_COMPARED, id="two runs from one seed"),
+        pytest.param(ZIPPED, id="two loaders in one step"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
@@ -123,8 +165,23 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
             BY_NAMES,
             "resume: The checkpoint",
         ),
+        ("index not in held_out", "index < 80", SPLITS, "validation: "),
+        (
+            "        for batch in loader",
+            "        torch.manual_seed(0)\n        for batch in loader",
+            RATES_COMPARED,
+            "order: ",
+        ),
+        ("        optimizer.zero_grad()\n", "", ZIPPED, "window: The gradients of SGD are not cleared"),
     ],
-    ids=["not cleared", "left in evaluation mode", "the schedule is not taken up"],
+    ids=[
+        "not cleared",
+        "left in evaluation mode",
+        "the schedule is not taken up",
+        "a split's samples are trained on",
+        "each epoch is seeded",
+        "not cleared beside two loaders",
+    ],
 )
 def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_path: Path):
     assert right in loop

@@ -11,14 +11,14 @@ FEWEST = 8
 
 
 def judge_order(journal: Journal) -> Judgement:
-    orders: dict[tuple[int, ...], int] = {}
+    orders: dict[tuple[frozenset[int], int, tuple[int, ...]], int] = {}
     known = 0
     for epoch, one in enumerate(passes_of(journal, training=True)):
         indices = one.indices()
         if not one.ended or indices is None or len(indices) < FEWEST:
             continue
         known += 1
-        key = (one.loader, *indices)
+        key = (frozenset(one.trained), one.loader, tuple(indices))
         if key not in orders:
             orders[key] = epoch
             continue

@@ -6,18 +6,20 @@ from course_lib._words import counted, first_of
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Journal
 from course_lib.timelapse.loaders import MOST_INDICES
-from course_lib.timelapse.windows import LoaderPass, passes_of
+from course_lib.timelapse.windows import LoaderPass, passes_of, trained_beside_others
 
 
 def judge_validation(journal: Journal) -> Judgement:
-    evaluated = passes_of(journal, training=False)
+    beside = trained_beside_others(journal)
+    evaluated = [one for one in passes_of(journal, training=False) if one.loader not in beside]
     if not evaluated:
         return not_applicable("validation", "no loader gives batches that are not trained on")
-    trained = _samples(journal, passes_of(journal, training=True))
+    training = passes_of(journal, training=True)
     judgement, clean = Judgement(), False
     for loader in sorted({one.loader for one in evaluated}):
-        held_out = _samples(journal, [one for one in evaluated if one.loader == loader])
-        shared = sorted(index for _, index in held_out & trained)
+        passes = [one for one in evaluated if one.loader == loader]
+        held_out = _samples(journal, passes)
+        shared = sorted(index for _, index in held_out & _samples(journal, _of_these_weights(passes, training)))
         if not held_out or not shared:
             clean = True
         elif len(shared) < len(held_out):
@@ -28,11 +30,20 @@ def judge_validation(journal: Journal) -> Judgement:
                 "The score counts samples that the model has seen, so that it is too good, and the best epoch another.",
                 "Split the indices once, and give each its own part: random_split, or two Subsets that share none.",
                 chapter="10_check_your_run",
-                at=next(one.micro_batch for one in evaluated if one.loader == loader),
+                at=passes[0].micro_batch,
             )
     if not clean:
         judgement.notes.append("validation: all samples that are evaluated are trained on as well")
     return judgement
+
+
+def _of_these_weights(evaluated: list[LoaderPass], training: list[LoaderPass]) -> list[LoaderPass]:
+    """Of several runs in one script, as folds, those that trained what is evaluated; all, if it is trained in none.
+
+    An average of the weights is trained in none.
+    """
+    weights = set[int]().union(*(one.evaluated for one in evaluated))
+    return [one for one in training if one.trained & weights] or training
 
 
 def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:
