@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.preflight.checks.played.horizon import judge_horizon
 from course_lib.preflight.checks.played.validation import judge_validation
 from course_lib.preflight.checks.played.window import judge_windows
 from course_lib.preflight.report import Judgement
@@ -106,6 +107,16 @@ def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_oth
     judgement = judged(cosine_run(4), others)
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon" in judgement.not_judged) == (not found)
+
+
+def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
+    journal = cosine_run(4)
+    journal.schedules.clear()
+    journal.events[:] = [event for event in journal.events if not isinstance(event, ScheduleStep)]
+    last = journal.rates()[-1][0]
+    assert "preflight_script(expect=" in judge_horizon(journal).not_judged["horizon"].why
+    assert not judge_horizon(journal, final_lr=last).not_judged
+    assert [finding.check for finding in judge_horizon(journal, final_lr=0.5 * last).findings] == ["horizon"]
 
 
 @pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])

@@ -9,7 +9,7 @@ import numpy as np
 
 from course_lib._words import counted
 from course_lib.preflight.checks.horizon import Calls, WalkedSchedule, faults
-from course_lib.preflight.report import Judgement
+from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, SchedulePlayed, ScheduleStep, Step
 from course_lib.timelapse.windows import passes_of
 
@@ -22,6 +22,9 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
         steps = [event for event in journal.events if isinstance(event, Step) and event.rates]
         if len({(step.optimizer, step.rates) for step in steps}) > len({step.optimizer for step in steps}):
             how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
+            if final_lr is None:
+                says = 'its end is judged where preflight_script(expect={"final_lr": …}) says it'
+                return not_applicable("horizon", f"{how}: {says}")
         judgement.notes.append(f"horizon: {how}")
     behind = rates[-1:]  # what a decay that ends with the run comes to
     for number, schedule in enumerate(journal.schedules):
