@@ -38,6 +38,7 @@ from workbook.ch02_workers import (
     can_keep_on_one_core,
     growth_of_workers,
     keep_on_one_core,
+    private_bytes,
     reseed,
     start_worker,
 )
@@ -60,6 +61,7 @@ __all__ = [
     "growth_of_workers",
     "keep_on_one_core",
     "prefetched",
+    "private_bytes",
     "reseed",
     "share",
     "start_worker",

@@ -305,6 +305,14 @@ def test_a_window_that_is_wrong_is_found(name):
     assert len(report.findings) == 1 and says in report.findings[0].says, str(report)
 
 
+@pytest.mark.parametrize(("last", "batches"), [(False, 6), (True, 6), (False, 8), (False, 102)])
+def test_the_end_of_a_run_of_one_epoch_makes_a_step(last: bool, batches: int):
+    run = quiet_trainer(max_epochs=1), (Summed(last=last)), loader(8 * batches)
+    says = [finding.says for finding in preflight(*run, skip=OTHER).findings]
+    left = 0 if last else batches % 4
+    assert says == [f"The last {left} micro-batches of an epoch make no step, and the run ends."] * (left > 0)
+
+
 RIGHT = {
     "zeroes first": (lambda: (ZeroesFirst(), 8), "", ""),
     "a window": (lambda: (Windows(), 8), "", ""),

@@ -121,6 +121,11 @@ class Applied:
             for hook in hooks:
                 hook.remove()
 
+    def waiting(self) -> set[Backward]:
+        """Passes with gradients that no step was made with yet."""
+        unused = [gradient for gradient in self._gradients.values() if gradient.applied is None]
+        return {one for gradient in unused for one in gradient.passes}
+
     def _begin(self, tensors: Any, grad_tensors: Any = None, **_: Any) -> None:
         where = (self.epoch, self.batch)
         factors = factors_of(tensors) if isinstance(tensors, Tensor) and grad_tensors is None else None

@@ -48,6 +48,11 @@ class FollowedBatches:
     ends: set[tuple[int, int]] = field(default_factory=set)
     """The last micro-batch of each epoch that was run to its end."""
 
+    @property
+    def whole_run(self) -> bool:
+        """Whether the run has one epoch, and has ended with it."""
+        return bool(self.ends) and all(epoch == 0 for epoch, _ in self.sizes)
+
 
 @dataclass(frozen=True)
 class Loss:

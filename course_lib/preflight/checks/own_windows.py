@@ -272,9 +272,9 @@ STEP_AT_THE_END = (
 
 
 def _never_applied(followed: FollowedBatches) -> set[tuple[int, int]]:
-    """Micro-batches whose gradients were zeroed before a step was made with them."""
+    """Micro-batches whose gradients were zeroed before a step was made with them, or are left at the run's end."""
     used = {one for step in followed.applied.steps for one in step.passes}
-    lost = followed.applied.zeroed - used
+    lost = (followed.applied.zeroed | (followed.applied.waiting() if followed.whole_run else set())) - used
     return {(one.epoch, one.batch) for one in lost} - {(one.epoch, one.batch) for one in used}
 
 
@@ -301,9 +301,10 @@ def _zeroed_at_the_end(followed: FollowedBatches) -> Judgement:
     which = (
         "The last micro-batch of an epoch makes" if count == 1 else f"The last {count} micro-batches of an epoch make"
     )
+    then = "the run ends" if followed.whole_run else "the gradients are zeroed when the next epoch begins"
     return Judgement().find(
         "window",
-        f"{which} no step, and the gradients are zeroed when the next epoch begins.",
+        f"{which} no step, and {then}.",
         "They are computed and thrown away, in each epoch those of other samples.",
         STEP_AT_THE_END,
     )
