@@ -117,7 +117,7 @@ class LoaderPlayed:
     """A loader that the script made."""
 
     dataset: int
-    """A number of the dataset under all subsets; two loaders with the same one read the same samples."""
+    """A number of the data under all subsets; two loaders with the same one read the same samples."""
     samples: int | None
     base_indices: tuple[int, ...] | None = None
     """To each index of a subset, the index in the dataset under it."""

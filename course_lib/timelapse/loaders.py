@@ -9,10 +9,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils import data
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, Subset, dataloader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, dataloader
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.distributed import DistributedSampler
 
+from course_lib._held_out import same_data, under_subsets
 from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, PassBegun, PassEnded
 from course_lib.timelapse.lapse import Lapse, Numbered, instead_of, instead_of_own
 from course_lib.timelapse.structures import copied, samples_in
@@ -27,6 +28,8 @@ class RecordedLoaders:
     def __init__(self, lapse: Lapse) -> None:
         self.lapse = lapse
         self.loaders, self.datasets = Numbered(), Numbered()
+        self.sources: list[Any] = []
+        """Datasets under all subsets, one of each data."""
         self.batches: dict[tuple[Any, ...], Any] = {}
         self.asked: Any = None
         """The indices that were fetched last."""
@@ -106,20 +109,24 @@ class RecordedLoaders:
             self.lapse.journal.loaders.append(self._played(loader))
         return self.loaders.number(loader)
 
+    def _source(self, dataset: Any) -> int:
+        known = next((number for number, source in enumerate(self.sources) if same_data(source, dataset)), None)
+        if known is None:
+            self.sources.append(dataset)
+            return len(self.sources) - 1
+        return known
+
     def _played(self, loader: Any) -> LoaderPlayed:
-        dataset, base = loader.dataset, None
-        while isinstance(dataset, Subset):
-            own = list(map(int, dataset.indices)) if len(dataset.indices) <= MOST_INDICES else []
-            base = tuple(own) if base is None else tuple(own[index] for index in base)
-            dataset = dataset.dataset
-        stream = isinstance(dataset, data.IterableDataset)
+        stream = isinstance(loader.dataset, data.IterableDataset)
+        samples = None if stream else _length_of(loader.dataset)
+        dataset, base = (loader.dataset, None) if (samples or 0) > MOST_INDICES else under_subsets(loader.dataset)
         samplers = samplers_of(loader)
         deals = next((part for part in samplers if getattr(part, "num_replicas", None)), None)
         plain = (BatchSampler, RandomSampler, SequentialSampler)
         return LoaderPlayed(
-            dataset=self.datasets.number(dataset),
-            samples=None if stream else _length_of(loader.dataset),
-            base_indices=base,
+            dataset=self._source(dataset),
+            samples=samples,
+            base_indices=None if base is None else tuple(base),
             stream=stream,
             drop_last=bool(loader.drop_last or any(getattr(part, "drop_last", False) for part in samplers)),
             own_sampler=not all(type(part) in plain for part in samplers),

@@ -122,6 +122,23 @@ for epoch in range(3):
         (loss_of(0, batch) + loss_of(1, other)).backward()
         optimizer.step()
 """
+TWO_OBJECTS = """
+held_by_two = [TensorDataset(x.clone(), *targets) for _ in range(2)]
+order = torch.randperm(96).tolist()
+other_order = torch.randperm(96).tolist()
+train = DataLoader(torch.utils.data.Subset(held_by_two[0], order[:64]), 8, shuffle=True)
+valid = DataLoader(torch.utils.data.Subset(held_by_two[1], order[64:]), 32)
+for epoch in range(2):
+    body.train()
+    for batch in train:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    body.eval()
+    with torch.no_grad():
+        for batch in valid:
+            loss_of(0, batch)
+"""
 
 
 def played(folder: Path, text: str) -> list[str]:
@@ -142,6 +159,7 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(SPLITS, id="three splits in one script"),
         pytest.param(RATES_COMPARED, id="two runs from one seed"),
         pytest.param(ZIPPED, id="two loaders in one step"),
+        pytest.param(TWO_OBJECTS, id="one split of two datasets with the same data"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
@@ -166,6 +184,7 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
             "resume: The checkpoint",
         ),
         ("index not in held_out", "index < 80", SPLITS, "validation: "),
+        ("order[64:]", "other_order[64:]", TWO_OBJECTS, "validation: "),
         (
             "        for batch in loader",
             "        torch.manual_seed(0)\n        for batch in loader",
@@ -179,6 +198,7 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
         "left in evaluation mode",
         "the schedule is not taken up",
         "a split's samples are trained on",
+        "two splits of two datasets with the same data",
         "each epoch is seeded",
         "not cleared beside two loaders",
     ],

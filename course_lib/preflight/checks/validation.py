@@ -11,11 +11,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-import torch
-from torch.utils.data import DataLoader, IterableDataset, Subset
+from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._fingerprints import fingerprint
+from course_lib._held_out import same_data, under_subsets
 from course_lib._words import counted, first_of, in_a_line
 from course_lib.preflight.report import Judgement, not_judged
 from course_lib.preflight.runs.run import Monitor, TrainingRun, Validation, length_of
@@ -144,7 +142,8 @@ def _shared(training: Sequence[Any], validating: Sequence[Any]) -> Judgement:
     for loader in validating:
         if isinstance(trained, IterableDataset) or isinstance(loader.dataset, IterableDataset):
             continue
-        if _resolved(trained)[1] is None and _resolved(loader.dataset)[0] is _resolved(trained)[0]:
+        base, part = under_subsets(trained)
+        if part is None and under_subsets(loader.dataset)[0] is base:
             return Judgement(notes=["dealing: the validation's samples are those of the training set"])
         shared = _same(trained, loader.dataset)
         if shared:
@@ -158,36 +157,12 @@ def _shared(training: Sequence[Any], validating: Sequence[Any]) -> Judgement:
     return Judgement()
 
 
-def _resolved(dataset: Any) -> tuple[Any, list[int] | None]:
-    """What a dataset is a part of, and which indices of it; None: all."""
-    indices: list[int] | None = None
-    while isinstance(dataset, Subset):
-        own = [int(index) for index in dataset.indices]
-        indices = own if indices is None else [own[index] for index in indices]
-        dataset = dataset.dataset
-    return dataset, indices
-
-
 def _same(trained: Any, validated: Any) -> list[int]:
     """The indices of the validation's samples that are trained, as far as that can be seen."""
-    base, mine = _resolved(trained)
-    other, its = _resolved(validated)
+    base, mine = under_subsets(trained)
+    other, its = under_subsets(validated)
     if length_of(base) is None or length_of(other) is None:
         return []
-    if base is other or _equal(base, other):
+    if same_data(base, other):
         return sorted(set(range(len(base)) if mine is None else mine) & set(range(len(other)) if its is None else its))
     return []
-
-
-def _equal(base: Any, other: Any) -> bool:
-    """Whether two datasets hold the same, whatever they make of it."""
-    if type(base) is not type(other) or len(base) != len(other):
-        return False
-    pairs = [(value, vars(other).get(name)) for name, value in vars(base).items() if _is_data(value, len(base))]
-    return bool(pairs) and all(type(one) is type(two) and fingerprint(one) == fingerprint(two) for one, two in pairs)
-
-
-def _is_data(value: Any, length: int) -> bool:
-    if isinstance(value, torch.Tensor | np.ndarray):
-        return value.ndim > 1 and len(value) == length
-    return isinstance(value, tuple) and bool(value) and all(_is_data(part, length) for part in value[:1])

@@ -118,10 +118,12 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
     for row in rows.values():
         fault = next(faults(walked, row, calls), None)
         if fault is not None:
-            says = f"{fault.says[0].upper()}{fault.says[1:]}{_unit(journal, fault.end, made)}."
+            meant = _unit_of_horizon(journal, fault.end, made)
+            which = f" ({meant[1]:,} is the number of {meant[0]} of the run)" if meant else ""
+            says = f"{fault.says[0].upper()}{fault.says[1:]}{which}."
             last = min(fault.end or calls.made, calls.made)
             at = made.places[last - 1] if 0 < last <= len(made.places) else None
-            judgement.find("horizon", says, fault.means, _cure(journal, made), at=at)
+            judgement.find("horizon", says, fault.means, _cure(journal, made, meant), at=at)
             return True
     return False
 
@@ -134,17 +136,16 @@ def _units(journal: Journal, made: _Made) -> dict[str, int]:
     }
 
 
-def _unit(journal: Journal, end: int | None, made: _Made) -> str:
+def _unit_of_horizon(journal: Journal, end: int | None, made: _Made) -> tuple[str, int] | None:
+    """What the run has as many of as the schedule needs calls, and how many."""
     for unit, number in _units(journal, made).items():
         if end is not None and number > 1 and number != made.calls.made and abs(end - number) <= 1:
-            return f" ({number:,} is the number of {unit} of the run)"
-    return ""
+            return unit, number
+    return None
 
 
-def _cure(journal: Journal, made: _Made) -> str:
+def _cure(journal: Journal, made: _Made, meant: tuple[str, int] | None) -> str:
     unit = next((unit for unit, number in _units(journal, made).items() if abs(number - made.calls.made) <= 1), "")
     per = f", one for each of its {unit}" if unit else ""
-    return (
-        f"Give the schedule the {counted(made.calls.made, 'call')} that the run makes{per}; or step it where what it "
-        "counts is counted."
-    )
+    give = f"Give the schedule the {counted(made.calls.made, 'call')} that the run makes{per}"
+    return f"{give}; or step it in each of the {meant[0]}." if meant else f"{give}."
