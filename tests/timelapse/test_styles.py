@@ -53,6 +53,28 @@ for epoch in range(4):
     with torch.no_grad():
         loss_of(0, next(iter(loader)))
 """
+EVALUATED_WITH_A_GRAPH = """
+for epoch in range(3):
+    body.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    body.eval()
+    scores = [loss_of(0, batch).item() for batch in DataLoader(loader.dataset, 32)]
+"""
+COMPILED = """
+compiled = torch.compile(body, backend="eager")
+for epoch in range(3):
+    body.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(heads[0](compiled(batch[0])), batch[1]).backward()
+        optimizer.step()
+    body.eval()
+    with torch.no_grad():
+        loss_of(0, next(iter(loader)))
+"""
 BY_NAMES = """
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
 stateful = {"schedule": schedule}
@@ -154,6 +176,8 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(IN_TURNS, id="two tasks in turns"),
         pytest.param(ONE_BY_ONE, id="the losses of two tasks, one by one"),
         pytest.param(STATISTICS_FROZEN, id="statistics frozen on purpose"),
+        pytest.param(EVALUATED_WITH_A_GRAPH, id="evaluated with a graph"),
+        pytest.param(COMPILED, id="trained compiled, evaluated as it is"),
         pytest.param(BY_NAMES, id="states taken up in a loop over names"),
         pytest.param(GENERATOR, id="a generator's step behind three of its critic"),
         pytest.param(SPLITS, id="three splits in one script"),
@@ -177,6 +201,8 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
     [
         ("        optimizer.zero_grad()\n", "", IN_TURNS, "window: The gradients of SGD are not cleared"),
         ("    body.train()\n", "    pass\n", STATISTICS_FROZEN, "setup: The model is left in evaluation mode"),
+        ("    body.train()\n", "    pass\n", EVALUATED_WITH_A_GRAPH, "setup: The model is left in evaluation mode"),
+        ("    body.train()\n", "    pass\n", COMPILED, "setup: The model is left in evaluation mode"),
         (
             "        part.load_state_dict(checkpoint[name])\n",
             "        print(name)\n",
@@ -196,6 +222,8 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
     ids=[
         "not cleared",
         "left in evaluation mode",
+        "left in evaluation mode behind an evaluation with a graph",
+        "left in evaluation mode by a name of its own",
         "the schedule is not taken up",
         "a split's samples are trained on",
         "two splits of two datasets with the same data",

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import Backward, Forward, Journal
+from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal
 
 
 def judge_setup(journal: Journal) -> Judgement:
@@ -47,13 +47,16 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
         if isinstance(event, Forward) and event.has_graph:
             ahead.append(event)
         elif isinstance(event, Forward):
-            evaluated.add(event.module)
+            evaluated.add(journal.weights[event.module])
+            ahead = []
+        elif isinstance(event, Delivered):  # what no backward pass followed was an evaluation with a graph
+            evaluated |= {journal.weights[one.module] for one in ahead if not one.training}
             ahead = []
         elif isinstance(event, Backward):
             micro_batch += 1
             fewer = [one for one in ahead if one.modes < usual.setdefault(one.module, one.modes)]
             # In training mode itself, with parts that are not, it has BatchNorm frozen on purpose.
-            if any(one.module in evaluated and not one.training for one in fewer):
+            if any(journal.weights[one.module] in evaluated and not one.training for one in fewer):
                 first, less = first or micro_batch, less + 1
             ahead = []
     if less:
