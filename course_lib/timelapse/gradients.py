@@ -17,6 +17,7 @@ from course_lib._tensors import parameters_of
 from course_lib.timelapse import modules
 from course_lib.timelapse.journal import Backward, LossWeight
 from course_lib.timelapse.lapse import Lapse, instead_of, trainer_around
+from course_lib.timelapse.leaves import Leaves
 from course_lib.timelapse.modules import ReplayedModules
 
 MOST_NODES = 500
@@ -34,6 +35,7 @@ class Gradients:
         """Parameters that a real backward pass has left without a gradient, by their ids."""
         self.trained: dict[int, nn.Parameter] = {}
         """Parameters that got one in a real pass."""
+        self.leaves = Leaves()
         self.scale = 1.0
         """By which a GradScaler has multiplied the loss."""
         self._zeros: dict[int, Tensor] = {}
@@ -96,6 +98,7 @@ class Gradients:
         self._see_changes_by_hand()
         if not lapse.fast:
             lapse.journal.trainer = lapse.journal.trainer or trainer_around()
+            self.leaves.look(roots, self.replayed.parameters())
             weights = self._weights_seen(roots, line)
             self._run(backward, tensors, arguments, options)
             del weights

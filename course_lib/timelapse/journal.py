@@ -196,6 +196,8 @@ class Journal:
     held_by_none: tuple[str, ...] = ()
     """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end, although one
     holds others of the same module."""
+    in_no_module: tuple[str, ...] = ()
+    """The shapes of parameters that got a gradient and are in no module that was called, and held by no optimizer."""
     modules_held_by_none: tuple[str, ...] = ()
     """The classes of modules of which all parameters are so."""
     trainer: str = ""

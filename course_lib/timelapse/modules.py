@@ -7,7 +7,7 @@ gradients are zeros, so that the script's own arithmetic on it and its backward 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -180,6 +180,11 @@ class ReplayedModules:
             moody = tuple(part for part in modules if _is_moody(part))
             parts = self._parts[id(module)] = Parts(modules, moody, tuple(module.parameters()))
         return parts
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Of all modules that were called."""
+        for module in self.numbers.things:
+            yield from self.parts_of(module).parameters
 
     def _write(self, module: nn.Module, parts: Parts) -> None:
         training = module.training and (torch.is_grad_enabled() or self.lapse.inside["checkpoint"] > 0)

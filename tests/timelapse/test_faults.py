@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from course_lib.preflight.checks.played.horizon import judge_horizon
+from course_lib.preflight.checks.played.resume import judge_resume
 from course_lib.preflight.checks.played.validation import judge_validation
 from course_lib.preflight.checks.played.window import judge_windows
 from course_lib.preflight.report import Judgement
@@ -22,6 +23,7 @@ from course_lib.timelapse.journal import (
     LoaderPlayed,
     OptimizerPlayed,
     PassBegun,
+    Saved,
     SchedulePlayed,
     ScheduleStep,
     Step,
@@ -107,6 +109,18 @@ def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_oth
     judgement = judged(cosine_run(4), others)
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon" in judgement.not_judged) == (not found)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("", True), ('ema = checkpoint["ema"]', False), ("part.load_state_dict(checkpoint[name])", False)],
+)
+def test_averages_that_are_saved_and_not_read_again_are_told(line: str, told: bool, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f'checkpoint = {{}}\nstates = checkpoint["model"], checkpoint["optimizer"]\n{line}\n')
+    states = (("model", "model"), ("ema", "model"), ("optimizer", "optimizer"))
+    judgement = judge_resume(Journal([Saved("last.pt", states)], sources=[str(script)], end=ENDED))
+    assert not judgement.findings and any('reads "ema" from' in note for note in judgement.notes) == told
 
 
 def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():

@@ -237,6 +237,59 @@ def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_p
     assert says.startswith(found), says
 
 
+OUTSIDE = """
+scale = nn.Parameter(torch.ones(16))
+layers = [nn.Linear(16, 16), nn.Linear(16, 16)]
+
+
+class Deep(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.body, self.layers = body, {keep}(layers)
+
+    def forward(self, inputs):
+        inputs = self.body(inputs) * scale
+        for layer in self.layers:
+            inputs = layer(inputs).relu()
+        return inputs
+
+
+deep = Deep()
+optimizer = torch.optim.SGD([*deep.parameters(), *heads.parameters(){more}], lr=0.1)
+for epoch in range(2):
+    for batch in loader:
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(heads[0](deep(batch[0])), batch[1]).backward()
+        optimizer.step(){by_hand}
+"""
+BY_HAND = """
+        with torch.no_grad():
+            scale -= 0.1 * scale.grad
+            scale.grad = None
+"""
+
+
+@pytest.mark.parametrize(
+    ("parts", "says"),
+    [
+        ({"keep": "nn.ModuleList", "more": ", scale"}, ""),
+        ({"keep": "nn.ModuleList", "by_hand": BY_HAND}, ""),
+        (
+            {"keep": "nn.ModuleList"},
+            "a parameter that gets a gradient and is in no module which the script calls; of shape 16.",
+        ),
+        (
+            {"keep": "list", "more": ", scale"},
+            "4 parameters that get gradients and are in no module which the script calls; ",
+        ),
+    ],
+    ids=["all held", "moved by hand", "a parameter of its own", "layers in a plain list"],
+)
+def test_parameters_in_no_module_are_held_by_an_optimizer(parts: dict[str, str], says: str, tmp_path: Path):
+    found = played(tmp_path, HEAD + OUTSIDE.format(**{"more": "", "by_hand": "", **parts}))
+    assert len(found) == bool(says) and all(f"setup: No optimizer holds {says}" in one for one in found), found
+
+
 @pytest.mark.parametrize(
     "anew",
     [

@@ -37,6 +37,9 @@ def judge_resume(journal: Journal) -> Judgement:
             "A run that is resumed goes on with that state at its start: a schedule begins anew, averages are lost.",
             f'Take it up where the rest is: ….load_state_dict(checkpoint["{key}"]).',
         )
+    models = {key for event in saves for key, kind in event.states if key and kind == "model"}
+    if ANY not in read and models - read:
+        return Judgement(notes=[f"resume: no line of the script reads {_named(models - read)} from a checkpoint again"])
     kinds = {keys[key] for key in loaded}
     if journal.schedules and "optimizer" in kinds and "schedule" not in set(keys.values()):
         return Judgement(notes=["resume: no checkpoint holds the schedule's state"])

@@ -22,6 +22,17 @@ def judge_setup(journal: Journal) -> Judgement:
             "Make the optimizer when the model is complete: replace layers before that. If it is meant, set "
             "requires_grad=False.",
         )
+    hidden = journal.in_no_module
+    if hidden:
+        many = f"{len(hidden):,} parameters that get gradients and are"
+        those = many if len(hidden) > 1 else "a parameter that gets a gradient and is"
+        judgement.find(
+            "setup",
+            f"No optimizer holds {those} in no module which the script calls; of shape {named(hidden)}.",
+            "What no optimizer holds keeps the values that it has now; nothing says so.",
+            "Keep layers in an nn.ModuleList and a parameter in a module, or name them to the optimizer. If it is "
+            "meant, set requires_grad=False.",
+        )
     for name in journal.modules_held_by_none:
         judgement.notes.append(f"setup: {name} gets gradients, and no optimizer holds any of its parameters")
     for optimizer in journal.optimizers:
