@@ -213,6 +213,12 @@ class EpochMetrics:
                 both = before.to(result.value.device), getattr(result, name)
                 setattr(result, name, result.meta.reduce_fx(*both) if extreme else both[0] + both[1])
 
+    def see_again(self, trainer: Trainer) -> None:
+        """For the callbacks of an epoch that ends without another batch: the means of what was gathered of it."""
+        for key, sums in self._waiting.items():
+            mean = sums["value"] / sums.get("cumulated_batch_size", 1)  # an extreme has no count
+            trainer.callback_metrics.update(dict.fromkeys(self._names[key], mean))
+
     def why_refused(self, trainer: Trainer) -> str:
         """Why a run cannot go on within this epoch; empty where it can."""
         if trainer.current_epoch != self._epoch:

@@ -122,10 +122,18 @@ def why_within_a_window(progress: dict[str, Any], k: int) -> str:
     )
 
 
-def warn_of_what_has_not_run(pl_module: LightningModule, own: dict[str, Any]) -> None:
-    """Where a checkpoint was saved in a callback's hook, ahead of one of the module that Lightning calls later."""
+def warn_of_what_has_not_run(pl_module: LightningModule, own: dict[str, Any], *, epoch_ends: bool) -> None:
+    """Where a checkpoint was saved in a callback's hook, ahead of one of the module that Lightning calls later.
+
+    ``epoch_ends``: Whether the end of the epoch that it was saved in comes now.
+    """
+    if own.get("validation_waits") and not epoch_ends:
+        rank_zero_warn(
+            "this checkpoint was saved ahead of the validation of the run's last epoch, and the run is over: it is not "
+            "made, and a ModelCheckpoint that goes by it has not seen this epoch. Trainer.validate makes it"
+        )
     for hook in own.get("hooks_that_wait", ()):
-        if is_overridden(hook, pl_module):
+        if is_overridden(hook, pl_module) and not (hook == "on_train_epoch_end" and epoch_ends):
             rank_zero_warn(
                 f"this checkpoint was saved at a batch's end, ahead of {type(pl_module).__name__}.{hook}, which "
                 "Lightning does not call again for it: if that moves a weight, an average or a rate, the run is "

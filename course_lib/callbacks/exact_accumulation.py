@@ -14,9 +14,9 @@ from torch.optim import Optimizer
 
 from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
+from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization, skippers_of
-from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers import count_batches_everywhere
 
 

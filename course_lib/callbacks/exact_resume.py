@@ -35,6 +35,7 @@ from course_lib._lightning import (
     RESUMING,
     SHOULD_ACCUMULATE,
     VALIDATION_HAS_RUN,
+    VALIDATION_IS_DUE,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics, _progress
@@ -60,7 +61,6 @@ from course_lib.callbacks._restored_loaders import (
     why_loaders_are_elsewhere,
 )
 from course_lib.callbacks._trainer import (
-    callbacks_of_kind,
     finders_of,
     load_in_its_precision,
     skippers_of,
@@ -99,13 +99,14 @@ class ExactResume(Callback):
 
     What ``self.log`` has gathered of the epoch's training metrics goes on as well, on one rank: so a
     ``ReduceLROnPlateau`` or an ``EarlyStopping`` that goes by the training loss sees that of the whole epoch.
-    (Lightning begins the mean again.) A validation that was due within the epoch, or under way, is made. (Lightning
-    passes it over, or makes a part of it.)
+    (Lightning begins the mean again.) A validation that was due, or under way, is made, and behind an epoch's last
+    batch the epoch's end as well, so that a ``ModelCheckpoint`` sees each. (Lightning passes it over, or makes a part
+    of it. The logger's row of that epoch lacks the means of the training metrics.)
 
     A ``ModelCheckpoint`` that saves at a batch's end does so behind the module's own ``on_train_batch_end``, so that
     what that does is saved. (Lightning calls it last, and not again.) A callback of your own that saves there comes
-    ahead of it, and at an epoch's last batch all come ahead of the module's own ``on_train_epoch_end``: a resume warns
-    that these have not run.
+    ahead of it, and at an epoch's last batch, where no validation follows, all come ahead of the module's own
+    ``on_train_epoch_end``: a resume warns that these have not run.
 
     Parameters that were frozen or unfrozen during the run, and parts in eval mode, are so again; a warning names them.
     (A checkpoint of Lightning does not hold it: what a ``BaseFinetuning`` had unfrozen, it leaves frozen.)
@@ -114,7 +115,8 @@ class ExactResume(Callback):
     one, with the gradient of the step before.)
 
     A run that is resumed behind its last step ends with its averaged weights. (Lightning returns before it puts them
-    into the module.) What else was due at its last epoch's end (a validation, a schedule's step) is left out. An
+    into the module.) What else was due at its last epoch's end (a validation, a schedule's step) is left out where
+    ``max_steps`` ends it, and a warning names the validation. An
     exception within a validation leaves the module in the modes, and with the weights, that it trained with, so that a
     checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode, and
     WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
@@ -139,7 +141,8 @@ class ExactResume(Callback):
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
             batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind
-            an epoch's last batch where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
+            an epoch's last batch with no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping``
+            waits for the epoch's end; or
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
             of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
             or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then. Or a
@@ -155,6 +158,7 @@ class ExactResume(Callback):
     _turns_to_next_epoch: bool
     _window_begun: bool
     _went_on: bool
+    _validates_every: float | None
 
     def __init__(self, *, reseed: bool = True, strict: bool = True) -> None:
         self.reseed = reseed
@@ -196,7 +200,6 @@ class ExactResume(Callback):
         self._loaded_own = own is not None
         for why in refused_resumes(trainer, own or {}):
             self._refuse(trainer, why)
-        warn_of_what_has_not_run(pl_module, own or {})
         load_in_its_precision(trainer, pl_module, _averages.trained_state(checkpoint))
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
@@ -227,6 +230,9 @@ class ExactResume(Callback):
         if self._resumed:
             count_batches_again(trainer)
         self._seed_generators(trainer)  # a loader that was made again for this epoch has drawn
+        if self._validates_every is not None:
+            _progress.turn_to_next_epoch(trainer, self._validates_every, iterate=self._turns_to_next_epoch)
+            self._validates_every, self._turns_to_next_epoch = None, False
         if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
             iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
         self._turns_to_next_epoch = False
@@ -292,8 +298,12 @@ class ExactResume(Callback):
         own["plateau_waits"] = self._batch_has_ended and updated and _metrics.has_plateaus_of_steps(trainer)
         own["loaders_made_in"] = LOADERS_MADE_IN.of(trainer.fit_loop)
         own["hooks_that_wait"] = ["on_train_batch_end"] * self._before_own_hook
-        own["hooks_that_wait"] += ["on_train_epoch_end"] * (
-            self._batch_has_ended and epoch_loop.batch_progress.is_last_batch
+        epoch_waits = self._batch_has_ended and epoch_loop.batch_progress.is_last_batch
+        own["hooks_that_wait"] += ["on_train_epoch_end"] * epoch_waits
+        own["validation_waits"] = (
+            epoch_waits
+            and self._validated_at != epoch_loop.batch_progress.total.ready
+            and VALIDATION_IS_DUE.of(epoch_loop)(DATA_FETCHER.of(trainer.fit_loop))
         )
         state, set_back = _averages.trained_state(checkpoint), False
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
@@ -324,10 +334,14 @@ class ExactResume(Callback):
         put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
+        waits = self._loaded.get("validation_waits", False)
+        self._validates_every = _progress.end_the_epoch_by_its_validation(trainer, waits=waits)
+        if epoch_ends := self._validates_every is not None:
+            self._metrics.see_again(trainer)
         _metrics.make_the_validation_that_was_due(trainer, self._loaded.get("within_validation", False))
-        if not self._loaded.get(
-            "next_epoch_begun"
-        ):  # else the checkpoint is set back to a window's start behind all that
+        warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=epoch_ends)
+        # A checkpoint of the next epoch is set back to a window's start behind all that.
+        if not epoch_ends and not self._loaded.get("next_epoch_begun"):
             self._refuse(trainer, self._deciders.end_the_epoch(trainer, pl_module))
         at_end = _metrics.resumes_at_an_epochs_end(trainer)
         ended = _metrics.epoch_that_ended(trainer)
@@ -359,6 +373,7 @@ class ExactResume(Callback):
             put_modes(trainer, pl_module, self._loaded.get("modes"))
             if not _progress.leave_an_epoch_without_batches(trainer):
                 RESUMING.put(trainer.fit_loop, False)  # as in on_train_end, which was not called
+            warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=False)
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on
@@ -386,6 +401,7 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = self._unstepped = None
+        self._validates_every = None
         self._deciders, self._metrics = _metrics.Deciders(), _metrics.EpochMetrics()
         self._loaded = {}
         self._validated_at = -1
@@ -432,17 +448,3 @@ class ExactResume(Callback):
             raise CheckpointError(why)
         if why:
             rank_zero_warn(why)
-
-
-def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: bool = True) -> None:
-    """Have the Trainer use an ExactResume, unless it has one: for the ``setup`` of what needs it."""
-    if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
-        return
-    for callback in callbacks_of_kind(trainer, ExactResume):
-        callback.reseed |= reseed and callback._brought
-        return
-    callback = ExactResume(reseed=reseed)
-    callback._brought = True
-    callbacks: list[Callback] = trainer.callbacks  # type: ignore[attr-defined]
-    # Ahead of those that save, which come last, as it is where a reader names it. The Trainer calls its setup next.
-    callbacks.insert(len(callbacks) - len(trainer.checkpoint_callbacks), callback)

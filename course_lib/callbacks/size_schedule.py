@@ -18,8 +18,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
+from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
-from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule

@@ -21,9 +21,9 @@ from course_lib._lightning import SKIP_BACKWARD
 from course_lib._ranks import ddp_modules
 from course_lib._tensors import parameters_of
 from course_lib._words import counted
+from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import CountsSkips, require_plain_optimization
-from course_lib.callbacks.exact_resume import bring_exact_resume
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import SpikeDetector, StepGuard, vote
 from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors

@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
+from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of_kind, skippers_of
-from course_lib.callbacks.exact_resume import ExactResume, bring_exact_resume
+from course_lib.callbacks.exact_resume import ExactResume
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, Windows, plan_steps
-from course_lib.steps.epochs import end_of_run
 
 
 class StepCountError(RuntimeError):
@@ -83,6 +83,8 @@ class StepAudit(Callback):
         self._planned_from: tuple[int, int] | None = (0, 0)
         """What was done when the run came to its ranks; None: it came to others, and that could not be planned."""
         self._max_steps_means_updates = False
+        self._steps_of_all_epochs: int | None = None
+        """Where skips put ``max_steps`` off: the steps up to ``max_epochs``, if that ends the run as well."""
 
     @property
     def skipped(self) -> int:
@@ -101,9 +103,7 @@ class StepAudit(Callback):
         if not self._max_steps_means_updates or plan.total_steps != plan.max_steps:
             return plan.total_steps
         by_max_steps = plan.max_steps + self.known_skips + self._skips_before_audit
-        if plan.max_epochs == -1:
-            return by_max_steps
-        return min(by_max_steps, end_of_run(plan.spans, -1).steps)
+        return by_max_steps if self._steps_of_all_epochs is None else min(by_max_steps, self._steps_of_all_epochs)
 
     def _steps_until_stop(self, plan: StepPlan) -> int:
         """The steps whose micro-batches have run; behind ``max_steps`` as well, which skips may have put off."""
@@ -185,6 +185,8 @@ class StepAudit(Callback):
         self._world_size = trainer.world_size
         skippers = skippers_of(trainer)
         self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
+        if self._max_steps_means_updates and self.plan is not None and self._planned_from is not None:
+            self._steps_of_all_epochs = _steps_of_all_epochs(trainer, pl_module, *self._planned_from)
         if done and self.plan is not None:
             _warn_of_other_horizons(trainer, self.plan)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
@@ -270,12 +272,31 @@ def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:
                 )
 
 
+def _steps_of_all_epochs(
+    trainer: Trainer, pl_module: LightningModule, steps_done: int, samples_done: int
+) -> int | None:
+    """Without ``max_steps``; None: nothing else ends the run, or a later epoch cannot be dealt to the ranks."""
+    if trainer.max_epochs in (-1, None):
+        return None
+    try:
+        plan, _ = _plan_of(trainer, pl_module, steps_done, samples_done, max_steps=-1)
+    except ValueError:
+        return None
+    return None if plan is None else plan.total_steps
+
+
 def _plan_of(
-    trainer: Trainer, pl_module: LightningModule, steps_done: int, samples_done: int | None = None
+    trainer: Trainer,
+    pl_module: LightningModule,
+    steps_done: int,
+    samples_done: int | None = None,
+    *,
+    max_steps: int | None = None,
 ) -> tuple[StepPlan | None, str]:
     """The plan of a Trainer that is about to train, or why there is none; what was done: on other ranks.
 
-    ``samples_done`` is None where the run comes to its ranks now: then it is where the loader stands.
+    ``max_steps`` is the Trainer's by default. ``samples_done`` is None where the run comes to its ranks now: then it
+    is where the loader stands.
     """
     if not pl_module.automatic_optimization:
         return None, "with manual optimization, the module's own code decides when to step"
@@ -285,10 +306,11 @@ def _plan_of(
         return None, "the loader has no length"
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
         return None, "neither max_epochs nor max_steps ends this run"
+    max_steps = trainer.max_steps if max_steps is None else max_steps
     by_epoch = accumulation_by_epoch(trainer)
     stops_and_windows: dict[str, Any] = {
         "max_epochs": _epochs_that_step(trainer),
-        "max_steps": trainer.max_steps,
+        "max_steps": max_steps,
         "accumulate_grad_batches": trainer.accumulate_grad_batches if by_epoch is None else by_epoch,
     }
     loader: Any = trainer.train_dataloader
@@ -304,7 +326,7 @@ def _plan_of(
             )
         plan: StepPlan = sampler.plan(
             max_epochs=_epochs_that_step(trainer),
-            max_steps=trainer.max_steps,
+            max_steps=max_steps,
             limit_train_batches=trainer.limit_train_batches,
             steps_done=steps_done,
             samples_done=samples_done,

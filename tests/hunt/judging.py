@@ -99,6 +99,10 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
         cut_short = run.max_steps != -1 or (was_over and run.stops_early != "")
         _leave_out_the_last_epochs_end(whole, end, was_over, cut_short)
+        if run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks:
+            # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step.
+            for one in (*whole, *end):
+                one.pop("best", None)
         _compare_ends(whole, end)
     _compare_samples(run, lines, "stopped")
 
@@ -215,6 +219,7 @@ def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_ove
     for end in (*whole, *stopped):
         if cut_short:
             del end["counters"][1]  # current_epoch
+            end.pop("best", None)
         if was_over:
             end.update(rates=[], schedules=[])
 

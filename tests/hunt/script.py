@@ -103,6 +103,8 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
     )
+    if run.validates and run.saves != "validation":
+        callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
     if run.max_steps != -1:
         flags["max_steps"] = run.max_steps
     if run.limit_train_batches is not None:

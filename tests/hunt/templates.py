@@ -269,6 +269,7 @@ def outcome(trainer, module):
         average=[model.state_dict() for model in averages if model is not None],
         counters=[trainer.global_step, trainer.current_epoch],
         audited=[callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)],
+        best=[str(one.best_model_score) for one in trainer.checkpoint_callbacks if getattr(one, "monitor", "")],
     )
 '''
 
