@@ -14,7 +14,6 @@ from course_lib._lightning import (
     EVALUATION_STAGE,
     LAST_BATCH_REACHED,
     RESTARTING,
-    RESUMING,
     SKIP_BACKWARD,
     VALIDATION_IS_DUE,
 )
@@ -87,27 +86,29 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
     return without_its_end
 
 
-def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool) -> float | None:
+def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool, under_way: bool) -> float | None:
     """Have the validation and the end of an epoch come that a checkpoint has all batches of, and neither of the two.
 
-    Lightning takes that epoch for one that has ended. ``waits``: the checkpoint says that the validation is to come.
+    Lightning takes that epoch for one that has ended, or its validation for one that was made. The checkpoint says
+    whether the validation ``waits`` or was ``under_way``.
 
     Returns:
-        Where the checkpoint is such a one, the ``val_check_batch`` of the next epochs, for :func:`turn_to_next_epoch`.
+        Where the checkpoint is such a one, the ``val_check_batch`` that the Trainer has from the next epoch on.
     """
     fit_loop = trainer.fit_loop
     epoch_loop = fit_loop.epoch_loop
-    behind_the_last = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
-    every = trainer.val_check_batch
+    in_the_batchs_hook, every = epoch_loop.restarted_on_train_batch_end, trainer.val_check_batch
+    behind_the_last = epoch_loop.batch_progress.is_last_batch and (in_the_batchs_hook or under_way)
     if not (fit_loop.restarted_mid_epoch and behind_the_last) or every is None:  # None: validations go by the clock
         return None
     progress: Any = fit_loop.epoch_progress
     as_lightning_counts = progress.state_dict()
-    for counts in (progress.total, progress.current):
-        counts.processed -= 1
-    progress.total.completed -= 1
-    progress.current.completed = progress.current.processed
-    if waits and every != math.inf:  # on other ranks this epoch had another number of batches
+    if in_the_batchs_hook:
+        for counts in (progress.total, progress.current):
+            counts.processed -= 1
+        progress.total.completed -= 1
+        progress.current.completed = progress.current.processed
+    if (waits or under_way) and every != math.inf:  # on other ranks this epoch had another number of batches
         over_epochs = trainer.check_val_every_n_epoch is None
         trainer.val_check_batch = 1 + (epoch_loop.total_batch_idx if over_epochs else epoch_loop.batch_idx)
     if not VALIDATION_IS_DUE.of(epoch_loop)(DATA_FETCHER.of(fit_loop)):
@@ -123,15 +124,6 @@ def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool) -> float |
     EVALUATION_STAGE.put(epoch_loop.val_loop, RestartStage.RESTARTED_MID_EVALUATION)
     epoch_loop.val_loop.batch_progress.reset_on_run()
     return every
-
-
-def turn_to_next_epoch(trainer: Trainer, validates_every: float, *, iterate: bool) -> None:
-    """Behind such an epoch: Lightning makes iterators anew, or those that it has are of the next epoch already."""
-    fit_loop = trainer.fit_loop
-    trainer.val_check_batch = validates_every
-    if not iterate:
-        RESUMING.put(fit_loop, True)
-        DATA_FETCHER.of(fit_loop).fetched -= fit_loop.epoch_loop.batch_progress.current.ready
 
 
 def leave_an_epoch_without_batches(trainer: Trainer) -> bool:

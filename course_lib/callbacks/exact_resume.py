@@ -231,8 +231,7 @@ class ExactResume(Callback):
             count_batches_again(trainer)
         self._seed_generators(trainer)  # a loader that was made again for this epoch has drawn
         if self._validates_every is not None:
-            _progress.turn_to_next_epoch(trainer, self._validates_every, iterate=self._turns_to_next_epoch)
-            self._validates_every, self._turns_to_next_epoch = None, False
+            trainer.val_check_batch, self._validates_every = self._validates_every, None
         if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
             iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
         self._turns_to_next_epoch = False
@@ -334,11 +333,11 @@ class ExactResume(Callback):
         put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
-        waits = self._loaded.get("validation_waits", False)
-        self._validates_every = _progress.end_the_epoch_by_its_validation(trainer, waits=waits)
+        waits, under_way = (self._loaded.get(name, False) for name in ("validation_waits", "within_validation"))
+        self._validates_every = _progress.end_the_epoch_by_its_validation(trainer, waits=waits, under_way=under_way)
         if epoch_ends := self._validates_every is not None:
             self._metrics.see_again(trainer)
-        _metrics.make_the_validation_that_was_due(trainer, self._loaded.get("within_validation", False))
+        _metrics.make_the_validation_that_was_due(trainer, under_way)
         warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=epoch_ends)
         # A checkpoint of the next epoch is set back to a window's start behind all that.
         if not epoch_ends and not self._loaded.get("next_epoch_begun"):

@@ -89,6 +89,8 @@ class DrawnRun:
     val_check_interval: int | None = None
     validates_every: int | None = 1
     """Epochs from a validation to the next; ``None``: ``val_check_interval`` counts on over the epochs' ends."""
+    validates_epochs: bool = False
+    """Whether there is a validation also where nothing goes by it."""
     stops_early: str = ""
     """The metric that an EarlyStopping goes by."""
     clip: bool = False
@@ -116,7 +118,7 @@ class DrawnRun:
     @property
     def validates(self) -> bool:
         goes_by_it = self.schedule == "plateau" or self.stops_early == "val"
-        return self.val_check_interval is not None or self.saves == "validation" or goes_by_it
+        return self.validates_epochs or self.val_check_interval is not None or self.saves == "validation" or goes_by_it
 
     @property
     def streams(self) -> int:
@@ -219,6 +221,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         limit_train_batches=draw(one_of(None, None, None, 2, 3)) if trainer else None,
         val_check_interval=draw(one_of(None, None, 1, 2)) if trainer else None,
         validates_every=draw(one_of(1, 1, 1, 2, None)) if trainer else 1,
+        validates_epochs=trainer and draw(often),
         stops_early=draw(one_of(*[""] * 6, "val", "loss")) if trainer and several == 1 else "",
         clip=draw(rarely),
         clips_values=trainer and draw(rarely),

@@ -8,10 +8,10 @@ from tests.hunt.pieces import DrawnRun, Kill
 FOUND = {
     # It was passed over, so that the best checkpoint was another epoch's.
     "a checkpoint of an epoch's last batch, and a kill in the validation behind it": DrawnRun(
-        samples=8, batch_size=2, max_epochs=3, kills=(Kill(6, "validation"),)
+        samples=8, batch_size=2, max_epochs=3, validates_epochs=True, kills=(Kill(5, "validation"),)
     ),
     "the same in the last epoch": DrawnRun(
-        samples=8, batch_size=2, max_epochs=2, dropout=True, kills=(Kill(6, "within validation"),)
+        samples=8, batch_size=2, max_epochs=2, validates_epochs=True, kills=(Kill(5, "within validation"),)
     ),
     # It was refused: the schedule goes by that validation.
     "the same with a ReduceLROnPlateau and an epoch that is cut": DrawnRun(
