@@ -116,10 +116,10 @@ class ExactResume(Callback):
 
     A run that is resumed behind its last step ends with its averaged weights. (Lightning returns before it puts them
     into the module.) What else was due at its last epoch's end (a validation, a schedule's step) is left out where
-    ``max_steps`` ends it, and a warning names the validation. An
-    exception within a validation leaves the module in the modes, and with the weights, that it trained with, so that a
-    checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode, and
-    WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
+    ``max_steps`` ends it, and a warning names the validation; and so are, in any epoch, the hooks of its end behind one
+    that raises. An exception within a validation leaves the module in the modes, and with the weights, that it trained
+    with, so that a checkpoint of it can be resumed, and a second ``fit`` can go on. (Lightning leaves it in eval mode,
+    and WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
 
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`, or another that
     has a state (torchdata's ``StatefulDataLoader``). A ``GradientAccumulationScheduler`` gets its window length back
@@ -357,7 +357,8 @@ class ExactResume(Callback):
         is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
-        count_batches_again(trainer)  # of loaders whose states Lightning had not loaded
+        if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins
+            count_batches_again(trainer)  # of loaders whose states Lightning had not loaded
         make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)

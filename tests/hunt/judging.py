@@ -99,8 +99,10 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
         cut_short = run.max_steps != -1 or (was_over and run.stops_early != "")
         _leave_out_the_last_epochs_end(whole, end, was_over, cut_short)
-        if run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks:
-            # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step.
+        # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
+        # ends one callback's hook of an epoch's end leaves out those of the others.
+        same_step = run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks
+        if same_step or any(kill.place == "epoch end" for kill in run.kills):
             for one in (*whole, *end):
                 one.pop("best", None)
         _compare_ends(whole, end)

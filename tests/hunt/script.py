@@ -99,12 +99,13 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         patience = 4 if run.stops_early == "val" and run.val_check_interval is not None else 1
         at_end = run.stops_early == "loss"
         callbacks.append(f"EarlyStopping({run.stops_early!r}, patience={patience}, check_on_train_epoch_end={at_end})")
+    if run.validates and run.saves != "validation":
+        # Ahead of what saves at an epoch's end: a checkpoint knows nothing of the hooks behind its own.
+        callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
     by_hand = run.saves == "by hand"
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
     )
-    if run.validates and run.saves != "validation":
-        callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
     if run.max_steps != -1:
         flags["max_steps"] = run.max_steps
     if run.limit_train_batches is not None:

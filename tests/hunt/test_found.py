@@ -13,6 +13,18 @@ FOUND = {
     "the same in the last epoch": DrawnRun(
         samples=8, batch_size=2, max_epochs=2, validates_epochs=True, kills=(Kill(5, "within validation"),)
     ),
+    "the same, saved by the exception that ended the validation": DrawnRun(
+        samples=1,
+        batch_size=1,
+        max_epochs=1,
+        validates_epochs=True,
+        saves="an exception",
+        kills=(Kill(1, "validation"),),
+    ),
+    # The next epoch's number of batches was taken for this one's, and a batch of it was trained.
+    "the same with sizes that follow a schedule, and a module that asks for its length": DrawnRun(
+        samples=2, batch_size=1, sized=True, asks_length=True, stops_early="val", kills=(Kill(1, "validation"),)
+    ),
     # It was refused: the schedule goes by that validation.
     "the same with a ReduceLROnPlateau and an epoch that is cut": DrawnRun(
         samples=5, batch_size=1, sized=True, schedule="plateau", limit_train_batches=2, kills=(Kill(1, "validation"),)
