@@ -103,7 +103,7 @@ class LoaderPass:
     ended: bool = False
     """Whether the loop came to the loader's end."""
     trained: set[int] = field(default_factory=set)
-    """The weights that were in training while it gave batches; see :attr:`Journal.weights`."""
+    """The weights that were in training while it gave batches; numbered as in ``Journal.weights``."""
     evaluated: set[int] = field(default_factory=set)
 
     def indices(self) -> list[int] | None:
