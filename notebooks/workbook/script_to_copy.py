@@ -121,8 +121,9 @@ def make_run(
     seed_everything(task.seed, verbose=False)
     ranks, ranks_here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
     saved = folder / "checkpoints"
-    last = ModelCheckpoint(saved, every_n_train_steps=task.save_every, save_top_k=0, save_last=True)
-    best = ModelCheckpoint(saved, filename="best", monitor="val_loss", enable_version_counter=False)
+    by_name: dict[str, Any] = {"enable_version_counter": False}  # also where the folder was moved: no last-v1.ckpt
+    last = ModelCheckpoint(saved, every_n_train_steps=task.save_every, save_top_k=0, save_last=True, **by_name)
+    best = ModelCheckpoint(saved, filename="best", monitor="val_loss", **by_name)
     trainer = Trainer(
         max_epochs=task.epochs, accumulate_grad_batches=task.window, gradient_clip_val=task.clip_norm,
         devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
@@ -141,6 +142,7 @@ def main(task: type[Task] = Task) -> None:
     trainer, model, data = make_run(folder, task)
     last = folder / "checkpoints" / "last.ckpt"
     trainer.fit(model, datamodule=data, ckpt_path=last if last.exists() else None)
+    trainer.save_checkpoint(last, weights_only=False)  # the run's end, wherever save_every falls
 
 
 if __name__ == "__main__":
