@@ -19,6 +19,7 @@ import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks, server
 from tests import effort
+from tests.forked_ranks import with_forked_ranks
 
 
 class Pair:
@@ -415,7 +416,7 @@ print(first != pid() == result.value)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the server")
+@with_forked_ranks
 def test_the_server_may_be_started_ahead_of_time_and_one_that_was_killed_is_started_again():
     done = subprocess.run([sys.executable, "-c", SERVERS], capture_output=True, text=True, check=False)
     assert done.stdout.split() == ["None", "True", "True"], done.stderr
@@ -556,7 +557,7 @@ run_ranks(print)
 """
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere there is no server")
+@with_forked_ranks
 @pytest.mark.parametrize("handled", [False, True])
 def test_a_caller_that_is_ended_while_its_server_loads_leaves_no_folder(short_path, handled):
     folder, temporary = short_path / "modules", short_path / "tmp"
@@ -612,7 +613,7 @@ def processes_of_ranks():
     return [p for p in server_process.children(recursive=True) if p.status() != psutil.STATUS_ZOMBIE]
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has the server")
+@with_forked_ranks
 def test_an_interrupt_while_a_rank_is_being_started_leaves_no_process(interrupts, monkeypatch):
     from multiprocessing import forkserver
 
@@ -683,7 +684,7 @@ def test_signals_at_random_moments_are_not_lost_and_leave_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere no server is started")
+@with_forked_ranks
 def test_a_temporary_directory_that_is_too_long_for_a_socket_is_named(tmp_path):
     long = tmp_path / ("x" * 100)
     long.mkdir()

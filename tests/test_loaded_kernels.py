@@ -15,6 +15,7 @@ from jupyter_client.provisioning import local_provisioner
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, start_new_kernel
 
 from course_lib.launch import run_ranks
+from tests.forked_ranks import with_forked_ranks
 from tests.loaded_kernels import LoadedKernel, start_forked_server_of_ranks, use_loaded_server
 
 OWNER = """
@@ -100,6 +101,7 @@ def test_kernels_of_one_server_draw_each_its_own_random_numbers(start):
     assert len({number for numbers in drawn for number in numbers}) == 6
 
 
+@with_forked_ranks
 def test_a_loaded_kernel_has_its_own_server_of_ranks_and_goes_on_after_an_interrupt(start):
     manager, client = start(True)
     assert run(client, RANKS) == ("[True, True]\n", None)
@@ -129,6 +131,7 @@ def process_that_forked_it(_rank):
     return psutil.Process().ppid()
 
 
+@with_forked_ranks
 def test_the_ranks_of_a_loaded_run_are_forks_of_what_has_collected_the_tests(pytestconfig):
     (rank,) = run_ranks(process_that_forked_it, 1)
     assert rank.value == forkserver._forkserver._forkserver_pid
@@ -151,6 +154,7 @@ def start_a_rank_beside_a_file(path, sender):
     sender.send(run_ranks(flush_what_is_left_over, 1)[0].value)
 
 
+@with_forked_ranks
 def test_what_a_fork_still_holds_of_its_parents_files_is_written_nowhere(tmp_path):
     fork = multiprocessing.get_context("fork")
     receiver, sender = fork.Pipe()

@@ -27,6 +27,7 @@ import typing
 import warnings
 import weakref
 from collections import Counter, UserDict, UserList, deque
+from multiprocessing import resource_tracker
 from typing import NamedTuple
 
 import numpy as np
@@ -51,6 +52,7 @@ from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
 from torch.utils.data.datapipes.iter import IterableWrapper
 
 import course_lib.loader.loader as loader_module
+import course_lib.loader.pinning as pinning_module
 import course_lib.loader.workers as workers_module
 from course_lib.callbacks import ExactResume
 from course_lib.datasets import Integers, IntegerStream
@@ -66,7 +68,8 @@ FORK = multiprocessing.get_context("fork")
 
 
 def children():
-    return {process.pid for process in psutil.Process().children()}
+    """Without the tracker of shared memory, which comes with the first process that is spawned, and stays."""
+    return {process.pid for process in psutil.Process().children()} - {resource_tracker._resource_tracker._pid}
 
 
 def alive(pid):
@@ -814,8 +817,9 @@ def test_an_error_says_what_happened_in_which_worker(act, kind, message, monkeyp
     for module in (workers_module, loader_module):
         monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
     before, seen = children(), []
+    loader = MiniDataLoader(Acts(act), num_workers=2, collate_fn=listed, multiprocessing_context=FORK)
     with pytest.raises(kind, match=message):
-        seen.extend(batch[0] for batch in MiniDataLoader(Acts(act), num_workers=2, collate_fn=listed))
+        seen.extend(batch[0] for batch in loader)
     assert seen == [0, 1, 2] and children() <= before
 
 
@@ -859,7 +863,7 @@ def test_a_death_is_seen_where_a_child_of_the_worker_holds_its_pipe(monkeypatch)
 
     try:
         with pytest.raises(RuntimeError, match=r"SIGKILL .*: worker 0"):
-            list(MiniDataLoader(Acts(act), num_workers=1))
+            list(MiniDataLoader(Acts(act), num_workers=1, multiprocessing_context=FORK))
     finally:
         gate.open()
 
@@ -1201,6 +1205,19 @@ def test_the_thread_ends_with_its_iterator(accelerator, persistent):
         for_each(loader, lambda batch: 1 / 0)
     del loader
     assert set(threading.enumerate()) == threads and children() <= before
+
+
+def test_the_thread_tells_of_no_other_death_than_the_loader(accelerator, monkeypatch):
+    # The loader looks while the thread waits for the other worker, whose pipe then ends.
+    for module, seconds in ((workers_module, 0.2), (loader_module, 0.2), (pinning_module, 3600.0)):
+        monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
+    dataset = Ticks(4, workers=2, waits_at=0)
+    loader = MiniDataLoader(dataset, num_workers=2, collate_fn=first, pin_memory=True, multiprocessing_context=FORK)
+    iterator = iter(loader)
+    os.kill(iterator._workers[1].pid, signal.SIGKILL)
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match=r"SIGKILL .*: worker 1"):
+            next(iterator)
 
 
 def test_the_thread_holds_no_batch(accelerator):

@@ -209,6 +209,7 @@ class Crew:
         self.dealt: deque[int] = deque()
         self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
         self.in_order, self._closed, self._owner = loader.in_order, False, os.getpid()
+        self._death = ""
         self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         forked_from = os.getpid() if context.get_start_method() == "fork" else None
@@ -253,6 +254,8 @@ class Crew:
         try:
             answer = self.pipes[worker].recv()
         except (EOFError, ConnectionError):
+            if self.closed and not self._death:
+                raise RuntimeError(ENDED) from None
             raise self._death_of(worker) from None
         except BaseException as error:  # half a message may be read
             if getattr(error, "errno", None) == errno.EMFILE or "items of ancdata" in str(error):
@@ -277,16 +280,19 @@ class Crew:
                 raise self._death_of(worker)
 
     def _death_of(self, worker: int) -> RuntimeError:
-        process = self.processes[worker]
-        process.join(LOOK_SECONDS)
-        code = process.exitcode or 0
-        self.close()
-        if code >= 0:
-            end = f"(pid(s) {process.pid}) exited unexpectedly: worker {worker}, exit code {process.exitcode}"
-        else:
-            name = signal.Signals(-code).name
-            end = f"(pid {process.pid}) is killed by signal: {name}{HINTS.get(name, '')}: worker {worker}"
-        return RuntimeError(f"DataLoader worker {end}")
+        """Of the first worker that died: with it all pipes end, which another thread may hear of."""
+        if not self._death:
+            process = self.processes[worker]
+            process.join(LOOK_SECONDS)
+            code = process.exitcode or 0
+            if code >= 0:
+                end = f"(pid(s) {process.pid}) exited unexpectedly: worker {worker}, exit code {process.exitcode}"
+            else:
+                name = signal.Signals(-code).name
+                end = f"(pid {process.pid}) is killed by signal: {name}{HINTS.get(name, '')}: worker {worker}"
+            self._death = f"DataLoader worker {end}"
+            self.close()
+        return RuntimeError(self._death)
 
     def close(self) -> None:
         """End the workers: politely first, and within ``LOOK_SECONDS`` in any case."""

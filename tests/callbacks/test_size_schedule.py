@@ -153,17 +153,18 @@ def test_the_trainer_gets_its_flags_back():
     assert (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches) == (0, 1)
 
 
+def pair_and_worker(sample, size):
+    return torch.tensor([sample, size, torch.utils.data.get_worker_info().seed])
+
+
 def test_workers_that_persist_get_every_size():
     class Where(KeepingModule):
         def training_step(self, batch):
             self.workers = getattr(self, "workers", set()) | set(batch[:, 2].tolist())
             return super().training_step(batch[:, :2])
 
-    def render(sample, size):
-        return torch.tensor([sample, size, torch.utils.data.get_worker_info().seed])
-
     model = Where()
-    data = SizeScheduleDataModule(range(48), STEPWISE, render, num_workers=1, persistent_workers=True)
+    data = SizeScheduleDataModule(range(48), STEPWISE, pair_and_worker, num_workers=1, persistent_workers=True)
     quiet_trainer(max_epochs=2, callbacks=[StepAudit(strict=True)]).fit(model, datamodule=data)
     sizes = [[{size for _, size in batch} for e, batch in model.seen if e == epoch] for epoch in range(2)]
     assert sizes == [[{16}] + [{32}] * 2 + [{64}] * 4, [{64}] * 12]

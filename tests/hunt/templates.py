@@ -214,6 +214,7 @@ class SavesByHand(Callback):
 def life(rank, folder, number, ranks, workers, kills):
     """Train from the newest checkpoint until this life ends; with several kills, on with the same objects."""
     torch.set_num_threads(1)
+    torch.multiprocessing.set_start_method("fork", force=True)  # a worker that is spawned would import these classes
     # Each process has a seed of its own, but for one that begins from nothing, as the first did.
     torch.manual_seed((100 * number if newest(folder) else 0) + rank)
     samples = Samples()
@@ -300,6 +301,7 @@ def evaluated(model, optimizer, window):
 def life(rank, folder, number, ranks, workers, kills):
     """Train from the saved state until this life ends."""
     torch.set_num_threads(1)
+    torch.multiprocessing.set_start_method("fork", force=True)  # a worker that is spawned would import these classes
     torch.manual_seed(100 * number + rank)  # each process has a seed of its own
     samples = Samples()
     data = $data
