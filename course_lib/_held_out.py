@@ -30,15 +30,16 @@ def under_subsets(dataset: Any) -> tuple[Any, list[int] | None]:
             dataset = dataset.dataset
             continue
         held = [value for value in getattr(dataset, "__dict__", {}).values() if isinstance(value, Dataset)]
-        if len(held) != 1 or isinstance(held[0], IterableDataset) or _length(held[0]) != _length(dataset):
+        if len(held) != 1 or isinstance(held[0], IterableDataset) or length_of(held[0]) != length_of(dataset):
             break
         [dataset] = held
     return dataset, indices
 
 
-def _length(dataset: Any) -> int | None:
+def length_of(thing: Any) -> int | None:
+    """Its ``len``; None where it has none."""
     try:
-        return len(dataset)
+        return len(thing)
     except (TypeError, NotImplementedError):
         return None
 
@@ -51,8 +52,8 @@ def same_data(one: Any, other: Any) -> bool:
     """
     if one is other:
         return True
-    length = _length(one)
-    if type(one) is not type(other) or length is None or _length(other) != length:
+    length = length_of(one)
+    if type(one) is not type(other) or length is None or length_of(other) != length:
         return False
     theirs = vars(other) if hasattr(other, "__dict__") else {}
     mine = vars(one) if hasattr(one, "__dict__") else {}

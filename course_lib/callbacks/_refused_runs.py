@@ -129,8 +129,9 @@ def warn_of_what_has_not_run(pl_module: LightningModule, own: dict[str, Any], *,
     """
     if own.get("validation_waits") and not epoch_ends:
         rank_zero_warn(
-            "this checkpoint was saved ahead of the validation of the run's last epoch, and the run is over: it is not "
-            "made, and a ModelCheckpoint that goes by it has not seen this epoch. Trainer.validate makes it"
+            "this checkpoint was saved ahead of an epoch's validation, which is not made, as the run is over or "
+            "validates by other rules now: a ModelCheckpoint that goes by it has not seen this epoch. Trainer.validate "
+            "makes it"
         )
     for hook in own.get("hooks_that_wait", ()):
         if is_overridden(hook, pl_module) and not (hook == "on_train_epoch_end" and epoch_ends):

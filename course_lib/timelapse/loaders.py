@@ -13,7 +13,7 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.distributed import DistributedSampler
 
-from course_lib._held_out import same_data, under_subsets
+from course_lib._held_out import length_of, same_data, under_subsets
 from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, PassBegun, PassEnded
 from course_lib.timelapse.lapse import Lapse, Numbered, instead_of, instead_of_own
 from course_lib.timelapse.structures import copied, samples_in
@@ -60,7 +60,7 @@ class RecordedLoaders:
         @instead_of(DataLoader)
         def __iter__(iterate: Any, loader: Any) -> Any:
             number = self._number(loader)
-            lapse.write(PassBegun(number, _length_of(loader)))
+            lapse.write(PassBegun(number, length_of(loader)))
             iterator = iterate(loader)
             vars(iterator)["of_loader"] = number
             return iterator
@@ -118,7 +118,7 @@ class RecordedLoaders:
 
     def _played(self, loader: Any) -> LoaderPlayed:
         stream = isinstance(loader.dataset, data.IterableDataset)
-        samples = None if stream else _length_of(loader.dataset)
+        samples = None if stream else length_of(loader.dataset)
         dataset, base = (loader.dataset, None) if (samples or 0) > MOST_INDICES else under_subsets(loader.dataset)
         samplers = samplers_of(loader)
         deals = next((part for part in samplers if getattr(part, "num_replicas", None)), None)
@@ -158,10 +158,3 @@ def without_workers(loader: Any) -> Iterator[None]:
         yield
     finally:
         vars(loader).update(before)
-
-
-def _length_of(thing: Any) -> int | None:
-    try:
-        return len(thing)
-    except (TypeError, NotImplementedError):
-        return None

@@ -90,10 +90,9 @@ class Stage:
                 loose_names += [name for name in loose if name not in loose_names]
             elif loose and self.lapse.optimizers.things:
                 whole.append(type(module).__name__)
-        optimizers = self.lapse.optimizers.things
         if self.lapse.steps_made:
-            loose = self.gradients.leaves.held_by_none(optimizers, self.replayed.parameters())
-            self.journal.in_no_module = tuple(loose)
+            held, known = self.lapse.optimizers.things, self.replayed.parameters()
+            self.journal.in_no_module = tuple(self.gradients.leaves.held_by_none(held, known))
         self.journal.held_by_none, self.journal.modules_held_by_none = tuple(loose_names), tuple(whole)
 
 
