@@ -21,7 +21,6 @@ from course_lib._words import in_a_line
 from course_lib.preflight import NotPlayed, PreflightReport, preflight, preflight_loop, preflight_script
 
 READY, FINDINGS, NOT_JUDGED = 0, 1, 2
-OPTIONS = ("--skip", "--allow-unjudged", "--json", "--seconds", "--ranks", "--plot")
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -77,15 +76,16 @@ def _script_judged(
 ) -> tuple[PreflightReport, str | None, str | None]:
     parser = _script_parser()
     options = vars(parser.parse_args(words))
-    ours = [word for word in arguments if word.partition("=")[0] in OPTIONS]
+    names = {f"--{name.replace('_', '-')}" for name in options}
+    ours = [word for word in arguments if word.partition("=")[0] in names]
     if ours:
         print(
             f"{', '.join(ours)} stands behind {script}, so the script gets it: what preflight is to take stands before "
             "the path.",
             file=sys.stderr,
         )
-    json_file = options.pop("json")
-    return preflight_script(script, arguments, **options), json_file, options["picture"]
+    json_file, picture = options.pop("json"), options.pop("plot")
+    return preflight_script(script, arguments, picture=picture, **options), json_file, picture
 
 
 def _script_parser() -> argparse.ArgumentParser:
@@ -93,7 +93,7 @@ def _script_parser() -> argparse.ArgumentParser:
     parser.usage = "%(prog)s [options] train.py [its arguments]"
     parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that the play may take (300)")
     parser.add_argument("--ranks", type=int, default=1, help="processes that torchrun would start (1)")
-    parser.add_argument("--plot", metavar="FILE", dest="picture", help="write a picture of the night there, a PNG")
+    parser.add_argument("--plot", metavar="FILE", help="write a picture of the night there, a PNG")
     return parser
 
 

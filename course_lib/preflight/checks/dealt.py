@@ -17,8 +17,9 @@ import torch
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, SequentialSampler
 
 from course_lib._fingerprints import fingerprint
+from course_lib._held_out import length_of
 from course_lib.preflight.report import Kind, Unjudged
-from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, length_of, seed_as_another_process
+from course_lib.preflight.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
 
 STREAM_SAMPLES = 20_000
 STREAM_CONTENTS = 1_000

@@ -13,10 +13,10 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._held_out import same_data, under_subsets
+from course_lib._held_out import length_of, same_data, under_subsets
 from course_lib._words import counted, first_of, in_a_line
 from course_lib.preflight.report import Judgement, not_judged
-from course_lib.preflight.runs.run import Monitor, TrainingRun, Validation, length_of
+from course_lib.preflight.runs.run import Monitor, TrainingRun, Validation
 
 OTHER_NAMES = ("epoch", "step")
 """What a checkpoint may monitor without anybody who logs it."""

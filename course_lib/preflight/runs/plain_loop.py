@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, length_of, planned
+from course_lib._held_out import length_of
+from course_lib.preflight.runs.run import Enough, Settings, Started, TrainingRun, planned
 from course_lib.preflight.runs.walks import walked
 
 

@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
+from course_lib._held_out import length_of
 from course_lib.preflight.runs.loaders import cut_batches, deal_indices, indices_of, stop_workers
 from course_lib.preflight.runs.walks import WalkedSchedule
 from course_lib.steps import StepPlan, plan_steps
@@ -321,14 +322,6 @@ def with_few_samples(run: TrainingRun, trial: Callable[[Path], Found], samples: 
         return trial(folder)
 
     return few
-
-
-def length_of(thing: Any) -> int | None:
-    """Its ``len``; None where it has none, or is None."""
-    try:
-        return None if thing is None else len(thing)
-    except TypeError:
-        return None
 
 
 def seed_as_another_process(number: int) -> None:
