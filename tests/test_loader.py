@@ -914,7 +914,7 @@ class Interrupts(Samples):
 
     def __getitem__(self, index):
         if index == 3:
-            os.kill(os.getppid(), signal.SIGINT)
+            os.kill(multiprocessing.parent_process().pid, signal.SIGINT)
         return index
 
 
