@@ -27,7 +27,7 @@ import typing
 import warnings
 import weakref
 from collections import Counter, UserDict, UserList, deque
-from multiprocessing import resource_tracker
+from multiprocessing import forkserver, resource_tracker
 from typing import NamedTuple
 
 import numpy as np
@@ -68,8 +68,9 @@ FORK = multiprocessing.get_context("fork")
 
 
 def children():
-    """Without the tracker of shared memory, which comes with the first process that is spawned, and stays."""
-    return {process.pid for process in psutil.Process().children()} - {resource_tracker._resource_tracker._pid}
+    """Without the tracker of shared memory and the fork server, which come with the first process, and stay."""
+    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
+    return {process.pid for process in psutil.Process().children(recursive=True)} - helpers
 
 
 def alive(pid):
