@@ -27,7 +27,6 @@ import typing
 import warnings
 import weakref
 from collections import Counter, UserDict, UserList, deque
-from multiprocessing import forkserver, resource_tracker
 from typing import NamedTuple
 
 import numpy as np
@@ -62,15 +61,10 @@ from course_lib.loader.pinning import pin
 from course_lib.memory import find_batch_size
 from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
+from tests.children import children
 from tests.trainer_oracle import CountingModule, quiet_trainer
 
 FORK = multiprocessing.get_context("fork")
-
-
-def children():
-    """Without the tracker of shared memory and the fork server, which come with the first process, and stay."""
-    helpers = {resource_tracker._resource_tracker._pid, forkserver._forkserver._forkserver_pid}
-    return {process.pid for process in psutil.Process().children(recursive=True)} - helpers
 
 
 def alive(pid):

@@ -8,7 +8,6 @@ from collections import Counter, deque, namedtuple
 from itertools import cycle, pairwise
 
 import numpy as np
-import psutil
 import pytest
 import torch
 from hypothesis import given
@@ -18,6 +17,7 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 
 from course_lib.pipeline import predict_throughput, simulate_pipeline, trace
 from course_lib.resume import ResumableDataLoader
+from tests.children import children
 
 # ------------------------------------------------------------------------------------------------------- the model
 
@@ -258,12 +258,6 @@ LOADERS = {
     "empty": lambda **kw: DataLoader([], batch_sampler=[], **kw),
     "resumable": lambda **kw: ResumableDataLoader(Squares(), batch_size=3, **kw),
 }
-
-
-def children():
-    # Without the helper of the start method spawn, which lives as long as this process.
-    found = psutil.Process().children(recursive=True)
-    return {child.pid for child in found if "resource_tracker" not in " ".join(child.cmdline())}
 
 
 @pytest.fixture(autouse=True)
