@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 
 class Delivered(NamedTuple):
-    """A loader gave a batch."""
+    """A loader gave a batch, or ``itertools.cycle`` gave one of a loader again."""
 
     loader: int
     indices: tuple[int, ...] | None
@@ -130,6 +130,8 @@ class LoaderPlayed:
     """Whether a sampler in it has ``set_epoch``."""
     ranks: int = 1
     """Among how many its sampler shares the samples out."""
+    cycled: bool = False
+    """Whether ``itertools.cycle`` gave its batches again."""
 
 
 @dataclass

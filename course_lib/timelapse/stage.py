@@ -24,6 +24,7 @@ import torch
 
 from course_lib._own_files import write_only_below
 from course_lib._processes import end_with
+from course_lib.timelapse.cycles import record_cycles
 from course_lib.timelapse.gradients import Gradients, held_by_none
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
 from course_lib.timelapse.lapse import Lapse, instead_of
@@ -108,6 +109,7 @@ def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     RecordedOptimizers(lapse, gradients).install()
     schedules.install()
     RecordedLoaders(lapse).install()
+    record_cycles(lapse)
     write_only_below(Path(task.folder))
     record_saves(lapse)
     pretend_ranks(lapse)

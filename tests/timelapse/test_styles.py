@@ -303,3 +303,36 @@ def test_parameters_in_no_module_are_held_by_an_optimizer(parts: dict[str, str],
 def test_an_optimizer_of_what_is_not_trained_is_found(anew: str, tmp_path: Path):
     [says] = played(tmp_path, HEAD + anew + IN_TURNS)
     assert says.startswith("window: None of 36 backward passes gives a gradient to a parameter that SGD holds"), says
+
+
+FOREVER = """
+import itertools
+
+
+def forever(batches):
+    while True:
+        yield from batches
+
+
+inputs = DataLoader(TensorDataset(x), 4, shuffle=True)
+both = {given}
+for step in range(60):
+    batch, (more,) = next(both)
+    optimizer.zero_grad()
+    (loss_of(0, batch) + body(more).square().mean()).backward()
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize(
+    ("given", "found"),
+    [
+        ("zip(forever(loader), forever(inputs))", 0),
+        ("zip(forever(loader), itertools.cycle(inputs))", 1),
+        ("itertools.cycle(zip(loader, inputs))", 1),
+    ],
+)
+def test_batches_that_are_kept_and_given_again_are_found(given: str, found: int, tmp_path: Path):
+    says = played(tmp_path, HEAD + FOREVER.replace("{given}", given))
+    assert len(says) == found, says
+    assert all("the same shuffled order" in one and "itertools.cycle keeps the batches" in one for one in says), says

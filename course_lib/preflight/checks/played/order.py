@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import EpochSet, Journal
-from course_lib.timelapse.windows import LoaderPass, passes_of
+from course_lib.timelapse.windows import LoaderPass, passes_of, trained_beside_others
 
 FEWEST = 8
 """Samples from which on two shuffled epochs are not alike by chance."""
@@ -13,7 +13,9 @@ FEWEST = 8
 def judge_order(journal: Journal) -> Judgement:
     orders: dict[tuple[frozenset[int], int, tuple[int, ...]], int] = {}
     known = 0
-    for epoch, one in enumerate(passes_of(journal, training=True)):
+    beside = trained_beside_others(journal)
+    others = [one for one in passes_of(journal, training=False) if one.loader in beside]
+    for epoch, one in [*enumerate(passes_of(journal, training=True)), *enumerate(others)]:
         indices = one.indices()
         if not one.ended or indices is None or len(indices) < FEWEST:
             continue
@@ -34,7 +36,10 @@ def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: l
     start = f"[{', '.join(map(str, indices[:4]))}, …]"
     played = journal.loaders[one.loader]
     called = any(isinstance(event, EpochSet) for event in journal.events)
-    if played.set_epoch and not called:
+    if played.cycled:
+        cause = "itertools.cycle keeps the batches of its first loop and gives them again, augmented as they were"
+        cure = "Begin each loop anew: def forever(loader): while True: yield from loader."
+    elif played.set_epoch and not called:
         cause = "its sampler has set_epoch, and nothing calls it"
         cure = "Call sampler.set_epoch(epoch) at the start of each epoch, before the loop over the loader."
     elif not played.own_sampler:
@@ -44,4 +49,6 @@ def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: l
         return Judgement(notes=[f"order: epochs {first} and {again} have the same order, {start}, by their sampler"])
     says = f"Epochs {first} and {again} have the same shuffled order, {start}: {cause}."
     means = "The samples that share a batch are the same in each of these epochs; nothing says so."
+    if played.cycled:
+        means += " All batches of that loop stay in memory."
     return Judgement().find("order", says, means, cure, at=one.micro_batch)
