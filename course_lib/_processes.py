@@ -6,6 +6,7 @@ import contextlib
 import os
 import shutil
 import signal
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -53,6 +54,21 @@ def is_ready(pid: int) -> bool:
                     if thread.read_text().rpartition(")")[2].split()[0] in ("R", "D"):
                         return True
     return False
+
+
+def forget_a_fork_server_that_is_gone() -> None:
+    """It was killed; or it is the parent's, as this process is a fork of one that had it. Else Python asks for it."""
+    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    pid = getattr(server, "_forkserver_pid", None)
+    if server is None or pid is None:
+        return
+    try:
+        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
+    except ChildProcessError:
+        gone = True
+    if gone:
+        os.close(server._forkserver_alive_fd)
+        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
 
 
 def end_with(parent: int, folder: Path | None = None) -> None:

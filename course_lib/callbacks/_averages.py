@@ -87,12 +87,6 @@ def refuse_two_averages(trainer: Trainer) -> None:
         )
 
 
-def begin_as_in_a_new_process(trainer: Trainer) -> None:
-    """For a run that is resumed with the same objects: what WeightAveraging does not save."""
-    for callback in callbacks_of_kind(trainer, WeightAveraging):
-        AVERAGED_EPOCH.put(callback, -1)
-
-
 def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule, averaged: int | None) -> None:
     """What the averages owe to a run that is resumed behind its last step: Lightning returns before training starts.
 

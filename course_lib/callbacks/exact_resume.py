@@ -31,10 +31,8 @@ from course_lib._lightning import (
     LOADERS_MADE_IN,
     MODULE_MODE,
     RESTARTING,
-    RESULTS,
     RESUMING,
     SHOULD_ACCUMULATE,
-    VALIDATION_HAS_RUN,
     VALIDATION_IS_DUE,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
@@ -60,6 +58,7 @@ from course_lib.callbacks._restored_loaders import (
     restore_loaders,
     why_loaders_are_elsewhere,
 )
+from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import (
     finders_of,
     load_in_its_precision,
@@ -191,10 +190,7 @@ class ExactResume(Callback):
         # The state that is loaded is that of a window's end. What the loops count while they are restored is not.
         self._window_end = copy.deepcopy(WindowEnd.of_checkpoint(checkpoint, trainer))
         self._resumed = True
-        _averages.begin_as_in_a_new_process(trainer)
-        # Else an epoch whose validation is over in the checkpoint ends the next one, too, ahead of its first batch.
-        VALIDATION_HAS_RUN.put(trainer.fit_loop.epoch_loop.val_loop, False)
-        RESULTS.of(trainer.fit_loop.epoch_loop).clear()  # those of a fit that an exception has ended
+        begin_as_in_a_new_process(trainer)
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         self._loaded_own = own is not None

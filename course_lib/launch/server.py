@@ -17,6 +17,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
+from course_lib._processes import forget_a_fork_server_that_is_gone
 from course_lib.launch.undisturbed import interrupts_kept_from_children, undisturbed
 
 PRELOAD = ("torch", "torch.distributed", "torch._dynamo", "lightning", "course_lib.launch")
@@ -49,7 +50,7 @@ def start_context(start_method: str | None) -> Any:
 def _start_server() -> None:
     from multiprocessing import forkserver  # Windows has none
 
-    _forget_server_that_is_gone(forkserver._forkserver)
+    forget_a_fork_server_that_is_gone()
     # Asking the driver for GPUs would make CUDA unusable in every process forked from the server: ask NVML.
     with _environment_variable("PYTORCH_NVML_BASED_CUDA_CHECK", "1"), interrupts_kept_from_children():
         try:
@@ -61,20 +62,6 @@ def _start_server() -> None:
                 f"the temporary directory {tempfile.gettempdir()!r} has a path too long for the address of a "
                 "socket (about 70 characters are left to it): set TMPDIR to a shorter one"
             ) from error
-
-
-def _forget_server_that_is_gone(server: Any) -> None:
-    """It was killed; or it is the parent's, as this process is a fork of one that has called us."""
-    pid = server._forkserver_pid
-    if pid is None:
-        return
-    try:
-        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        gone = True
-    if gone:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
 
 
 @contextlib.contextmanager

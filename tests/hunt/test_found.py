@@ -160,15 +160,6 @@ FOUND = {
         val_check_interval=1,
         kills=(Kill(3, "within validation"),),
     ),
-    # Lightning left the module in eval mode.
-    "an exception within a validation, and on with the same objects": DrawnRun(
-        samples=6,
-        batch_norm=True,
-        max_epochs=1,
-        val_check_interval=1,
-        kills=(Kill(1, "within validation"), Kill(1)),
-        same_objects=True,
-    ),
     # Lightning returned before training started, and the module was left without its average.
     "WeightAveraging, resumed behind the run's last step": DrawnRun(
         samples=6,
@@ -196,17 +187,6 @@ FOUND = {
         max_steps=3,
         saves="a time",
         kills=(Kill(6, "train end"),),
-    ),
-    # It added its epoch to max_epochs at each fit. Now the second fit is refused, and a new process goes on.
-    "StochasticWeightAveraging, stopped by two exceptions": DrawnRun(
-        samples=2,
-        batch_norm=True,
-        callbacks=("ExactResume", "StochasticWeightAveraging"),
-        accumulate_grad_batches=2,
-        max_epochs=1,
-        saves="by hand",
-        kills=(Kill(1), Kill(1)),
-        same_objects=True,
     ),
     # What was refused was saved once more, by the refusal's own exception, without the mark that it was refused for.
     "a refused checkpoint, beside a ModelCheckpoint that saves on exceptions": DrawnRun(
@@ -245,30 +225,9 @@ FOUND = {
         max_epochs=3,
         kills=(Kill(8),),
     ),
-    # A Trainer that had validated took the next epoch for one that was over, and trained nothing of it.
-    "an exception in an epoch behind a validation, and on with the same objects": DrawnRun(
-        samples=20,
-        batch_size=4,
-        sampler="TwoStreamBatchSampler",
-        accumulate_grad_batches=4,
-        val_check_interval=2,
-        saves="validation",
-        kills=(Kill(8), Kill(2)),
-        same_objects=True,
-    ),
     # Lightning counted the epoch's start once too few, then once too often, and the third resume trained nothing.
     "saved at an epoch's start, and killed in its first micro-batch three times": DrawnRun(
         samples=1, batch_size=1, saves="by hand", kills=(Kill(2), Kill(1), Kill(1))
-    ),
-    # The hunt's own fault: with the same objects, a second resume that is refused was an error.
-    "ReduceLROnPlateau, stopped by two exceptions, the second ahead of its metric": DrawnRun(
-        samples=1,
-        batch_size=1,
-        schedule="plateau",
-        max_epochs=1,
-        saves="by hand",
-        kills=(Kill(1), Kill(1, "validation")),
-        same_objects=True,
     ),
     # The hunt's own fault: each call of the closure counted as a micro-batch.
     "LBFGS in a Trainer": DrawnRun(
@@ -302,18 +261,6 @@ FOUND = {
         ranks=(2, 1),
         saves="a time",
         kills=(Kill(2),),
-    ),
-    # What the fit had gathered that an exception ended was taken for the epoch's first metric behind the resume.
-    "ReduceLROnPlateau of a training metric, resumed twice with the same objects ahead of a validation": DrawnRun(
-        samples=6,
-        sampler="",
-        schedule="plateau of training",
-        callbacks=("SkipBadSteps",),
-        bad_sample=3,
-        max_epochs=3,
-        val_check_interval=1,
-        kills=(Kill(9), Kill(1)),
-        same_objects=True,
     ),
     # A checkpoint does not say what is frozen, nor what is in eval mode.
     "a part that is trained from epoch 1 on, in a run that was over, and in its second fit": DrawnRun(
@@ -424,16 +371,6 @@ FOUND = {
         more_epochs=1,
         saves="an exception",
         kills=(Kill(1, "train end"),),
-    ),
-    # The epoch that the first fit had told its loader was taken for one that was told behind the loaded state.
-    "a second fit with the same objects, behind one that an exception had ended": DrawnRun(
-        samples=2,
-        sampler="",
-        callbacks=("ExactResume",),
-        more_epochs=1,
-        saves="an exception",
-        kills=(Kill(1, "end"), Kill(3)),
-        same_objects=True,
     ),
 }
 

@@ -1,5 +1,8 @@
 """preflight's workers: what they draw, where it is little."""
 
+import multiprocessing
+import os
+
 import pytest
 import torch
 
@@ -31,3 +34,21 @@ def test_coins_that_fall_alike_in_two_workers_are_no_finding(share):
         assert not answer.error
         found += [finding.says for finding in answer.value.findings]
     assert found == []
+
+
+@pytest.fixture
+def fork_server():
+    """Where workers come from since Python 3.14."""
+    before = multiprocessing.get_start_method(allow_none=True)
+    multiprocessing.set_start_method("forkserver", force=True)
+    yield
+    multiprocessing.set_start_method(before, force=True)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork server")
+def test_workers_come_from_a_fork_server_where_the_caller_has_one_too(fork_server):
+    loader = torch.utils.data.DataLoader(Points(16), 8, num_workers=1)
+    assert len(list(loader)) == 2  # the caller's server runs, which is no child of a copy
+    [answer] = try_on_copies([lambda _: len(list(loader))], seconds=60)
+    assert (answer.error, answer.value) == ("", 2)
+    assert len(list(loader)) == 2

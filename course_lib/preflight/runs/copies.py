@@ -32,7 +32,13 @@ import torch
 import torch.distributed as dist
 
 from course_lib._own_files import write_only_below
-from course_lib._processes import cpu_seconds, end_with, is_ready, seconds_without_a_core
+from course_lib._processes import (
+    cpu_seconds,
+    end_with,
+    forget_a_fork_server_that_is_gone,
+    is_ready,
+    seconds_without_a_core,
+)
 from course_lib._words import in_a_line
 from course_lib.launch import RankError, RankTimeout, run_ranks
 
@@ -182,6 +188,7 @@ def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         end_with(parent)
+        forget_a_fork_server_that_is_gone()
         _hide_gpus()
         torch.set_num_threads(1)  # the pool of threads was not forked
         with _silent():
