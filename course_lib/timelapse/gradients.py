@@ -81,9 +81,12 @@ class Gradients:
                 return run(outputs, inputs, *arguments, **options)
             wanted = [inputs] if isinstance(inputs, Tensor) else list(inputs)
             found = run(outputs, wanted, *arguments, **{**options, "allow_unused": True})
-            # A replayed module's own parameters are not in the graph.
+            # A replayed module's own parameters are not in the graph, nor what functional_call puts in their place.
+            may_be_none = options.get("allow_unused", False)
             return tuple(
-                torch.zeros_like(tensor) if gradient is None and isinstance(tensor, nn.Parameter) else gradient
+                torch.zeros_like(tensor)
+                if gradient is None and (isinstance(tensor, nn.Parameter) or not may_be_none)
+                else gradient
                 for tensor, gradient in zip(wanted, found, strict=True)
             )
 

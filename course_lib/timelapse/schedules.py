@@ -70,10 +70,10 @@ class RecordedSchedules:
                 while not played.follows_metric and len(played.rates) <= min(most, MOST_CALLS):
                     try:
                         schedule.step()
+                        played.rates.append(_rates_of(schedule))  # (1 - step / end) ** 0.9 is complex beyond the end
                     except Exception as error:
                         played.refused = f"{type(error).__name__}: {error}"
                         break
-                    played.rates.append(_rates_of(schedule))
 
 
 def _rates_of(schedule: Any) -> tuple[float, ...]:

@@ -24,6 +24,7 @@ import torch
 
 from course_lib._own_files import write_only_below
 from course_lib._processes import end_with
+from course_lib._tensors import parameters_of
 from course_lib.timelapse.cycles import record_cycles
 from course_lib.timelapse.gradients import Gradients, held_by_none
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
@@ -83,6 +84,10 @@ class Stage:
         self.task.give_back(journal)
 
     def _see_what_is_held(self) -> None:
+        held_in = [set(map(id, parameters_of(optimizer))) for optimizer in self.lapse.optimizers.things]
+        for module in self.replayed.numbers.things:
+            own = set(map(id, module.parameters()))
+            self.journal.optimizers_of.append({number for number, held in enumerate(held_in) if held & own})
         loose_names: list[str] = []
         whole: list[str] = []
         for module in self.replayed.numbers.things:

@@ -127,8 +127,8 @@ def _fault_of_collate(collate: Any) -> str | None:
     earlier: list[tuple[Tensor, Tensor]] = []
     for words in cases:
         got = collate(copy.copy(words))
-        if any(not torch.equal(*letters) for letters in earlier):
-            return f"for {words} it changed the letters of the batch before.\n{ONE_BUFFER}"
+        if any(not torch.equal(*parts) for parts in earlier[-8:]):
+            return f"for {words} it changed a batch that it had returned before.\n{ONE_BUFFER}"
         if got is None:
             return f"for {words} it returned nothing. Does it end with `return`?"
         told = f"for {words} it returned {got!r}.\n"
@@ -139,7 +139,7 @@ def _fault_of_collate(collate: Any) -> str | None:
             return f"{told}{TENSORS}"
         if fault := _fault_of_letters(words, letters) or _fault_of_mask(words, letters, mask):
             return f"{told}{fault}"
-        earlier = [(letters, letters.clone())]
+        earlier += [(letters, letters.clone()), (mask, mask.clone())]
     return None
 
 

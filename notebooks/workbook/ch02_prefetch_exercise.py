@@ -121,27 +121,31 @@ def _fault_of_searched(prefetched: Any) -> str | None:
             return f"the tasks {tasks}, {ahead} ahead: the results are those of {got}.\n{FALSE_TASKS}"
         if most > ahead + 3:
             return f"{number} tasks, {ahead} ahead: {most} results are alive at the same time.\n{KEPT}"
+    fetched = [1, None, 0, None, 2]
+    if (came := list(prefetched(lambda task: task, iter(fetched), 2))) != fetched:
+        return f"`fetch` returns {fetched} by turns, and {came} came.\n{FALSE_RESULTS}"
     return None
 
 
 FALSE_TASKS = "A task may be 0, None or an empty text. Ask whether there is a task, not whether it is true."
+FALSE_RESULTS = "A result may be None: the caller decides what it means, as a collate_fn's None."
 KEPT = "What was given out is the caller's. A list that keeps all futures keeps all their results."
 
 
 def _fault_of_errors(prefetched: Any) -> str | None:
-    for ahead in (1, 3):
+    for ahead, kind in ((1, KeyError), (3, KeyError), (2, OSError), (2, ValueError)):
         results, to_raise = [], [2]
 
-        def fetch(task: int, to_raise: list[int] = to_raise) -> int:
+        def fetch(task: int, to_raise: list[int] = to_raise, kind: type[Exception] = kind) -> int:
             if task in to_raise:
                 to_raise.remove(task)  # a second try would succeed
-                raise KeyError(f"task {task}")
+                raise kind(f"task {task}")
             return task
 
         try:
             for result in prefetched(fetch, iter(range(6)), ahead):
                 results.append(result)
-        except KeyError:
+        except kind:
             if results == [0, 1]:
                 continue
         return f"where `fetch` raises for the third of 6 tasks, {ahead} ahead, {results} came.\n{ERRORS}"
@@ -258,6 +262,17 @@ def _by_list(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
             given += 1
 
 
+def _without_none(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    tasks = iter(tasks)
+    with ThreadPoolExecutor(4) as pool:
+        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+        while pending:
+            oldest = pending.popleft()
+            pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
+            if (result := oldest.result()) is not None:
+                yield result
+
+
 def _without_errors(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
     tasks = iter(tasks)
     with ThreadPoolExecutor(4) as pool:
@@ -284,6 +299,7 @@ prefetched = PropertyExercise(
         BARE_NEXT: _by_bare_next,
         FALSE_TASKS: partial(_by_walrus, ask=bool),
         KEPT: _by_list,
+        FALSE_RESULTS: _without_none,
         ERRORS: _without_errors,
     },
 )

@@ -37,7 +37,19 @@ def _fault_of_share(share: Any) -> str | None:
             return f"{setting}\n{lost}. {told}"
         if not _is_even(read):
             return f"{setting}\n{UNEVEN}"
-    return _fault_of_content(share) or _fault_of_reading(share)
+    return _fault_of_content(share) or _fault_of_many(share) or _fault_of_reading(share)
+
+
+def _fault_of_many(share: Any) -> str | None:
+    """What is shared out by blocks of lines is uneven behind the first of them alone."""
+    for number, workers in ((1000, 3), (777, 5)):
+        infos = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)]
+        read = [list(share(iter(range(number)), info)) for info in infos]
+        if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number))):
+            return f"{number:,} lines, {workers} workers: {lost}. Each line belongs to one worker."
+        if not _is_even(read):
+            return f"of {number:,} lines, {workers} workers read {[*map(len, read)]}.\n{UNEVEN}"
+    return None
 
 
 def _fault_of_content(share: Any) -> str | None:

@@ -169,7 +169,9 @@ schedule_horizon = Exercise(
     ],
     misconceptions=_wrong_horizons,
     search=lambda drawn: dict(
-        num_batches=drawn.randint(1, 50), accumulate_grad_batches=drawn.randint(1, 9), epochs=drawn.randint(1, 9)
+        num_batches=drawn.randint(1, 200),
+        accumulate_grad_batches=drawn.choice([drawn.randint(1, 9), drawn.randint(10, 64)]),
+        epochs=drawn.randint(1, 9),
     ),
 )
 

@@ -246,6 +246,11 @@ def _fault_of_orders(make: Any) -> str | None:
     with another_hash():
         if _order_of(make, 3, 7) != here:
             return f"another process would have another order for the same (seed, epoch).\n{HASH}"
+    sampler = make(25, 3, 1, 0, seed=3)
+    for epoch in (9, 7):
+        sampler.set_epoch(epoch)
+    if [int(index) for batch in sampler for index in batch] != here:
+        return "set_epoch(9) and then set_epoch(7) do not give the order of epoch 7, to which a resume may go back."
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
         of_circle = dict[str, int]()

@@ -13,6 +13,7 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from course_lib._generators import generators_put_back
+from workbook.ch02_exercises import HASH, another_hash
 from workbook.exercises import PropertyExercise
 
 
@@ -67,6 +68,10 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
             "every index comes once, and torch's global generator is not as you found it: what draws from it next, "
             "dropout and augmentation, draws the same numbers on all ranks. Put it back with torch.random.fork_rng()."
         )
+    here = _part_of(shard, 30, 2, 0, 3, launched=1)
+    with another_hash():
+        if _part_of(shard, 30, 2, 0, 3, launched=1) != here:
+            return f"ranks are processes, and each would cut an order of its own.\n{HASH}"
     if fault := _fault_of_epochs(shard):
         return fault
     drawn = random.Random(0)
@@ -216,6 +221,12 @@ def _by_a_fixed_seed(batch_sampler: Any, num_replicas: int, rank: int, epoch: in
         return _in_turn(batch_sampler, num_replicas, rank, epoch)
 
 
+def _by_the_hash_of_a_text(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(hash(f"epoch {epoch}") % 2**63)
+        return _in_turn(batch_sampler, num_replicas, rank, epoch)
+
+
 def _in_uneven_turns(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed_of(epoch))
@@ -284,6 +295,7 @@ one_order_for_all_ranks = PropertyExercise(
         "All ranks take the same batches": _the_first_share,
         "torch's global generator is not as you found it": _by_the_global_seed,
         "as you found it: what draws from it next": _by_the_seed_put_back,
+        HASH: _by_the_hash_of_a_text,
         "all epochs have one order": _by_a_fixed_seed,
         "repeat the first ones.": _repeats_the_last,
         "the batches that do not divide are dropped": _in_chunks,

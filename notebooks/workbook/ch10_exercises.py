@@ -132,10 +132,8 @@ def _fault_of_batches(record: Record) -> str | None:
             return f"an epoch has batches of {sizes}: the batches stay as they were, 8 and a short last one."
     orders = {tuple(chain.from_iterable(epoch)) for epoch in record.epochs}
     if len(orders) < EPOCHS or len(record.rates) != len(sizes) * EPOCHS:
-        return (
-            f"all epochs are trained, in {len(orders)} different orders and {len(record.rates)} optimizer steps: the "
-            f"batches stay shuffled, and each of them is a step."
-        )
+        told = f"all epochs are trained, in {len(orders)} different orders and {len(record.rates)} optimizer steps: "
+        return f"{told}the batches stay shuffled, and each of them is a step."
     return None
 
 
@@ -145,6 +143,8 @@ def _fault_of_rate(record: Record) -> str | None:
         return "all epochs are trained, and the rate is 0 in each of them: nothing is learned."
     if any(after > before for before, after in pairwise(record.rates)):
         turned = record.rates.index(min(record.rates)) + 1
+        if turned == len(record.rates):
+            return "all epochs are trained, and the rate rises on the way: the cosine begins at its peak."
         lowest, after = 100 * min(record.rates) / peak, 100 * max(record.rates[turned:]) / peak
         asked = " Ahead of its fit, a Trainer's estimated_stepping_batches is -1." if turned == 2 else ""
         return (

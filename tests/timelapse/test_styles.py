@@ -336,3 +336,58 @@ def test_batches_that_are_kept_and_given_again_are_found(given: str, found: int,
     says = played(tmp_path, HEAD + FOREVER.replace("{given}", given))
     assert len(says) == found, says
     assert all("the same shuffled order" in one and "itertools.cycle keeps the batches" in one for one in says), says
+
+
+POLY = """
+steps = 3 * len(loader)
+optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: (1 - step / steps) ** 0.9)
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        (loss_of(0, batch) + loss_of(1, batch)).backward()
+        optimizer.step()
+        schedule.step()
+"""
+ADAPTED = """
+net = nn.Linear(8, 2)
+optimizer = torch.optim.Adam(net.parameters())
+for epoch in range(3):
+    for batch in loader:
+        fast = dict(net.named_parameters())
+        for _ in range(2):
+            loss = nn.functional.cross_entropy(torch.func.functional_call(net, fast, batch[0]), batch[1])
+            gradients = torch.autograd.grad(loss, list(fast.values()), create_graph=True)
+            fast = {name: value - 0.1 * of for (name, value), of in zip(fast.items(), gradients)}
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(torch.func.functional_call(net, fast, batch[0]), batch[1]).backward()
+        optimizer.step()
+"""
+DISTILLED = """
+teacher, student = (nn.Sequential(nn.Linear(8, 4), nn.Dropout(0.3), nn.Linear(4, 2)) for _ in range(2))
+for network in (teacher, student):
+    optimizer = torch.optim.SGD(network.parameters(), lr=0.1)
+    for epoch in range(3):
+        network.train()
+        for batch in loader:
+            loss = nn.functional.cross_entropy(network(batch[0]), batch[1])
+            if network is student:
+                loss = loss + (network(batch[0]) - teacher(batch[0]).detach()).square().mean()
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+        network.eval()
+        with torch.no_grad():
+            network(batch[0])
+"""
+
+
+@pytest.mark.parametrize(
+    ("loop", "steps"), [(POLY, 36), (ADAPTED, 36), (DISTILLED, 72)], ids=["a poly schedule", "MAML", "distillation"]
+)
+def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text(HEAD + loop)
+    report = preflight_script(script)
+    assert report.ok, str(report)
+    assert report.facts["optimizer steps"] == steps

@@ -65,7 +65,10 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
             ahead = []
         elif isinstance(event, Backward):
             micro_batch += 1
-            fewer = [one for one in ahead if one.modes < usual.setdefault(one.module, one.modes)]
+            # A teacher whose outputs are detached is no part of this pass.
+            reached = set(event.reached)
+            trained = [one for one in ahead if not reached or journal.optimizers_of[one.module] & reached]
+            fewer = [one for one in trained if one.modes < usual.setdefault(one.module, one.modes)]
             # In training mode itself, with parts that are not, it has BatchNorm frozen on purpose.
             if any(journal.weights[one.module] in evaluated and not one.training for one in fewer):
                 first, less = first or micro_batch, less + 1
