@@ -39,11 +39,15 @@ def main(argv: list[str] | None = None) -> int:
     except Exception as error:
         print(f"Could not judge: {in_a_line(error)}", file=sys.stderr)
         return NOT_JUDGED
-    print(report)
-    if picture:
-        print(f"\nThe picture of the night is {picture}")
     if json_file:
         Path(json_file).write_text(json.dumps(report.to_dict(), indent=1), encoding="utf-8")
+    try:
+        print(report)
+        if picture:
+            print(f"\nThe picture of the night is {picture}")
+        sys.stdout.flush()
+    except BrokenPipeError:  # head has read enough: the verdict stands in the exit code
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     if report.findings:
         return FINDINGS
     return READY if report.ok else NOT_JUDGED

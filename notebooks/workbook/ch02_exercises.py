@@ -205,7 +205,7 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
             reason = f"seed + {factor} * epoch is one number for both: another seed begins in this run's next epoch."
             return told((0, 1), (factor, 0), reason)
         made_of[factor, 0] = str(of_seed)
-    for pair in itertools.product(range(12), range(12)):
+    for pair in (*itertools.product(range(12), range(12)), *WRITTEN_ALIKE):
         made_of[pair] = str(order(*pair))
     of_order: dict[str, tuple[int, int]] = {}
     for pair, made_order in made_of.items():
@@ -214,9 +214,13 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     return None
 
 
-FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21))})
+KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
+FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21)), *KNOWN_NUMBERS})
 """By which people multiply the seed or the epoch before they add the other."""
+WRITTEN_ALIKE = [(1, 10**k) for k in range(1, 5)]
+"""Seed and epoch that make one text with (11, 0), whatever the width to which the epoch is filled up."""
 EPOCHS = {*range(2, 257), *range(300, 1100, 50), 365, 512, 997, 1009, 1024, 10**4, *(2**k for k in range(11, 17))}
+EPOCHS |= {factor for factor in KNOWN_NUMBERS if factor < 2**16}
 """Those of `FACTORS` that are tried as an epoch: fewer and none beyond 65,536, because a right answer may take longer
 for a later epoch, as `SeedSequence(seed).spawn(epoch + 1)[epoch]` does."""
 

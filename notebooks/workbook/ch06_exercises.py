@@ -15,7 +15,7 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
-from workbook.ch02_exercises import FACTORS, HASH, another_hash
+from workbook.ch02_exercises import FACTORS, HASH, WRITTEN_ALIKE, another_hash
 from workbook.ch06_two_ranks import fit
 from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
@@ -266,8 +266,8 @@ def _fault_of_orders(make: Any) -> str | None:
                     f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere: the same samples meet in "
                     "nearly the same batches. Draw a new order in each epoch."
                 )
-    for factor in FACTORS:
-        for pair in ((0, factor), (factor, 0)):
+    for pairs in (*(((0, factor), (factor, 0)) for factor in FACTORS), WRITTEN_ALIKE):
+        for pair in pairs:
             if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
                 return _one_order(pair, other)
     return None

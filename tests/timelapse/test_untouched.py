@@ -243,6 +243,16 @@ def test_the_door_of_the_shell(tmp_path: Path):
     )
 
 
+def test_the_verdict_stands_where_the_reader_of_the_report_has_gone(tmp_path: Path):
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "course_lib.preflight", "--json", "report.json", str(SCRIPTS / "classifier.py")]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, text=True, cwd=tmp_path)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert json.loads((tmp_path / "report.json").read_text())["ok"]
+
+
 def test_what_the_shell_is_told_of_a_script_that_cannot_be_played(capsys: pytest.CaptureFixture[str]):
     assert main([str(SCRIPTS / "classifier.py"), "--epochs", "two"]) == 2
     assert "invalid int value: 'two'" in capsys.readouterr().err
