@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 
@@ -56,11 +57,16 @@ def is_ready(pid: int) -> bool:
     return False
 
 
+def fork_server() -> Any:
+    """Python's own, if ``multiprocessing.forkserver`` was loaded here; else None."""
+    return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+
+
 def forget_a_fork_server_that_is_gone() -> None:
     """It was killed; or it is the parent's, as this process is a fork of one that had it. Else Python asks for it."""
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
+    server: Any = fork_server()
     pid = getattr(server, "_forkserver_pid", None)
-    if server is None or pid is None:
+    if pid is None:
         return
     try:
         gone = os.waitpid(pid, os.WNOHANG)[0] == pid

@@ -7,6 +7,8 @@ import time
 
 import psutil
 
+from course_lib._processes import fork_server
+
 REST_SECONDS = 30.0
 """How long a child may take until it waits for something; on a busy machine a spawned worker starts for that long."""
 _LOOK_SECONDS = 0.005
@@ -35,8 +37,7 @@ class Children:
 
 
 def _children() -> list[psutil.Process]:
-    server = getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-    server_pid = getattr(server, "_forkserver_pid", None)
+    server_pid = getattr(fork_server(), "_forkserver_pid", None)
     return [child for child in psutil.Process().children(recursive=True) if child.pid != server_pid]
 
 

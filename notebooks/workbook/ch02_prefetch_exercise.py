@@ -262,26 +262,26 @@ def _by_list(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
             given += 1
 
 
-def _without_none(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+def _oldest_first(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
     tasks = iter(tasks)
     with ThreadPoolExecutor(4) as pool:
         pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
         while pending:
             oldest = pending.popleft()
             pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
-            if (result := oldest.result()) is not None:
-                yield result
+            yield oldest
+
+
+def _without_none(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    for future in _oldest_first(fetch, tasks, ahead):
+        if (result := future.result()) is not None:
+            yield result
 
 
 def _without_errors(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
-    tasks = iter(tasks)
-    with ThreadPoolExecutor(4) as pool:
-        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
-        while pending:
-            oldest = pending.popleft()
-            pending.extend(pool.submit(fetch, task) for task in itertools.islice(tasks, 1))
-            with contextlib.suppress(KeyError):
-                yield oldest.result()
+    for future in _oldest_first(fetch, tasks, ahead):
+        with contextlib.suppress(KeyError):
+            yield future.result()
 
 
 prefetched = PropertyExercise(

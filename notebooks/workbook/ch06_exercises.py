@@ -246,10 +246,7 @@ def _fault_of_orders(make: Any) -> str | None:
     with another_hash():
         if _order_of(make, 3, 7) != here:
             return f"another process would have another order for the same (seed, epoch).\n{HASH}"
-    sampler = make(25, 3, 1, 0, seed=3)
-    for epoch in (9, 7):
-        sampler.set_epoch(epoch)
-    if [int(index) for batch in sampler for index in batch] != here:
+    if _order_of(make, 3, 9, 7) != here:
         return "set_epoch(9) and then set_epoch(7) do not give the order of epoch 7, to which a resume may go back."
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
@@ -266,16 +263,18 @@ def _fault_of_orders(make: Any) -> str | None:
                     f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere: the same samples meet in "
                     "nearly the same batches. Draw a new order in each epoch."
                 )
-    for pairs in (*(((0, factor), (factor, 0)) for factor in FACTORS), WRITTEN_ALIKE):
-        for pair in pairs:
-            if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
-                return _one_order(pair, other)
+    of_factors = [pair for factor in FACTORS for pair in ((0, factor), (factor, 0))]
+    for pair in of_factors + WRITTEN_ALIKE:
+        if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
+            return _one_order(pair, other)
     return None
 
 
-def _order_of(make: Any, seed: int, epoch: int) -> list[int]:
+def _order_of(make: Any, seed: int, *epochs: int) -> list[int]:
+    """Of the last of the epochs, which are set one after the other."""
     sampler = make(25, 3, 1, 0, seed=seed)
-    sampler.set_epoch(epoch)
+    for epoch in epochs:
+        sampler.set_epoch(epoch)
     return [int(index) for batch in sampler for index in batch]
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from tests.hunt.found_with_the_same_objects import WITH_THE_SAME_OBJECTS
 from tests.hunt.judging import judge
 from tests.hunt.pieces import DrawnRun, Kill
 
@@ -375,7 +376,7 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("name", FOUND)
+@pytest.mark.parametrize("name", FOUND | WITH_THE_SAME_OBJECTS)
 def test_it_is_right_now(name):
-    verdict = judge(FOUND[name])
+    verdict = judge((FOUND | WITH_THE_SAME_OBJECTS)[name])
     assert verdict.outcome == "right", verdict.why

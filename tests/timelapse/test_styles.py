@@ -4,6 +4,7 @@ from pathlib import Path
 
 import pytest
 
+from course_lib.preflight.report import PreflightReport
 from course_lib.preflight.script import preflight_script
 
 HEAD = """
@@ -163,11 +164,14 @@ for epoch in range(2):
 """
 
 
-def played(folder: Path, text: str) -> list[str]:
+def report_of(folder: Path, text: str) -> PreflightReport:
     script = folder / "train.py"
     script.write_text(text)
-    report = preflight_script(script)
-    return [f"{finding.check}: {finding.says}" for finding in report.findings]
+    return preflight_script(script)
+
+
+def played(folder: Path, text: str) -> list[str]:
+    return [f"{finding.check}: {finding.says}" for finding in report_of(folder, text).findings]
 
 
 @pytest.mark.parametrize(
@@ -386,8 +390,6 @@ for network in (teacher, student):
     ("loop", "steps"), [(POLY, 36), (ADAPTED, 36), (DISTILLED, 72)], ids=["a poly schedule", "MAML", "distillation"]
 )
 def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
-    script = tmp_path / "train.py"
-    script.write_text(HEAD + loop)
-    report = preflight_script(script)
+    report = report_of(tmp_path, HEAD + loop)
     assert report.ok, str(report)
     assert report.facts["optimizer steps"] == steps

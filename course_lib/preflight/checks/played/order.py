@@ -24,6 +24,8 @@ def judge_order(journal: Journal) -> Judgement:
         if key not in orders:
             orders[key] = epoch
             continue
+        if indices == sorted(indices) and one.loader in beside:
+            continue
         if indices == sorted(indices):
             return Judgement(notes=["order: nothing shuffles, every epoch has the same order"])
         return _twice(journal, one, orders[key], epoch, indices)
@@ -36,9 +38,11 @@ def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: l
     start = f"[{', '.join(map(str, indices[:4]))}, …]"
     played = journal.loaders[one.loader]
     called = any(isinstance(event, EpochSet) for event in journal.events)
+    means = "The samples that share a batch are the same in each of these epochs; nothing says so."
     if played.cycled:
         cause = "itertools.cycle keeps the batches of its first loop and gives them again, augmented as they were"
         cure = "Begin each loop anew: def forever(loader): while True: yield from loader."
+        means += " All batches of that loop stay in memory."
     elif played.set_epoch and not called:
         cause = "its sampler has set_epoch, and nothing calls it"
         cure = "Call sampler.set_epoch(epoch) at the start of each epoch, before the loop over the loader."
@@ -48,7 +52,4 @@ def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: l
     else:
         return Judgement(notes=[f"order: epochs {first} and {again} have the same order, {start}, by their sampler"])
     says = f"Epochs {first} and {again} have the same shuffled order, {start}: {cause}."
-    means = "The samples that share a batch are the same in each of these epochs; nothing says so."
-    if played.cycled:
-        means += " All batches of that loop stay in memory."
     return Judgement().find("order", says, means, cure, at=one.micro_batch)
