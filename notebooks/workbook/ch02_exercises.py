@@ -114,9 +114,10 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int]) -> s
 
 
 def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
-    sequences = set()
+    sequences, places = set(), set()
     for epoch in range(4):
         batches = made(words, 32, 0, epoch)
+        places |= {place for place, batch in enumerate(batches) if len(batch) < 32}
         longest = [max(words[index] for index in batch) for batch in batches]
         sequences.add(tuple(longest))
         rises = sum(before < after for before, after in itertools.pairwise(longest))
@@ -136,6 +137,8 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
             return f"the place of a batch and its longest word have a correlation of {agreement:.2f}.\n{IN_PARTS}"
     if len(sequences) == 1:
         return f"the longest words of the batches are {list(longest[:9])}, … in every epoch.\n{ONE_SEQUENCE}"
+    if len(places) == 1:
+        return f"the short batch has the place {min(places)} in every epoch.\n{ONE_PLACE}"
     if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, made(words, 32, 0, 0))):
         return (
             "every epoch has the same batches, in another order.\n"
@@ -145,6 +148,7 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
 
 
 ONE_SEQUENCE = "Short and long batches come in one sequence, whatever the epoch. Permute the batches, too."
+ONE_PLACE = "What it holds, the longest words or the shortest, always comes there. Permute it with the others."
 IN_PARTS = "The short words come in one part of the epoch, the long ones in another. Permute all batches at once."
 HASH = "hash() of a text has another value in each process. Make the generator of the numbers themselves."
 
@@ -241,6 +245,10 @@ def _turned(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> l
     return batches[first:] + batches[:first]
 
 
+def _short_one_last(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    return sorted(_buckets(lengths, batch_size, seed, epoch), key=lambda batch: len(batch) < batch_size)
+
+
 def _in_halves(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
     rng, middle = np.random.default_rng([seed, epoch]), len(batches) // 2
@@ -286,6 +294,7 @@ bucket_batches = PropertyExercise(
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
         ONE_SEQUENCE: _up_and_down,
         IN_PARTS: _in_halves,
+        ONE_PLACE: _short_one_last,
         "The batches still follow the lengths, from another one on": _turned,
         "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.": partial(
             _buckets, shuffle_samples=False

@@ -24,7 +24,7 @@ def _fault_of_share(share: Any) -> str | None:
         for info in infos:
             try:
                 read.append([str(line) for line in share(iter(lines), info)])
-            except (TypeError, AttributeError, IndexError, RuntimeError) as error:
+            except (TypeError, AttributeError, IndexError, RuntimeError, StopIteration) as error:
                 return f"{setting}raised {type(error).__name__}: {error}{_reason_of_error(error, info)}"
         setting += str([[line.removeprefix("line ") for line in of_one] for of_one in read])
         if _content_decides(share, infos, number):
@@ -68,8 +68,8 @@ def _fault_of_content(share: Any) -> str | None:
 
 AS_IT_IS = "A line is handed on as it is: blank ones count, and nothing is stripped."
 PAST_THE_END = (
-    "After the last line `next(lines)` raises StopIteration, which inside of a generator becomes this error. A `for` "
-    "loop, or itertools.islice, ends there by itself."
+    "After the last line `next(lines)` raises StopIteration, which inside of a generator becomes a RuntimeError. A "
+    "`for` loop, or itertools.islice, ends there by itself."
 )
 UNEVEN = "Shares may differ by one line: here some still read while others have nothing left."
 
@@ -93,7 +93,7 @@ def _reason_of_error(error: Exception, info: Any) -> str:
         return ".\nNothing was returned: `return` what this worker reads."
     if "subscriptable" in str(error):
         return ".\nAn iterator has no [start::step]: itertools.islice does the same for it."
-    if "StopIteration" in str(error):
+    if isinstance(error, StopIteration) or "StopIteration" in str(error):
         return f".\n{PAST_THE_END}"
     if isinstance(error, IndexError):
         return ".\nThe last lines are fewer than the workers: for some of these none is left."

@@ -181,7 +181,8 @@ def _fault_of_value(seen: Validated) -> str | None:
     if returned is None:
         return "it returned nothing. Does it end with `return`?"
     if not isinstance(returned, dict) or set(returned) != {"losses", "worst"}:
-        return f'it must return a dict of "losses" and "worst", got {type(returned).__name__}.'
+        keys = f" with the keys {sorted(map(str, returned))}" if isinstance(returned, dict) else ""
+        return f'it must return a dict of "losses" and "worst" alone, got {type(returned).__name__}{keys}.'
     nodes = len(graph_nodes(_tensors_in(returned)))
     if nodes:
         return _fault_of_graphs(returned, nodes)
@@ -204,6 +205,8 @@ IN_ORDER = "They are in another order: keep that of the batches, or no plot show
 
 
 def _close(losses: Sequence[Any], expected: Sequence[float]) -> bool:
+    if isinstance(losses, str) or any(isinstance(loss, str) for loss in losses):
+        return False  # float() reads texts, too
     pairs = itertools.zip_longest(map(float, losses), expected, fillvalue=math.nan)
     return all(math.isclose(loss, wanted, rel_tol=1e-5) for loss, wanted in pairs)
 

@@ -110,6 +110,8 @@ def _any_epoch(drawn: random.Random) -> dict[str, Any]:
     values = drawn.choice([[0.0, 1.0, -1.0], [2.0, 3.0], [round(drawn.uniform(-9, 9), 2) for _ in range(8)]])
     batches = drawn.randint(0, 9)
     micro_batches = [[drawn.choice(values) for _ in range(drawn.randint(1, 4))] for _ in range(batches)]
+    if drawn.random() < 0.2:  # one list, which comes again as the same object
+        micro_batches = micro_batches[:1] * batches
     return dict(micro_batches=micro_batches, k=drawn.randint(1, 6))
 
 

@@ -1,108 +1,24 @@
-"""What chapter 10 asks: three runs to be mended. Each is trained and counted, and then judged by preflight as well."""
+"""What chapter 10 asks: three runs to be mended. The second, shared by two ranks: `ch10_two_ranks_exercise`."""
 
 from __future__ import annotations
 
-import contextlib
 import math
-import sys
-import warnings
-from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
-from itertools import chain, islice, pairwise
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from itertools import chain, pairwise
+from typing import Any
 
-import cloudpickle
 import torch
-import torch.distributed as dist
-from lightning.pytorch import Callback
 from torch import Tensor
 from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, RandomSampler
 
-from course_lib.callbacks import ExactAccumulation, Preflight
-from course_lib.launch import RankError, run_ranks
-from course_lib.preflight import preflight
-from course_lib.samplers import ShardedBatchSampler
+from course_lib.callbacks import ExactAccumulation
 from workbook.calls import Allowed
-from workbook.ch10_runs.parts import IGNORED, Line, Neighbours, Points, Tagger, Tags
+from workbook.ch10_fits import MakeRun, Record, fault_of_preflight, fitted
+from workbook.ch10_runs.parts import IGNORED, Line, Points, Tagger, Tags
+from workbook.ch10_two_ranks_exercise import two_ranks
 from workbook.exercises import PropertyExercise
 from workbook.trainers import quiet_trainer
-
-MakeRun = Callable[[], Any]
-STILL = "what was counted is right, and preflight still finds this:"
-
-
-class Uneven(Exception):
-    """The ranks have different numbers of batches: trained, they would wait for each other without an end."""
-
-
-class Record(Callback):
-    """What a fit is given and does."""
-
-    def __init__(self) -> None:
-        self.epochs: list[list[list[int]]] = []
-        """The indices of each batch of each epoch; of batches without indices, their size."""
-        self.rates: list[float] = []
-        self.gradient: Tensor | None = None
-        """That of the first optimizer step, flat."""
-        self.counts: list[int] = []
-        """The batches of an epoch on each rank."""
-        self.samples = 0
-        """Of the dataset."""
-        self.rate_at_end = 0.0
-        """That of a step after the last one."""
-
-    def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        self.samples = len(trainer.train_dataloader.dataset)
-        if trainer.world_size > 1:
-            own = sum(1 for _ in trainer.train_dataloader.batch_sampler)
-            counts: list[Any] = [None] * trainer.world_size
-            dist.all_gather_object(counts, own)
-            self.counts = counts
-            if len(set(counts)) > 1:
-                raise Uneven
-
-    def on_train_epoch_start(self, trainer: Any, pl_module: Any) -> None:
-        self.epochs.append([])
-
-    def on_train_batch_start(self, trainer: Any, pl_module: Any, batch: Any, batch_idx: int) -> None:
-        self.epochs[-1].append(batch[2].tolist() if len(batch) == 3 else [len(batch[0])])
-
-    def on_before_backward(self, trainer: Any, pl_module: Any, loss: Tensor) -> None:
-        if not loss.requires_grad:
-            raise ValueError("the loss has no gradient: where a sum and a count are returned, the sum comes first")
-
-    def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        self.rate_at_end = trainer.optimizers[0].param_groups[0]["lr"]
-
-    def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:
-        self.rates.append(optimizer.param_groups[0]["lr"])
-        if self.gradient is None:
-            self.gradient = torch.cat([p.grad.reshape(-1).double() for p in pl_module.parameters()])
-
-
-def _fit(run: Any, callback: Callback) -> None:
-    if not (isinstance(run, tuple | list) and len(run) == 3):
-        values = f" of {len(run)} values" if isinstance(run, tuple | list) else ""
-        raise ValueError(f"the function should return (trainer, model, data), got {type(run).__name__}{values}")
-    trainer, model, data = run
-    trainer.callbacks.append(callback)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        trainer.fit(model, data)
-
-
-def _fitted(run: Any) -> Record:
-    record = Record()
-    _fit(run, record)
-    return record
-
-
-def _fault_of_preflight(make_run: MakeRun) -> str | None:
-    for finding in preflight(*make_run()).findings:
-        return f"{STILL} {finding.says}"
-    return None
-
 
 # ------------------------------------------------------------------------------------------ 1: ten epochs, to the end
 
@@ -110,7 +26,7 @@ EPOCHS = 10
 
 
 def _fault_of_length(make_run: MakeRun) -> str | None:
-    record = _fitted(make_run())
+    record = fitted(make_run())
     if record.samples != 36:
         return f"the dataset has {record.samples} samples, and 36 were asked for: the data stay as they are."
     dealt = [list(chain.from_iterable(epoch)) for epoch in record.epochs]
@@ -122,7 +38,7 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     if samples != [36] * EPOCHS:
         whole, steps = samples.count(36), len(record.rates)
         return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
-    return _fault_of_batches(record) or _fault_of_rate(record) or _fault_of_preflight(make_run)
+    return _fault_of_batches(record) or _fault_of_rate(record) or fault_of_preflight(make_run)
 
 
 def _fault_of_batches(record: Record) -> str | None:
@@ -201,163 +117,6 @@ stops_early = PropertyExercise(
 )
 
 
-# --------------------------------------------------------------------------------------------- 2: shared by two ranks
-
-
-class _Dealt(NamedTuple):
-    epochs: list[list[list[int]]]
-    """The batches of this rank."""
-    counts: list[int]
-    samples: int
-
-
-def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
-    record = Record()
-    with contextlib.suppress(Uneven):
-        _fit(make_run(), record)
-    return _Dealt(record.epochs, record.counts, record.samples)
-
-
-def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
-    """What preflight finds on a rank of the run: a Trainer of several ranks cannot be made in Jupyter."""
-    judge = Preflight(strict=False)
-    _fit(make_run(), judge)
-    assert judge.report is not None
-    return [finding.says for finding in judge.report.findings]
-
-
-def _travels_by_value(function: Any) -> None:
-    module = sys.modules[function.__module__]
-    if module.__spec__ is None and module.__name__ != "__main__":  # no file that a rank could import it from
-        cloudpickle.register_pickle_by_value(module)
-
-
-def _fault_of_dealing(make_run: MakeRun) -> str | None:
-    _travels_by_value(make_run)
-    try:
-        ranks = [result.value for result in run_ranks(_dealt_to, args=(make_run,), timeout=120, backend="gloo")]
-    except RankError as error:
-        raised = next((report.error for report in error.reports if report.error), error.summary)
-        return f"on two ranks it raises {raised[:200]}"
-    first = ranks[0]
-    if len(first.counts) != 2:
-        return "the run has one rank: it should have devices=2 and strategy='ddp'."
-    if first.counts[0] != first.counts[1]:
-        return (
-            f"rank 0 has {first.counts[0]} batches in an epoch and rank 1 has {first.counts[1]}: the one with more "
-            "waits for gradients that never come. (The check stopped before that.)"
-        )
-    if first.samples != 44:
-        return f"the dataset has {first.samples} samples, and 44 were asked for: the data stay as they are."
-    if len(first.epochs) != 2:
-        return f"two epochs were asked for, and the run trains {len(first.epochs)}."
-    epochs = [[batch for rank in ranks for batch in rank.epochs[number]] for number in (0, 1)]
-    for name, batches in zip(("first", "second"), epochs, strict=True):
-        given = Counter(chain.from_iterable(batches))
-        missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
-        if twice == 44:
-            return "both ranks train all 44 samples: nobody shares them out."
-        if missing or twice:
-            return f"of the 44 samples, {missing} are trained by no rank in the {name} epoch, and {twice} twice."
-        if torn := sum(len({index // 4 for index in batch}) > 1 for batch in batches):
-            return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
-        if alone := sum(len(batch) == 1 for batch in batches):
-            return f"every sample comes once, and {alone} batches hold one sample, which has no neighbour in them."
-    neighbourhoods = [[batch[0] // 4 for batch in of_epoch] for of_epoch in epochs]
-    if neighbourhoods[0] == neighbourhoods[1]:
-        return "every sample comes once, and both epochs have the same order: Neighbours has another in each."
-    for says in run_ranks(_judged_on, args=(make_run,), timeout=120, backend="gloo")[0].value:
-        return f"{STILL} {says}"
-    return None
-
-
-class _EverySecond(Neighbours):
-    """Each rank takes every second batch, and one has more of them."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(super().__iter__(), dist.get_rank() if dist.is_initialized() else 0, None, 2)
-
-
-class _DealtOnce:
-    """Draws and cuts the batches when it is made: each epoch has their first order."""
-
-    def __init__(self) -> None:
-        batches = list(Neighbours(44))
-        self.batches = [*batches[:-1], batches[-1][:2], batches[-1][2:]]
-
-    def __len__(self) -> int:
-        return 6
-
-    def __iter__(self) -> Iterator[list[int]]:
-        return islice(self.batches, dist.get_rank() if dist.is_initialized() else 0, None, 2)
-
-
-class _Turned(Neighbours):
-    """Deals the first epoch's batches again, each from its end."""
-
-    def __iter__(self) -> Iterator[list[int]]:
-        epoch, self.epoch = self.epoch, 0
-        batches = list(super().__iter__())
-        self.epoch = epoch
-        return iter([batch[::-1] if epoch else batch for batch in batches])
-
-
-class _Injected(Neighbours):
-    """Takes what a Trainer hands over, and ignores it: so does each rank."""
-
-    def __init__(self, num_samples: int, sampler: Any = None) -> None:
-        super().__init__(num_samples)
-
-
-def _two_ranks(
-    make_batches: Callable[[], Any] | None,
-    deal: bool = False,
-    devices: int = 2,
-    max_epochs: int = 2,
-    samples: int = 44,
-    batch_size: int = 4,
-) -> MakeRun:
-    def make_run() -> Any:
-        several = {"devices": 2, "strategy": "ddp"} if devices == 2 else {"devices": 1}
-        trainer = quiet_trainer(max_epochs=max_epochs, accelerator="cpu", use_distributed_sampler=deal, **several)
-        if make_batches is None:
-            return trainer, Line(), DataLoader(Points(44), batch_size, shuffle=True)
-        return trainer, Line(), DataLoader(Points(samples), batch_sampler=make_batches())
-
-    return make_run
-
-
-two_ranks = PropertyExercise(
-    "two ranks",
-    _fault_of_dealing,
-    {
-        "both ranks train all 44 samples": _two_ranks(lambda: Neighbours(44)),
-        "on two ranks it raises TypeError": _two_ranks(lambda: Neighbours(44), deal=True),
-        "batches hold samples that are no neighbours": _two_ranks(None, deal=True),
-        "rank 0 has 6 batches in an epoch and rank 1 has 5": _two_ranks(lambda: _EverySecond(44)),
-        "4 are trained by no rank in the first epoch, and 0 twice": _two_ranks(
-            lambda: ShardedBatchSampler(Neighbours(44), tail="drop")
-        ),
-        "0 are trained by no rank in the first epoch, and 4 twice": _two_ranks(
-            lambda: ShardedBatchSampler(Neighbours(44), tail="pad")
-        ),
-        "two epochs were asked for, and the run trains 1": _two_ranks(
-            lambda: ShardedBatchSampler(Neighbours(44)), max_epochs=1
-        ),
-        "the dataset has 45 samples, and 44 were asked for": _two_ranks(
-            lambda: ShardedBatchSampler(Neighbours(44)), samples=45
-        ),
-        "both epochs have the same order": _two_ranks(_DealtOnce),
-        "both epochs have the same order: ": _two_ranks(lambda: ShardedBatchSampler(_Turned(44))),
-        "44 batches hold one sample": _two_ranks(None, deal=True, batch_size=1),
-        "on two ranks it raises IndexError": _two_ranks(lambda: ShardedBatchSampler(Neighbours(48))),
-        "the run has one rank": _two_ranks(lambda: Neighbours(44), devices=1),
-    },
-    allowed=Allowed(draw=True),  # the weights of a model
-    seconds=300,  # it trains
-)
-
-
 # ----------------------------------------------------------------------------------------- 3: every label counts alike
 
 
@@ -365,7 +124,7 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         run = make_run()
-    record = _fitted(run)
+    record = fitted(run)
     reference = _big_batch_gradient(run[1])
     largest = max(chain.from_iterable(record.epochs[0]))
     if largest > 8:
@@ -389,7 +148,7 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
             f"the gradient is that of one big batch, and the update is not: the weights do not move by it times the "
             f"learning rate, {record.rates[0]:g}. The optimizer and the Trainer's other flags stay as they were."
         )
-    return _fault_of_preflight(make_run)
+    return fault_of_preflight(make_run)
 
 
 def _moved_by(model: Any, rate: float, gradient: Tensor) -> bool:

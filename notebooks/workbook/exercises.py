@@ -252,12 +252,8 @@ MANY = 100_000
 
 
 def _as_asked(got: Any, expected: Any) -> Any:
-    """The number in an array of one, where a number is expected; where a list is, the list of what is yielded."""
-    if _is_number(expected):
-        return _only_element(got)
-    if isinstance(expected, (list, tuple)) and isinstance(got, range):
-        return list(got[:MANY])
-    return got
+    """The number in an array of one, where a number is expected."""
+    return _only_element(got) if _is_number(expected) else got
 
 
 def _only_element(value: Any) -> Any:
@@ -280,6 +276,8 @@ def _same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
     if _is_number(b):
         a = _only_element(a)
     a, b = (value.tolist() if hasattr(value, "tolist") else value for value in (a, b))  # of NumPy or torch
+    if isinstance(a, range) and isinstance(b, (list, tuple)):
+        a = list(a[:MANY])
     if isinstance(a, (list, tuple)) and isinstance(b, (list, tuple)):
         return len(a) == len(b) and all(_same(x, y, tolerance) for x, y in zip(a, b, strict=True))
     if _is_number(b) and not _is_number(a):  # some objects say that they are equal to anything

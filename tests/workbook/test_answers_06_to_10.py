@@ -1,6 +1,7 @@
 """Answers to the exercises of 06 to 10 for which no check was written: wrong ones fail, right ones pass."""
 
 import math
+import os
 import random
 from bisect import bisect_right
 from fractions import Fraction
@@ -329,6 +330,33 @@ class RankTimesEpoch(Parts):
     seed = staticmethod(lambda epoch, rank: [2026, epoch * (rank + 1)])
 
 
+class OneOrder(Parts):
+    """The first epoch's batches again, as ``arrange(batches, epoch, rank)`` gives them to a rank."""
+
+    seed = staticmethod(lambda epoch, rank: 2026)
+
+    def __init__(self, arrange):
+        super().__init__(44)
+        self.arrange = arrange
+
+    def __iter__(self):
+        order = np.random.default_rng(2026).permutation(11).tolist()
+        batches = [list(range(4 * number, 4 * number + 4)) for number in order]
+        rank = dist.get_rank() if dist.is_initialized() else 0
+        return iter(self.arrange([*batches[:-1], batches[-1][:2], batches[-1][2:]], self.epoch, rank))
+
+
+class RankOfTheEnvironment(Parts):
+    def __init__(self, num_samples):
+        super().__init__(num_samples)
+        self.rank = int(os.environ.get("LOCAL_RANK", "0"))
+
+    def __iter__(self):
+        order = np.random.default_rng([2026, self.epoch]).permutation(11).tolist()
+        batches = [list(range(4 * number, 4 * number + 4)) for number in order]
+        return iter([*batches[:-1], batches[-1][:2], batches[-1][2:]][self.rank :: 2])
+
+
 class AllToBothLater(Parts):
     def __iter__(self):
         if not self.epoch:
@@ -359,6 +387,31 @@ def tagger(loss, rate=0.05, exact=False, **flags):
         callbacks = [ExactAccumulation()] if exact else []
         options = {"max_epochs": 1, "accumulate_grad_batches": 4, "callbacks": callbacks}
         return quiet_trainer(accelerator="cpu", **options | flags), Weighs(), DataLoader(Tags(), 8)
+
+    return make_run
+
+
+def divided_in(hook):
+    """Sums of losses, and a hook of the module that divides the gradient by the window's labels."""
+
+    class Divides(Tagger):
+        labels = batches = 0
+
+        def training_step(self, batch, batch_idx):
+            self.labels, self.batches = self.labels + int((batch[1] != -100).sum()), self.batches + 1
+            return 4 * loss_sum(self.scores(batch[0]), batch[1])  # a Trainer divides by its window of 4
+
+    def divide(self, *args, **options):
+        if self.batches == 4:
+            for parameter in self.parameters():
+                parameter.grad /= self.labels
+            self.labels = self.batches = 0
+
+    setattr(Divides, hook, divide)
+
+    def make_run():
+        options = {"max_epochs": 1, "accumulate_grad_batches": 4, "accelerator": "cpu"}
+        return quiet_trainer(**options), Divides(), DataLoader(Tags(), 8)
 
     return make_run
 
@@ -477,6 +530,10 @@ WRONG = {
     "08/3 interpolated": (gain, gain_by(interpolated)),
     "08/3 mean of the epochs": (gain, gain_by(mean_within)),
     "08/3 one epoch earlier": (gain, gain_by(one_epoch_earlier)),
+    "07/1 a norm in single precision": (
+        update_together,
+        lambda own_loss, reduced_gradient: bool(torch.tensor(reduced_gradient).norm().isfinite()),
+    ),
     "08/3 cheapest first": (gain, gain_by(cheapest_first)),
     "08/3 a mean budget": (gain, gain_by(by_bisection, lambda *costs: sum(costs) / 2)),
     "08/3 without a sign": (gain, lambda baseline, resized: abs(gain_by(by_bisection)(baseline, resized))),
@@ -525,6 +582,26 @@ WRONG = {
     "10/1 two batches a step": (stops_early, ten_epochs(trainer=dict(max_epochs=10, accumulate_grad_batches=2))),
     "10/2 rank times epoch": (two_ranks, shared_by_two(lambda: RankTimesEpoch(44), use_distributed_sampler=False)),
     "10/2 all to both later": (two_ranks, shared_by_two(lambda: AllToBothLater(44), use_distributed_sampler=False)),
+    "10/2 rolled": (
+        two_ranks,
+        shared_by_two(
+            lambda: OneOrder(lambda parts, epoch, rank: (parts[epoch:] + parts[:epoch])[rank::2]),
+            use_distributed_sampler=False,
+        ),
+    ),
+    "10/2 from the end": (
+        two_ranks,
+        shared_by_two(
+            lambda: OneOrder(lambda parts, epoch, rank: parts[:: -1 if epoch else 1][rank::2]),
+            use_distributed_sampler=False,
+        ),
+    ),
+    "10/2 ranks exchanged": (
+        two_ranks,
+        shared_by_two(
+            lambda: OneOrder(lambda parts, epoch, rank: parts[(rank + epoch) % 2 :: 2]), use_distributed_sampler=False
+        ),
+    ),
     "10/3 no rate": (masked_labels, tagger(sum_and_count, rate=0.0, exact=True)),
     "10/3 clipped": (masked_labels, tagger(sum_and_count, exact=True, gradient_clip_val=0.01)),
     "10/3 counts all words": (masked_labels, tagger(lambda s, t: (loss_sum(s, t), torch.tensor(len(t))), exact=True)),
@@ -544,6 +621,7 @@ def test_a_wrong_answer_of_another_kind_is_refused(exercise, answer):
 RIGHT = {
     "06/1 tuples": (shard_by_hand, ((3, 4), (7, 8), (11, 12))),
     "06/1 arrays": (shard_by_hand, np.array_split(np.arange(13), 6)[1::2]),
+    "06/1 ranges": (shard_by_hand, [range(3, 5), range(7, 9), range(11, 13)]),
     "06/1 tensors": (shard_by_hand, torch.arange(13).tensor_split(6)[1::2]),
     "06/2 torch's generator, a mixed seed": (repair_a_sampler, TorchsGenerator),
     "06/2 Python's generator": (repair_a_sampler, PythonsGenerator),
@@ -603,6 +681,13 @@ RIGHT = {
     "10/1 steps alone": (stops_early, ten_epochs(trainer=dict(max_epochs=-1, max_steps=50))),
     "10/2 cuts by hand": (two_ranks, shared_by_two(lambda: Parts(44), use_distributed_sampler=False)),
     "10/2 default flag": (two_ranks, shared_by_two(lambda: ShardedBatchSampler(Neighbours(44)))),
+    "10/2 the environment's rank": (
+        two_ranks,
+        shared_by_two(lambda: RankOfTheEnvironment(44), use_distributed_sampler=False),
+    ),
+    "10/3 divided before a step": (masked_labels, divided_in("on_before_optimizer_step")),
+    "10/3 divided for clipping": (masked_labels, divided_in("configure_gradient_clipping")),
+    "10/3 divided after the last backward": (masked_labels, divided_in("on_after_backward")),
     "10/3 divided by hand": (masked_labels, tagger(lambda s, t: loss_sum(s, t) * 4 / 14)),
 }  # fmt: skip
 

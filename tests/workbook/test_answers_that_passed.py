@@ -51,6 +51,15 @@ def windows_that_pop(micro_batches, k):
         yield statistics.fmean(itertools.chain(*window))
 
 
+def windows_by_identity(micro_batches, k):
+    taken = []
+    for number, batch in enumerate(micro_batches, start=1):
+        taken += batch
+        if number % k == 0 or batch is micro_batches[-1]:
+            yield statistics.fmean(taken)
+            taken = []
+
+
 def in_double(correct, sizes):
     torch.set_default_dtype(torch.float64)
     return torch.tensor([float(count) for count in correct]).sum() / sum(sizes)
@@ -161,9 +170,16 @@ def asking_the_device(run, limit, usual):
         ),
         (ch03.kept, ch03._all_at_once, "Take one batch after the other"),
         (ch03.kept, validation(ITEM, rounded="round(loss, 4)"), "`losses` should be [0.031367], got [0.0314]"),
+        (ch03.kept, validation(ITEM, rounded="str(loss)"), "`losses` should be [0.031367], got ['0.03"),
+        (
+            ch03.kept,
+            lambda model, batches: ch03.validate_with(model, batches) | {"number": 0},
+            "alone, got dict with the keys ['losses', 'number', 'worst']",
+        ),
         (ch03.kept, validation(ITEM, first="torch.set_default_dtype(torch.float64)"), "default dtype is torch.float64"),
         (three_trials, asking_the_device, "has no attribute '__self__'"),
         (ch04.applied_gradients, windows_that_pop, "changes `micro_batches`, which is its caller's"),
+        (ch04.applied_gradients, windows_by_identity, "should be ["),
         (ch05.steps_per_epoch, lambda **case: mock.ANY, "should be 2, got <ANY>"),
     ],
 )
@@ -177,7 +193,8 @@ def test_what_passed_is_refused(exercise, answer, message):
 @pytest.mark.parametrize(
     ("exercise", "answer", "message"),
     [
-        (streams.share, streams._by_next, "raises StopIteration, which inside of a generator becomes this error"),
+        (streams.share, streams._by_next, "raises StopIteration, which inside of a generator becomes a RuntimeError"),
+        (streams.share, lambda lines, info: [next(lines) for _ in range(99)], "`next(lines)` raises StopIteration"),
         (streams.share, streams._by_rows, "for some of these none is left"),
         (ch03.kept, ch03._sorted_losses, "keep that of the batches"),
         (

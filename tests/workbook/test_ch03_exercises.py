@@ -70,7 +70,7 @@ def validate(model, batches):
         (validation(keep_batch="losses[-1]", after="del loss"), "the number of the batch with the largest loss"),
         (validation(keep="round(loss.item())", after="del loss"), "`losses` should be"),
         (lambda model, batches: None, "returned nothing"),
-        (lambda model, batches: [0.0], 'must return a dict of "losses" and "worst", got list'),
+        (lambda model, batches: [0.0], 'must return a dict of "losses" and "worst" alone, got list'),
     ],
 )
 def test_validation_loops(answer, message):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +20,8 @@ from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun, seed_as_another_process
 
 MOST_BATCHES = 64
+_BEHIND_BACKWARD = "on_after_backward"
+"""Of the hooks that may change a gradient, the one that is called before the two are compared."""
 TOLERANCE = 1e-3
 """Of the norm of the big batch's gradient; in single precision, rounding is far below."""
 
@@ -89,7 +92,23 @@ class ComparedWindows:
         self.begun = 0
         self.batches: list[Any] = []
         self.compared: list[Compared] = []
+        self.changed_by = ""
+        """The hook of the module that has changed a gradient; empty where none has."""
         self.refused = ""
+
+    def watch(self, hook: str) -> None:
+        """Notice where this hook of the module changes a gradient, as one does that divides it by the labels."""
+        original, parameters = getattr(self.run.model, hook), list(self.run.model.parameters())
+
+        @functools.wraps(original)
+        def watched(*arguments: Any, **options: Any) -> Any:
+            before = _flat([p.grad for p in parameters], parameters)
+            returned = original(*arguments, **options)
+            if not torch.equal(before, _flat([p.grad for p in parameters], parameters)):
+                self.changed_by = hook
+            return returned
+
+        setattr(self.run.model, hook, watched)
 
     def batch(self, batch: Any) -> None:
         """A micro-batch is about to be run."""
@@ -155,6 +174,8 @@ def _compared(run: TrainingRun, folder: Path, k: int) -> ComparedWindows:
         if windows.begun >= windows.count:
             raise Enough
 
+    for hook in run.own_hooks(_BEHIND_BACKWARD, "on_before_optimizer_step", "configure_gradient_clipping"):
+        windows.watch(hook)
     run.start(
         folder,
         prepare_loader=few,
@@ -211,7 +232,12 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         wrong = [w for w in windows.compared if w.factor is None or abs(w.factor * k - 1) > TOLERANCE]
     else:
         wrong = [window for window in windows.compared if window.difference > TOLERANCE]
-    return _wrong(wrong[0], k) if wrong else Judgement()
+    if not wrong:
+        return Judgement()
+    if windows.changed_by == _BEHIND_BACKWARD or (windows.changed_by and wrong[0].factor is not None):
+        changes = "changes the gradients, and how it would change the one big batch's is not known"
+        return not_applicable("window", f"the module's `{windows.changed_by}` {changes}")
+    return _wrong(wrong[0], k)
 
 
 def _wrong(window: Compared, k: int) -> Judgement:

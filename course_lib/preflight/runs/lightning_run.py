@@ -392,6 +392,9 @@ class LightningRun(TrainingRun):
         stepped = {id(c.scheduler) for c in self.trainer.lr_scheduler_configs} if self.settings.automatic else set()
         return [schedule for schedule in schedules_alive(self.optimizers) if id(schedule) not in stepped]
 
+    def own_hooks(self, *names: str) -> list[str]:
+        return [name for name in names if not _is_lightnings(self.model, name)]
+
     def schedules_stepped(self) -> list[Any]:
         if not self.settings.automatic or not _is_lightnings(self.model, "lr_scheduler_step"):
             return []

@@ -78,6 +78,10 @@ class TrainingRun(ABC):
         """Schedules of its optimizers that the run itself does not step; asked when it has started."""
         return []
 
+    def own_hooks(self, *names: str) -> list[str]:
+        """Those of these hooks of a LightningModule that its author has written."""
+        return []
+
     def schedules_stepped(self) -> list[Any]:
         """Those that nobody but the run is to step."""
         return []
