@@ -163,6 +163,22 @@ for epoch in range(2):
             loss_of(0, batch)
 """
 
+SCALED_BY_LABELS = """
+short, labels = DataLoader(TensorDataset(x[:90], targets[0][:90]), 8, shuffle=True), 0
+for epoch in range(3):
+    for number, (inputs, classes) in enumerate(short, start=1):
+        count = (classes > 0).sum()
+        labels = labels + count
+        loss = nn.functional.cross_entropy(heads[0](body(inputs)), torch.where(classes > 0, classes, -100))
+        (loss * count).backward()
+        if number % 4 == 0 or number == len(short):
+            for parameter in [*body.parameters(), *heads[0].parameters()]:
+                parameter.grad /= labels
+            optimizer.step()
+            optimizer.zero_grad()
+            labels = 0
+"""
+
 
 def report_of(folder: Path, text: str) -> PreflightReport:
     script = folder / "train.py"
@@ -188,6 +204,7 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(RATES_COMPARED, id="two runs from one seed"),
         pytest.param(ZIPPED, id="two loaders in one step"),
         pytest.param(TWO_OBJECTS, id="one split of two datasets with the same data"),
+        pytest.param(SCALED_BY_LABELS, id="gradients divided by their window's labels"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
@@ -198,6 +215,15 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
     script = tmp_path / "train.py"
     script.write_text(HEAD + ONE_BY_ONE)
     assert any("the 2 backward passes of a batch (train.py:" in note for note in preflight_script(script).notes)
+
+
+def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
+    means = SCALED_BY_LABELS.replace("loss * count", "loss / 4").replace(" /= labels", " /= 1")
+    weighed, alike = (
+        any("samples count alike" in note for note in report_of(tmp_path, HEAD + loop).notes)
+        for loop in (SCALED_BY_LABELS, means)
+    )
+    assert alike and not weighed
 
 
 @pytest.mark.parametrize(

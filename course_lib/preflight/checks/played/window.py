@@ -203,12 +203,17 @@ def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> No
             f"well (micro-batch {shorter[-1].micro_batch:,}): its samples count {held / usual:.3g} times as much"
         )
         return
+    by_line: dict[str, set[float]] = defaultdict(set)
+    for weight in journal.loss_weights:
+        by_line[weight.line].add(round(weight.weight, 6))
+    if any(len(weights) > 1 for weights in by_line.values()):
+        return  # what a mean counts goes by its batch: the script weighs it, by its labels maybe
     for window in of.windows:
         lengths = {one.samples for one in window.passes if one.samples}
         if len(window.passes) > 1 and len(lengths) > 1 and journal.loss_weights:
             shown = ", ".join(str(one.samples) for one in window.passes[:6])
             judgement.notes.append(
                 f"window: micro-batches of {shown} samples count alike in one step (micro-batch "
-                f"{window.micro_batch:,}); course_lib.accumulation.accumulate weighs samples alike"
+                f"{window.micro_batch:,}), if the script does not weigh them; course_lib.accumulation.accumulate does"
             )
             return
