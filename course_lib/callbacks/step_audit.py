@@ -100,8 +100,9 @@ class StepAudit(Callback):
         return due - self.known_skips
 
     def _attempts_due(self, plan: StepPlan) -> int:
-        if not self._max_steps_means_updates or plan.total_steps != plan.max_steps:
+        if not self._max_steps_means_updates or not 0 <= plan.max_steps <= plan.total_steps:
             return plan.total_steps
+        # With skips, more than max_steps may have been done when the run came to its ranks: that is the total then.
         by_max_steps = plan.max_steps + self.known_skips + self._skips_before_audit
         return by_max_steps if self._steps_of_all_epochs is None else min(by_max_steps, self._steps_of_all_epochs)
 

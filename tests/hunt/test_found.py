@@ -252,6 +252,19 @@ FOUND = {
         samples=2, batch_size=1, sampler="", loader="DataLoader", workers=(1,), saves="by hand", kills=(Kill(1),)
     ),
     # The audit asked for a plan that there is not, and so refused the run.
+    # The skipped steps behind max_steps were not counted, so that a strict audit refused a right run.
+    "StepAudit, more skipped steps than max_steps, one rank fewer": DrawnRun(
+        samples=2,
+        batch_size=4,
+        sized=True,
+        callbacks=("ExactAccumulation", "SkipBadSteps", "StepAudit"),
+        bad_sample=0,
+        max_epochs=3,
+        max_steps=1,
+        ranks=(2, 1),
+        saves="by hand",
+        kills=(Kill(3, "forward", of_rank=0),),
+    ),
     "StepAudit, sizes that follow a schedule, an epoch cut by limit_train_batches, one rank fewer": DrawnRun(
         samples=6,
         batch_size=1,
