@@ -196,7 +196,8 @@ class StepAudit(Callback):
         self._began = True
         self.attempts_before_audit = attempts - self.attempts
         if self.attempts_before_audit:
-            self._skips_before_audit = sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
+            uncounted = sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
+            self._skips_before_audit = max(0, uncounted - self.skipped)  # those of audited attempts are known
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         epoch = trainer.current_epoch

@@ -265,6 +265,17 @@ FOUND = {
         saves="by hand",
         kills=(Kill(3, "forward", of_rank=0),),
     ),
+    # A skip of an audited attempt was taken for one before the audit as well.
+    "StepAudit, a skip, and a step whose end was not audited": DrawnRun(
+        samples=9,
+        callbacks=("StepAudit", "ExactAccumulation", "SkipBadSteps"),
+        bad_sample=0,
+        accumulate_grad_batches=2,
+        max_steps=2,
+        limit_train_batches=3,
+        saves="an exception",
+        kills=(Kill(3, "end"), Kill(1, "forward"), Kill(1, "forward")),
+    ),
     "StepAudit, sizes that follow a schedule, an epoch cut by limit_train_batches, one rank fewer": DrawnRun(
         samples=6,
         batch_size=1,
