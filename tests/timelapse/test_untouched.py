@@ -92,7 +92,8 @@ def test_a_signal_ends_the_judge_and_all_that_it_has_started(
     assert (judge.returncode, said) == told.get(number, (-number, b""))
     while any(is_alive(process) for process in started):
         pass
-    if number == signal.SIGKILL:  # which leaves folders, links to what is read, and what the script had printed
+    if number == signal.SIGKILL:  # which leaves empty folders, and what the script had printed
+        # A process of the play that began behind the last look may be about to remove links to what it reads.
         files = [path for path in own.rglob("*") if path.is_file() and not path.is_symlink()]
         assert {path.name for path in files} <= {"output.txt"}
     else:
