@@ -6,7 +6,8 @@ import re
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import psutil
@@ -67,17 +68,22 @@ def a_worker(processes: list[psutil.Process]) -> bool:
     return len(processes) > 2
 
 
+@pytest.fixture
+def temporary() -> Iterator[Path]:
+    """A folder whose path is short enough for the sockets of a fork server."""
+    with tempfile.TemporaryDirectory(prefix="t-") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("begun", [a_play, a_worker])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_judge_and_all_that_it_has_started(
-    number: signal.Signals, begun: Callable[[list[psutil.Process]], bool], tmp_path: Path
+    number: signal.Signals, begun: Callable[[list[psutil.Process]], bool], temporary: Path
 ):
     command = [sys.executable, "-m", "course_lib.preflight", str(SCRIPTS / "stream_without_end.py")]
-    own = tmp_path / "temporary"
-    own.mkdir()
     judge = subprocess.Popen(
         command,
-        env={**os.environ, "TMPDIR": str(own)},
+        env={**os.environ, "TMPDIR": str(temporary)},
         stderr=subprocess.PIPE,
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
     )
@@ -94,11 +100,11 @@ def test_a_signal_ends_the_judge_and_all_that_it_has_started(
         pass
     if number == signal.SIGKILL:  # which leaves empty folders, and what the script had printed
         # A process of the play that began behind the last look may be removing its links to what it reads.
-        paths = [os.path.join(folder, name) for folder, _, names in os.walk(own) for name in names]
+        paths = [os.path.join(folder, name) for folder, _, names in os.walk(temporary) for name in names]
         files = [path for path in paths if not os.path.islink(path) and os.path.isfile(path)]
         assert {os.path.basename(path) for path in files} <= {"output.txt"}
     else:
-        assert list(own.iterdir()) == []
+        assert list(temporary.iterdir()) == []
 
 
 def is_alive(process: psutil.Process) -> bool:
