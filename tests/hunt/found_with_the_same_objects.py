@@ -77,4 +77,16 @@ WITH_THE_SAME_OBJECTS = {
         kills=(Kill(1, "train end"), Kill(1, "forward")),
         same_objects=True,
     ),
+    # Its skip was counted on in the next fit, whose checkpoint is older, so that a strict audit refused a right run.
+    "a skip, an exception, and a checkpoint ahead of the first batch": DrawnRun(
+        samples=1,
+        batch_size=1,
+        callbacks=("ExactResume", "SkipBadSteps", "StepAudit"),
+        bad_sample=0,
+        max_epochs=1,
+        stops_early="val",
+        saves="by hand",
+        kills=(Kill(1, "forward"), Kill(1, "after step")),
+        same_objects=True,
+    ),
 }

@@ -263,6 +263,9 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     may_be_short = run.trainer and not run.same_objects and "StochasticWeightAveraging" not in run.callbacks
     kept = 1 if may_be_short and run.max_epochs > 1 else 0
     run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
+    if run.by_hand and run.same_objects:  # which Lightning leaves in eval mode, and ExactResume cannot be there
+        awake = (replace(kill, place="end") if "validation" in kill.place else kill for kill in run.kills)
+        run = replace(run, kills=tuple(awake))
     if run.batch_norm:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
