@@ -158,9 +158,8 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
 def _was_killed(end: End, a_worker_dies: bool) -> bool:
     words_of_a_kill = ["Killed", "a sample cannot be read", "DataLoader worker"]
     if a_worker_dies:  # which torch tells of by a signal: its exception may come anywhere, and become another one there
-        words_of_a_kill += ["ConnectionResetError", "ConnectionRefusedError", "EOFError"] + ["TypeError"] * (
-            "exited unexpectedly" in end.details
-        )
+        words_of_a_kill += ["ConnectionResetError", "ConnectionRefusedError", "EOFError"]
+        words_of_a_kill += ["TypeError"] * ("exited unexpectedly" in end.details)
     return not end.error or any(words in end.error for words in words_of_a_kill)
 
 

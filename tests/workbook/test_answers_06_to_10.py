@@ -321,9 +321,12 @@ class Parts(Neighbours):
 
     def __iter__(self):
         rank = dist.get_rank() if dist.is_initialized() else 0
-        order = np.random.default_rng(self.seed(self.epoch, rank)).permutation(11).tolist()
+        return iter(self.parts(self.seed(self.epoch, rank))[rank::2])
+
+    def parts(self, seed):
+        order = np.random.default_rng(seed).permutation(11).tolist()
         batches = [list(range(4 * number, 4 * number + 4)) for number in order]
-        return iter([*batches[:-1], batches[-1][:2], batches[-1][2:]][rank::2])
+        return [*batches[:-1], batches[-1][:2], batches[-1][2:]]
 
 
 class RankTimesEpoch(Parts):
@@ -333,17 +336,13 @@ class RankTimesEpoch(Parts):
 class OneOrder(Parts):
     """The first epoch's batches again, as ``arrange(batches, epoch, rank)`` gives them to a rank."""
 
-    seed = staticmethod(lambda epoch, rank: 2026)
-
     def __init__(self, arrange):
         super().__init__(44)
         self.arrange = arrange
 
     def __iter__(self):
-        order = np.random.default_rng(2026).permutation(11).tolist()
-        batches = [list(range(4 * number, 4 * number + 4)) for number in order]
         rank = dist.get_rank() if dist.is_initialized() else 0
-        return iter(self.arrange([*batches[:-1], batches[-1][:2], batches[-1][2:]], self.epoch, rank))
+        return iter(self.arrange(self.parts(2026), self.epoch, rank))
 
 
 class RankOfTheEnvironment(Parts):
@@ -352,9 +351,7 @@ class RankOfTheEnvironment(Parts):
         self.rank = int(os.environ.get("LOCAL_RANK", "0"))
 
     def __iter__(self):
-        order = np.random.default_rng([2026, self.epoch]).permutation(11).tolist()
-        batches = [list(range(4 * number, 4 * number + 4)) for number in order]
-        return iter([*batches[:-1], batches[-1][:2], batches[-1][2:]][self.rank :: 2])
+        return iter(self.parts([2026, self.epoch])[self.rank :: 2])
 
 
 class AllToBothLater(Parts):
