@@ -19,6 +19,7 @@ from course_lib._lightning import SHOULD_ACCUMULATE
 from course_lib._words import counted, in_a_line, plural
 from course_lib.memory.ledger import tensors_in
 from course_lib.preflight.report import Judgement, Kind, Unjudged, not_applicable, not_judged
+from course_lib.preflight.runs.checkpoints import is_by_the_author
 from course_lib.preflight.runs.copies import temporary_folder, try_on_copies
 from course_lib.preflight.runs.run import Enough, TrainingRun, seed_as_another_process
 
@@ -310,7 +311,7 @@ def _attributes(trainer: Any, model: Any) -> Iterator[tuple[str, tuple[Value, bo
 
 
 def _is_own(thing: Any) -> bool:
-    return type(thing).__module__.split(".")[0] not in ("torch", "lightning", "pytorch_lightning", "course_lib")
+    return is_by_the_author(type(thing).__module__)
 
 
 def _value(value: Any) -> Value | None:

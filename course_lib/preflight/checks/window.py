@@ -20,8 +20,8 @@ from course_lib.preflight.report import Judgement, not_applicable, not_judged
 from course_lib.preflight.runs.run import MOST_INDICES, Enough, TrainingRun, seed_as_another_process
 
 MOST_BATCHES = 64
-_BEHIND_BACKWARD = "on_after_backward"
-"""Of the hooks that may change a gradient, the one that is called before the two are compared."""
+_CHANGING = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
+"""The hooks that may change a gradient. The first of a module, and all of a callback, come before the comparison."""
 TOLERANCE = 1e-3
 """Of the norm of the big batch's gradient; in single precision, rounding is far below."""
 
@@ -93,22 +93,26 @@ class ComparedWindows:
         self.batches: list[Any] = []
         self.compared: list[Compared] = []
         self.changed_by = ""
-        """The hook of the module that has changed a gradient; empty where none has."""
+        """The hook of the module, or of a callback, that has changed a gradient; empty where none has."""
+        self.changed_before = False
+        """Whether one has changed them before they were compared."""
         self.refused = ""
 
-    def watch(self, hook: str) -> None:
-        """Notice where this hook of the module changes a gradient, as one does that divides it by the labels."""
-        original, parameters = getattr(self.run.model, hook), list(self.run.model.parameters())
+    def watch(self, owner: Any, hook: str) -> None:
+        """Notice where this hook changes a gradient, as one does that divides it by the labels."""
+        original, parameters = getattr(owner, hook), list(self.run.model.parameters())
+        of_module = owner is self.run.model
 
         @functools.wraps(original)
         def watched(*arguments: Any, **options: Any) -> Any:
             before = _flat([p.grad for p in parameters], parameters)
             returned = original(*arguments, **options)
             if not torch.equal(before, _flat([p.grad for p in parameters], parameters)):
-                self.changed_by = hook
+                self.changed_by = f"{'the module' if of_module else type(owner).__name__}'s `{hook}`"
+                self.changed_before |= not of_module or hook == _CHANGING[0]
             return returned
 
-        setattr(self.run.model, hook, watched)
+        setattr(owner, hook, watched)
 
     def batch(self, batch: Any) -> None:
         """A micro-batch is about to be run."""
@@ -174,8 +178,8 @@ def _compared(run: TrainingRun, folder: Path, k: int) -> ComparedWindows:
         if windows.begun >= windows.count:
             raise Enough
 
-    for hook in run.own_hooks(_BEHIND_BACKWARD, "on_before_optimizer_step", "configure_gradient_clipping"):
-        windows.watch(hook)
+    for owner, hook in run.own_hooks(*_CHANGING):
+        windows.watch(owner, hook)
     run.start(
         folder,
         prepare_loader=few,
@@ -234,9 +238,9 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         wrong = [window for window in windows.compared if window.difference > TOLERANCE]
     if not wrong:
         return Judgement()
-    if windows.changed_by == _BEHIND_BACKWARD or (windows.changed_by and wrong[0].factor is not None):
+    if windows.changed_before or (windows.changed_by and wrong[0].factor is not None):
         changes = "changes the gradients, and how it would change the one big batch's is not known"
-        return not_applicable("window", f"the module's `{windows.changed_by}` {changes}")
+        return not_applicable("window", f"{windows.changed_by} {changes}")
     return _wrong(wrong[0], k)
 
 

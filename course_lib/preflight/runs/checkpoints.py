@@ -123,3 +123,8 @@ def _validates(trainer: Any, model: Any) -> bool:
 def is_any_of(callback: Any, names: set[str]) -> bool:
     """Whether it is of a class of some of these names, whichever package of Lightning that comes from."""
     return any(cls.__name__ in names for cls in type(callback).__mro__)
+
+
+def is_by_the_author(module: str) -> bool:
+    """Whether a module of Python is the run's author's: none of torch's, of Lightning's, or of this library's."""
+    return module.split(".")[0] not in ("torch", "lightning", "pytorch_lightning", "course_lib")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from course_lib import _lightning
-from course_lib.preflight.runs.checkpoints import Saves, is_any_of, saves_of
+from course_lib.preflight.runs.checkpoints import Saves, is_any_of, is_by_the_author, saves_of
 from course_lib.preflight.runs.hooks import Probe, nothing
 from course_lib.preflight.runs.pretended_ranks import join_pretended_group, pretended_environment
 from course_lib.preflight.runs.run import (
@@ -392,8 +392,14 @@ class LightningRun(TrainingRun):
         stepped = {id(c.scheduler) for c in self.trainer.lr_scheduler_configs} if self.settings.automatic else set()
         return [schedule for schedule in schedules_alive(self.optimizers) if id(schedule) not in stepped]
 
-    def own_hooks(self, *names: str) -> list[str]:
-        return [name for name in names if not _is_lightnings(self.model, name)]
+    def own_hooks(self, *names: str) -> list[tuple[Any, str]]:
+        of_model = [(self.model, name) for name in names if not _is_lightnings(self.model, name)]
+        of_callbacks = [(callback, name) for callback in self.trainer.callbacks for name in names]
+        return of_model + [
+            (callback, name)
+            for callback, name in of_callbacks
+            if is_by_the_author(str(getattr(callback, name, nothing).__module__))
+        ]
 
     def schedules_stepped(self) -> list[Any]:
         if not self.settings.automatic or not _is_lightnings(self.model, "lr_scheduler_step"):

@@ -78,8 +78,8 @@ class TrainingRun(ABC):
         """Schedules of its optimizers that the run itself does not step; asked when it has started."""
         return []
 
-    def own_hooks(self, *names: str) -> list[str]:
-        """Those of these hooks of a LightningModule that its author has written."""
+    def own_hooks(self, *names: str) -> list[tuple[Any, str]]:
+        """Those of these hooks that the run's author has written, each behind the module or callback that has it."""
         return []
 
     def schedules_stepped(self) -> list[Any]:
