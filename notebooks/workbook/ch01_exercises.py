@@ -55,7 +55,7 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
 
 
 def _draw_batches(draw: random.Random) -> dict[str, Any]:
-    number = draw.choice([1, 2, draw.randrange(3, 14)])
+    number = draw.choice([0, 1, 2, draw.randrange(3, 14), draw.randrange(3, 14)])
     samples = [draw.choice([f"sample {i}", i, 0, "", None]) for i in range(number)]
     batch_size = draw.choice([1, max(1, number), number + 1, draw.randint(1, 6)])
     order = draw.sample(range(number), number)
@@ -74,6 +74,7 @@ by_hand = Exercise(
         dict(samples=list("abcdef"), batch_size=3, order=[5, 3, 1, 0, 2, 4], drop_last=True),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=False),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=True),
+        dict(samples=[], batch_size=2, order=[], drop_last=True),
     ],
     misconceptions=_wrong_batches,
     search=_draw_batches,

@@ -249,7 +249,7 @@ def by_hand_of_even_sizes(samples, batch_size, order, drop_last):
 
 
 def by_hand_in_chunks(samples, batch_size, order, drop_last):
-    parts = torch.tensor(order).chunk(math.ceil(len(order) / batch_size))
+    parts = torch.tensor(order).chunk(math.ceil(len(order) / batch_size)) if order else []
     batches = [[samples[i] for i in part] for part in parts]
     return batches[:-1] if drop_last and len(order) % batch_size else batches
 
@@ -293,9 +293,17 @@ def by_hand_dropping_the_last(samples, batch_size, order, drop_last):
     return batches[:-1] if drop_last else batches
 
 
+def by_hand_measuring_the_last(samples, batch_size, order, drop_last):
+    batches = list(by_hand_with_yield(samples, batch_size, order, drop_last))
+    if drop_last and len(batches[-1]) < batch_size:
+        batches.pop()
+    return batches
+
+
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
+        (by_hand_measuring_the_last, "raised IndexError"),
         (by_hand_of_even_sizes, "evens out the sizes: each batch is full, up to the last"),
         (by_hand_in_chunks, "should be"),
         (by_hand_that_pops, "changes `order`, which is its caller's"),
