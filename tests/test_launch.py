@@ -317,6 +317,33 @@ def test_a_deadlock_is_a_report_with_both_stacks():
     assert isinstance(caught.value, TimeoutError)
 
 
+class HangsAtFive(torch.utils.data.Dataset):
+    def __len__(self):
+        return 8
+
+    def __getitem__(self, index):
+        if index == 5:
+            threading.Event().wait()
+        return index
+
+
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no kernel tells which signals a process takes")
+def test_a_worker_that_hangs_is_in_the_report_and_one_that_waits_too():
+    def load(rank):
+        if rank == 1:
+            loader = torch.utils.data.DataLoader(HangsAtFive(), 2, num_workers=2, multiprocessing_context="fork")
+            return [batch.tolist() for batch in loader]
+
+    with pytest.raises(RankTimeout) as caught:
+        run_ranks(load, timeout=4)
+    zero, one = caught.value.reports
+    assert (zero.state, one.state) == ("had returned", "was running")
+    assert "_try_get_data" in one.functions
+    waits, hangs = sorted(one.details.split("its worker, process")[1:], key=lambda part: "__getitem__" in part)
+    assert "threading.Event().wait()" in hangs and "in __getitem__" in hangs
+    assert "index_queue.get" in waits and "in load" not in waits + hangs
+
+
 def test_a_timeout_names_the_late_ranks_alone():
     with pytest.raises(RankTimeout) as caught:
         run_ranks(lambda rank: time.sleep(60 * rank), timeout=0.5)

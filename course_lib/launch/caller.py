@@ -13,7 +13,6 @@ import signal
 import socket
 import tempfile
 import time
-import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
@@ -25,8 +24,9 @@ import torch.distributed as dist
 from course_lib._arguments import int_of_at_least
 from course_lib._words import plural
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout, readable_places
-from course_lib.launch.rank import Failure, Frame, frames_of_dump, output_path, rank_main
+from course_lib.launch.rank import Failure, Frame, as_text, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
+from course_lib.launch.stacks import stack_by_signal, stacks_of_workers
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
 from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
 
@@ -178,7 +178,8 @@ class _Call:
                 _collect_stacks(ranks)
                 limit = f"return within {self.timeout:g} s" if started else f"start within {START_SECONDS:g} s"
                 late = [rank.rank for rank in ranks if not rank.settled]
-                raise RankTimeout(f"{_named(late)} of {len(ranks)} did not {limit}", [rank.report() for rank in ranks])
+                reports = [rank.report(with_workers=True) for rank in ranks]
+                raise RankTimeout(f"{_named(late)} of {len(ranks)} did not {limit}", reports)
         if any(rank.failure for rank in ranks):
             _raise_rank_error(ranks)
 
@@ -244,7 +245,7 @@ class _Rank:
         content, seconds = self.returned
         return RankResult(self.rank, content, self.output("out"), self.output("err"), seconds)
 
-    def report(self) -> RankReport:
+    def report(self, *, with_workers: bool = False) -> RankReport:
         error, details = "", ""
         frames: tuple[Frame, ...] = ()
         if self.failure is not None:
@@ -253,28 +254,17 @@ class _Rank:
         elif self.returned is not None:
             state = "had returned"
         else:
-            state, frames = "was running", self.stack or self._stack_by_signal()
-            details = "".join(traceback.format_list([traceback.FrameSummary(*frame) for frame in frames]))
+            file = output_path(self.folder, self.rank, "stack")
+            state, frames = "was running", self.stack or stack_by_signal(self.process.pid, file)
+            details = as_text(frames)
             if self.stack is None:
-                details += "It did not answer: it is stopped, or native code holds the interpreter lock."
+                details += "It did not answer: it is stopped, or native code holds the interpreter lock.\n"
+            if with_workers:
+                for pid, stack in stacks_of_workers(self.process.pid, file).items():
+                    details += f"its worker, process {pid}, was running\n{as_text(stack)}"
         functions = tuple(name for _, _, name in frames)
         details = readable_places(details)
         return RankReport(self.rank, state, error, details, functions, self.output("out"), self.output("err"))
-
-    def _stack_by_signal(self) -> tuple[Frame, ...]:
-        """The stack of a rank that cannot answer, because native code holds the interpreter lock."""
-        if not hasattr(signal, "SIGUSR1"):
-            return ()
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.kill(self.process.pid, signal.SIGUSR1)
-        written, before = "", None
-        deadline = time.monotonic() + GRACE_SECONDS
-        while written != before or not written:  # until it is there, and grows no more
-            if time.monotonic() > deadline:
-                return ()
-            time.sleep(0.05)
-            written, before = self.output("stack"), written
-        return frames_of_dump(written)
 
     def output(self, stream: str) -> str:
         path = output_path(self.folder, self.rank, stream)

@@ -221,3 +221,8 @@ def _below_the_launcher(stack: Iterable[traceback.FrameSummary]) -> list[traceba
 
 def _as_frames(stack: Iterable[traceback.FrameSummary]) -> tuple[Frame, ...]:
     return tuple((frame.filename, frame.lineno, frame.name) for frame in stack)
+
+
+def as_text(frames: tuple[Frame, ...]) -> str:
+    """The frames as a traceback shows them."""
+    return "".join(traceback.format_list([traceback.FrameSummary(*frame) for frame in frames]))

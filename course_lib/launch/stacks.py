@@ -1,0 +1,60 @@
+"""Where a rank stands that cannot answer, and where its workers stand: they write it when a signal asks for it.
+
+A forked DataLoader worker has the rank's handler of the signal, and the file that it writes into.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import time
+from pathlib import Path
+
+import psutil
+
+from course_lib.launch.rank import Frame, frames_of_dump
+
+WRITE_SECONDS = 0.5
+"""How long a process may take to write its stack."""
+BEGINS = "_bootstrap"
+"""The function of multiprocessing in which a process begins; what calls it is the rank's, from before the fork."""
+
+
+def stack_by_signal(pid: int, file: Path) -> tuple[Frame, ...]:
+    """The stack that a process writes into the file when it gets the signal; empty where it does not."""
+    if not hasattr(signal, "SIGUSR1"):
+        return ()
+    before = _size(file)
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.kill(pid, signal.SIGUSR1)
+    size, deadline = -1, time.monotonic() + WRITE_SECONDS
+    while _size(file) != size or size <= before:  # until it is there, and grows no more
+        if time.monotonic() > deadline:
+            return ()
+        size = _size(file)
+        time.sleep(0.05)
+    return frames_of_dump(file.read_bytes()[before:].decode("utf-8", errors="replace"))
+
+
+def stacks_of_workers(pid: int, file: Path) -> dict[int, tuple[Frame, ...]]:
+    """The same of the workers that a rank has forked, by their pids, each from where it began; none without /proc."""
+    stacks = {}
+    with contextlib.suppress(psutil.Error, OSError):
+        for child in psutil.Process(pid).children(recursive=True):
+            frames = stack_by_signal(child.pid, file) if _takes_the_signal(child.pid) else ()
+            names = [name for *_, name in frames]
+            if frames:
+                stacks[child.pid] = frames[names.index(BEGINS) + 1 :] if BEGINS in names else frames
+    return stacks
+
+
+def _takes_the_signal(pid: int) -> bool:
+    """Whether a process has a handler of the signal, which ends any other."""
+    status = Path(f"/proc/{pid}/status").read_text().splitlines()
+    (caught,) = (line for line in status if line.startswith("SigCgt:"))
+    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
+
+
+def _size(file: Path) -> int:
+    return file.stat().st_size if file.exists() else 0
