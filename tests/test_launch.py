@@ -344,6 +344,22 @@ def test_a_worker_that_hangs_is_in_the_report_and_one_that_waits_too():
     assert "index_queue.get" in waits and "in load" not in waits + hangs
 
 
+@pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no kernel tells which signals a process takes")
+def test_a_worker_that_cannot_answer_is_said_to_be_silent():
+    def load(rank):
+        context = multiprocessing.get_context("fork")
+        stopped = context.Process(target=lambda: os.kill(os.getpid(), signal.SIGSTOP))
+        stopped.start()
+        stopped.join()
+
+    with pytest.raises(RankTimeout) as caught:
+        run_ranks(load, 1, timeout=2)
+    (report,) = caught.value.reports
+    told = report.details.split("its worker, process")[1]
+    assert "It did not answer: it is stopped" in told
+    assert ("python/cpython#112275" in told) == (sys.version_info < (3, 11, 10))
+
+
 def test_a_timeout_names_the_late_ranks_alone():
     with pytest.raises(RankTimeout) as caught:
         run_ranks(lambda rank: time.sleep(60 * rank), timeout=0.5)

@@ -26,7 +26,7 @@ from course_lib._words import plural
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout, readable_places
 from course_lib.launch.rank import Failure, Frame, as_text, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
-from course_lib.launch.stacks import stack_by_signal, stacks_of_workers
+from course_lib.launch.stacks import FORKS_MAY_HANG, HUNG_FORK, SILENT, stack_by_signal, stacks_of_workers
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
 from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
 
@@ -261,7 +261,8 @@ class _Rank:
                 details += "It did not answer: it is stopped, or native code holds the interpreter lock.\n"
             if with_workers:
                 for pid, stack in stacks_of_workers(self.process.pid, file).items():
-                    details += f"its worker, process {pid}, was running\n{as_text(stack)}"
+                    where = as_text(stack) or (HUNG_FORK if FORKS_MAY_HANG else SILENT)
+                    details += f"its worker, process {pid}, was running\n{where}"
         functions = tuple(name for _, _, name in frames)
         details = readable_places(details)
         return RankReport(self.rank, state, error, details, functions, self.output("out"), self.output("err"))

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import sys
 import time
 from pathlib import Path
 
@@ -17,6 +18,14 @@ from course_lib.launch.rank import Frame, frames_of_dump
 
 WRITE_SECONDS = 0.5
 """How long a process may take to write its stack."""
+SILENT = "It did not answer: it is stopped, or has not begun.\n"
+HUNG_FORK = (
+    "It did not answer: it is stopped, or it hangs in its fork. Python before 3.11.10 forks a worker that never begins "
+    "where a thread of torch comes for the interpreter lock at this moment, as gloo's do at the end of a collective "
+    '(python/cpython#112275). Take a later Python, or DataLoader(multiprocessing_context="forkserver")\n'
+)
+"""Why a worker may be silent on a Python that has this fault."""
+FORKS_MAY_HANG = sys.version_info < (3, 11, 10)
 BEGINS = "_bootstrap"
 """The function of multiprocessing in which a process begins; what calls it is the rank's, from before the fork."""
 
@@ -38,13 +47,16 @@ def stack_by_signal(pid: int, file: Path) -> tuple[Frame, ...]:
 
 
 def stacks_of_workers(pid: int, file: Path) -> dict[int, tuple[Frame, ...]]:
-    """The same of the workers that a rank has forked, by their pids, each from where it began; none without /proc."""
+    """The same of the workers that a rank has forked, by their pids, each from where it began; none without /proc.
+
+    Empty for a worker that does not answer, though it has the rank's handler.
+    """
     stacks = {}
     with contextlib.suppress(psutil.Error, OSError):
         for child in psutil.Process(pid).children(recursive=True):
-            frames = stack_by_signal(child.pid, file) if _takes_the_signal(child.pid) else ()
-            names = [name for *_, name in frames]
-            if frames:
+            if _takes_the_signal(child.pid):
+                frames = stack_by_signal(child.pid, file)
+                names = [name for *_, name in frames]
                 stacks[child.pid] = frames[names.index(BEGINS) + 1 :] if BEGINS in names else frames
     return stacks
 
