@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakSet, ref
 
 import numpy as np
 import torch
@@ -108,6 +108,8 @@ class Validated:
     returned: Any
     saved_before_forward: list[int]
     """When each forward pass began: the tensors that autograd had saved in earlier ones and still kept."""
+    outputs_before_forward: list[int]
+    """When each forward pass began: the outputs of earlier ones that still lived, with or without a graph."""
     most_samples: int
     """In one forward pass."""
 
@@ -118,6 +120,8 @@ def watched(
     """Run ``validate(model, batches)`` on a small model, and count what autograd keeps meanwhile."""
     saved: WeakSet[SavedTensor] = WeakSet()
     before_forward: list[int] = []
+    outputs: list[ref[Tensor]] = []
+    outputs_before_forward: list[int] = []
     most_samples = 0
 
     class First(nn.Linear):
@@ -126,17 +130,26 @@ def watched(
         def forward(self, x: Tensor) -> Tensor:
             nonlocal most_samples
             before_forward.append(len(saved))
+            outputs_before_forward.append(sum(output() is not None for output in outputs))
             most_samples = max(most_samples, x.numel() // self.in_features)
             return super().forward(x)
 
+    class Last(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            output = super().forward(x)
+            outputs.append(ref(output))
+            return output
+
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, batches = _small_model(seed, First(4, 4)), list(torch.randn(num_batches, SAMPLES, 4))
+        model, batches = _small_model(seed, First(4, 4), Last(4, 1)), list(torch.randn(num_batches, SAMPLES, 4))
     if equal:
         batches = [batches[0].clone() for _ in batches]
     with torch.no_grad():
         losses = [model(batch).square().mean().item() for batch in batches]
     before_forward.clear()
+    outputs.clear()
+    outputs_before_forward.clear()
 
     def pack(tensor: Tensor) -> SavedTensor:
         box = SavedTensor(tensor)
@@ -145,16 +158,16 @@ def watched(
 
     with saved_tensors_hooks(pack, lambda box: box.tensor):
         returned = validate(model, batches)
-    return Validated(batches, losses, returned, before_forward, most_samples)
+    return Validated(batches, losses, returned, before_forward, outputs_before_forward, most_samples)
 
 
 SAMPLES = 8
 """In each batch."""
 
 
-def _small_model(seed: int, first: nn.Module) -> nn.Module:
+def _small_model(seed: int, first: nn.Module, last: nn.Module) -> nn.Module:
     """As an answer may find it: as it was made, with a layer in evaluation mode, frozen, or with gradients."""
-    model = nn.Sequential(first, nn.Tanh(), nn.Linear(4, 1))
+    model = nn.Sequential(first, nn.Tanh(), last)
     model[0].train(seed % 4 != 1).requires_grad_(seed % 4 != 2)
     if seed % 4 == 3:
         model[2].bias.grad = torch.ones(1)
@@ -204,6 +217,9 @@ def _fault_of_value(seen: Validated) -> str | None:
 IN_ORDER = "They are in another order: keep that of the batches, or no plot shows when a loss was large."
 
 
+OUTPUTS = "Without a graph they take memory still, one for each batch: make the loss of each when it is there."
+
+
 def _close(losses: Sequence[Any], expected: Sequence[float]) -> bool:
     if isinstance(losses, str) or any(isinstance(loss, str) for loss in losses):
         return False  # float() reads texts, too
@@ -248,7 +264,9 @@ def _fault_while_running(seen: Validated) -> str | None:
             "activations are there at once. Take one batch after the other."
         )
     if max(before, default=0) == 0:
-        return None
+        alive = seen.outputs_before_forward
+        told = f"{alive} outputs of earlier batches were alive when the forward passes began. {OUTPUTS}"
+        return told if max(alive, default=0) > 2 else None  # the last one, and that of the worst batch
     if before[-1] > before[1]:
         return (
             f"{before} saved tensors were alive when the forward passes began. Numbers at the end come too late: until "
@@ -313,6 +331,13 @@ def _all_at_once(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
     return {"losses": losses, "worst": losses.index(max(losses))}
 
 
+def _outputs_first(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
+    with torch.no_grad():
+        outputs = [model(batch) for batch in batches]
+        losses = [output.square().mean().item() for output in outputs]
+    return {"losses": losses, "worst": losses.index(max(losses))}
+
+
 def _sorted_losses(model: nn.Module, batches: list[Tensor]) -> dict[str, Any]:
     returned = validate_with(model, batches)
     return returned | {"losses": sorted(returned["losses"])}
@@ -338,6 +363,7 @@ kept = PropertyExercise(
         "`worst` is a copy of a batch": partial(validate_with, keep_batch=Tensor.clone),
         "`worst` should be a number, got a tensor": partial(validate_with, keep_batch=lambda _: torch.tensor(0)),
         "Take one batch after the other.": _all_at_once,
+        OUTPUTS: _outputs_first,
         IN_ORDER: _sorted_losses,
         "the first batch has the number 0": partial(validate_with, first=1),
     },
