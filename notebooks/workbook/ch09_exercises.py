@@ -26,6 +26,13 @@ def _judged(answer: Any) -> Any:
         raise NotSolved(f"{asked}, got {answer!r}.")
     if beyond := sorted(lines - set(range(1, NUM_LINES + 1))):
         raise NotSolved(f"faults: the script has the lines 1 to {NUM_LINES}, got {beyond} as well.")
+    if {line + 1 for line in lines} == FAULTY_LINES:
+        raise NotSolved(f"faults: got {sorted(lines)}. The lines are counted from 1.")
+    if len(lines ^ FAULTY_LINES) > 1:  # a single line is told by its reason
+        found, right = len(lines & FAULTY_LINES), len(lines - FAULTY_LINES)
+        raise NotSolved(
+            f"faults: you name {found} of the {len(FAULTY_LINES)} faulty lines, and {right} that are right."
+        )
     return lambda line: line in lines
 
 

@@ -272,6 +272,8 @@ def test_the_steps_after_a_resume_are_those_of_a_plan(case):
         (faults, {6, 8, 9, 13}, "How many ranks share the samples"),
         (faults, [1, 3, 6, 8, 9, 13], "Shuffling is no fault"),
         (faults, {3, 6, 8, 9, 12, 13}, "a checkpoint after every 50 optimizer steps"),
+        (faults, {2, 5, 7, 8, 12}, "The lines are counted from 1."),
+        (faults, {1, 2, 6}, "faults: you name 1 of the 5 faulty lines, and 2 that are right."),
         (faults, "3", "faults: a set of line numbers is asked for, as {1, 2}, got '3'."),
         (steps_after_resume, lambda samples_left, epochs_later, **rest: samples_left * epochs_later, "should be 2"),
         (updates_made, 22, "takes every line of the journal"),
