@@ -113,10 +113,13 @@ def _fault_of_searched(prefetched: Any) -> str | None:
             return result
 
         most, got = 0, []
-        for result in prefetched(fetch, iter(tasks), ahead):
-            got.append(getattr(result, "task", result))
-            most = max(most, len(alive))
-            del result
+        try:
+            for result in prefetched(fetch, iter(tasks), ahead):
+                got.append(getattr(result, "task", result))
+                most = max(most, len(alive))
+                del result
+        except KeyError as error:
+            return f"the tasks {tasks}, {ahead} ahead: it raised KeyError: {error}.\n{EQUAL_TASKS}"
         if got != tasks:
             return f"the tasks {tasks}, {ahead} ahead: the results are those of {got}.\n{FALSE_TASKS}"
         if most > ahead + 3:
@@ -128,6 +131,7 @@ def _fault_of_searched(prefetched: Any) -> str | None:
 
 
 FALSE_TASKS = "A task may be 0, None or an empty text. Ask whether there is a task, not whether it is true."
+EQUAL_TASKS = "Two tasks may be equal, and 0 equals False: a dict with tasks as its keys has one place for both."
 FALSE_RESULTS = "A result may be None: the caller decides what it means, as a collate_fn's None."
 KEPT = "What was given out is the caller's. A list that keeps all futures keeps all their results."
 
@@ -242,6 +246,18 @@ def _by_walrus(fetch: Any, tasks: Any, ahead: int, ask: Any = None) -> Iterator[
             yield oldest.result()
 
 
+def _by_dict(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    tasks, futures, order = iter(tasks), {}, deque()  # type: ignore[var-annotated]
+    with ThreadPoolExecutor(4) as pool:
+        while True:
+            for task in itertools.islice(tasks, ahead + 1 - len(order)):
+                futures[task] = pool.submit(fetch, task)
+                order.append(task)
+            if not order:
+                return
+            yield futures.pop(order.popleft()).result()
+
+
 def _by_bare_next(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
     tasks = iter(tasks)
     with ThreadPoolExecutor(4) as pool:
@@ -297,6 +313,7 @@ prefetched = PropertyExercise(
         "One thread fetches one task at a time: give the pool more.": partial(_by_window, threads=1),
         "A future is a promise: `future.result()` waits for what was fetched.": _by_futures,
         BARE_NEXT: _by_bare_next,
+        EQUAL_TASKS: _by_dict,
         FALSE_TASKS: partial(_by_walrus, ask=bool),
         KEPT: _by_list,
         FALSE_RESULTS: _without_none,
