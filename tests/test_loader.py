@@ -1363,6 +1363,17 @@ def test_an_epoch_can_be_left_behind_a_loaded_state(workers, delivered):
     del kept
 
 
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_epoch_that_has_delivered_nothing_is_begun_again_where_it_is_left(workers):
+    whole, resumed = (LOADERS["shuffled"](num_workers=workers) for _ in range(2))
+    epoch_of(whole, 0)
+    resumed.load_state_dict(whole.state_dict())
+    begun = iter(resumed)  # as a Trainer does, ahead of the callbacks that seed
+    assert resumed.leave_epoch()
+    assert epoch_of(resumed, 1)[1] == epoch_of(whole, 1)[1]
+    del begun
+
+
 def test_an_empty_rest_says_that_a_trainer_would_take_it_for_an_epoch():
     loader, resumed = MiniDataLoader(range(6)), MiniDataLoader(range(6))
     iterator, _ = epoch_of(loader, 0, 6)

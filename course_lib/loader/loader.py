@@ -179,12 +179,17 @@ class MiniDataLoader(DataLoader[Sample]):
         self._resume = copy.deepcopy(dict(state))
 
     def leave_epoch(self) -> bool:
-        """Have the next iteration begin the next epoch, as a trainer does that counts; False: none has begun."""
-        state = self._resume or self._position
-        if not state.get("batches_delivered"):
+        """Have the next iteration begin the next epoch, as a trainer does that counts; False: none has begun.
+
+        One that has delivered nothing is the next epoch: what it has drawn is taken back, and drawn again.
+        """
+        self._resume = dict(self._resume or self._position)
+        if not self._resume:
             return False
-        self._resume = dict(state)
-        _LeftEpoch(self)
+        if self._resume["batches_delivered"]:
+            _LeftEpoch(self)
+        else:
+            self._begin_epoch()
         self._position = {}
         return True
 

@@ -142,6 +142,17 @@ FOUND = {
         kills=(Kill(1, "validation"),),
     ),
     # In a second fit, the loader was put back once more to where the first one had been resumed.
+    # The second checkpoint stands at the next epoch, whose order Lightning has drawn ahead of the run's seeds.
+    "a MiniDataLoader behind a resume at an epoch's end, stopped in the first window": DrawnRun(
+        samples=7,
+        batch_size=1,
+        sampler="",
+        loader="MiniDataLoader",
+        noise=("torch",),
+        accumulate_grad_batches=2,
+        validates_epochs=True,
+        kills=(Kill(6, "validation"), Kill(2)),
+    ),
     "a MiniDataLoader in a second fit, behind one that was resumed": DrawnRun(
         samples=2,
         batch_size=1,
