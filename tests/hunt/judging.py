@@ -159,7 +159,8 @@ def _was_killed(end: End, a_worker_dies: bool) -> bool:
     words_of_a_kill = ["Killed", "a sample cannot be read", "DataLoader worker"]
     if a_worker_dies:  # which torch tells of by a signal: its exception may come anywhere, and become another one there
         words_of_a_kill += ["ConnectionResetError", "ConnectionRefusedError", "EOFError"]
-        words_of_a_kill += ["TypeError"] * ("exited unexpectedly" in end.details)
+        if "exited unexpectedly" in end.details:  # and Lightning, which it met while it tore down, tears down again
+            words_of_a_kill += ["TypeError", "Please call `iter(combined_loader)` first"]
     return not end.error or any(words in end.error for words in words_of_a_kill)
 
 
