@@ -141,7 +141,6 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1, "validation"),),
     ),
-    # In a second fit, the loader was put back once more to where the first one had been resumed.
     # The second checkpoint stands at the next epoch, whose order Lightning has drawn ahead of the run's seeds.
     "a MiniDataLoader behind a resume at an epoch's end, stopped in the first window": DrawnRun(
         samples=7,
@@ -153,6 +152,7 @@ FOUND = {
         validates_epochs=True,
         kills=(Kill(6, "validation"), Kill(2)),
     ),
+    # In a second fit, the loader was put back once more to where the first one had been resumed.
     "a MiniDataLoader in a second fit, behind one that was resumed": DrawnRun(
         samples=2,
         batch_size=1,

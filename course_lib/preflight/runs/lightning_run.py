@@ -394,10 +394,10 @@ class LightningRun(TrainingRun):
 
     def own_hooks(self, *names: str) -> list[tuple[Any, str]]:
         of_model = [(self.model, name) for name in names if not _is_lightnings(self.model, name)]
-        of_callbacks = [(callback, name) for callback in self.trainer.callbacks for name in names]
         return of_model + [
             (callback, name)
-            for callback, name in of_callbacks
+            for callback in self.trainer.callbacks
+            for name in names
             if is_by_the_author(str(getattr(callback, name, nothing).__module__))
         ]
 
