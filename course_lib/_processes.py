@@ -49,12 +49,21 @@ def is_ready(pid: int) -> bool:
     """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            for thread in Path(f"/proc/{one.pid}/task").glob("*/stat"):
-                with contextlib.suppress(OSError, IndexError):
-                    if thread.read_text().rpartition(")")[2].split()[0] in ("R", "D"):
-                        return True
+        return any(
+            state in ("R", "D")
+            for one in (process, *process.children(recursive=True))
+            for state in thread_states(one.pid).values()
+        )
     return False
+
+
+def thread_states(pid: int) -> dict[int, str]:
+    """Linux's letter for what each thread of a process does, by the thread's id: ``R`` runs, ``S`` sleeps."""
+    states = {}
+    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
+        with contextlib.suppress(OSError, IndexError):  # it has ended
+            states[int(thread.parent.name)] = thread.read_text().rpartition(")")[2].split()[0]
+    return states
 
 
 def fork_server() -> Any:

@@ -1,6 +1,8 @@
 """Ranks for real: every way a call can end, and what is left behind."""
 
 import contextlib
+import hashlib
+import itertools
 import multiprocessing
 import os
 import signal
@@ -18,6 +20,7 @@ import torch
 import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks, server
+from course_lib.launch.forks import FORKS_MAY_HANG, REST_SECONDS, wait_for_other_threads
 from tests import effort
 from tests.forked_ranks import with_forked_ranks
 
@@ -358,6 +361,40 @@ def test_a_worker_that_cannot_answer_is_said_to_be_silent():
     told = report.details.split("its worker, process")[1]
     assert "It did not answer: it is stopped" in told
     assert ("python/cpython#112275" in told) == (sys.version_info < (3, 11, 10))
+
+
+def busy_in_native_code():
+    """A thread that computes for half a second of a core without the interpreter lock."""
+    busy = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha256", b"", b"", 2_000_000))
+    busy.start()
+    return busy
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no kernel tells what threads do")
+def test_a_fork_waits_until_other_threads_rest():
+    cpu_seconds = [time.process_time()]
+    busy = busy_in_native_code()
+    for wait in (lambda: wait_for_other_threads(seconds=0), lambda: wait_for_other_threads(seconds=60), busy.join):
+        wait()
+        cpu_seconds.append(time.process_time())
+    at_once, until_it_rests, until_it_ends = (b - a for a, b in itertools.pairwise(cpu_seconds))
+    assert max(at_once, until_it_ends) < until_it_rests / 2
+
+
+@pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no kernel tells what threads do")
+@pytest.mark.skipif(not FORKS_MAY_HANG, reason="a fork of this Python does not hang, so nothing waits for it")
+def test_each_fork_of_a_rank_waits_but_not_for_ever():
+    def forks(rank):
+        busy = busy_in_native_code()
+        before, worker = time.monotonic(), multiprocessing.get_context("fork").Process()
+        worker.start()
+        seconds, works = time.monotonic() - before, busy.is_alive()
+        worker.join()
+        busy.join()
+        return seconds, works
+
+    ((seconds, works),) = (result.value for result in run_ranks(forks, 1))
+    assert seconds >= REST_SECONDS and works
 
 
 def test_a_timeout_names_the_late_ranks_alone():

@@ -24,9 +24,10 @@ import torch.distributed as dist
 from course_lib._arguments import int_of_at_least
 from course_lib._words import plural
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout, readable_places
+from course_lib.launch.forks import FORKS_MAY_HANG, HUNG_FORK
 from course_lib.launch.rank import Failure, Frame, as_text, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
-from course_lib.launch.stacks import FORKS_MAY_HANG, HUNG_FORK, SILENT, stack_by_signal, stacks_of_workers
+from course_lib.launch.stacks import SILENT, stack_by_signal, stacks_of_workers
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
 from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
 

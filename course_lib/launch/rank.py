@@ -29,6 +29,7 @@ import numpy as np
 import torch
 import torch.distributed as dist
 
+from course_lib.launch.forks import wait_before_forks
 from course_lib.launch.travel import enter_surroundings, pack_exception, pack_value, unpack_call
 from course_lib.launch.undisturbed import take_interrupts_again
 
@@ -82,6 +83,7 @@ def rank_main(
         np.random.seed()  # noqa: NPY002 - a fork of the server would draw what every other one draws
         if backend == "nccl":
             torch.cuda.set_device(rank)
+        wait_before_forks()
         say("ready")
         # This call's own timeout comes first; the group's is for what may be left behind.
         dist.init_process_group(

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import sys
 import time
 from pathlib import Path
 
@@ -19,13 +18,6 @@ from course_lib.launch.rank import Frame, frames_of_dump
 WRITE_SECONDS = 0.5
 """How long a process may take to write its stack."""
 SILENT = "It did not answer: it is stopped, or has not begun.\n"
-HUNG_FORK = (
-    "It did not answer: it is stopped, or it hangs in its fork. Python before 3.11.10 forks a worker that never begins "
-    "where a thread of torch comes for the interpreter lock at this moment, as gloo's do at the end of a collective "
-    '(python/cpython#112275). Take a later Python, or DataLoader(multiprocessing_context="forkserver")\n'
-)
-"""Why a worker may be silent on a Python that has this fault."""
-FORKS_MAY_HANG = sys.version_info < (3, 11, 10)
 BEGINS = "_bootstrap"
 """The function of multiprocessing in which a process begins; what calls it is the rank's, from before the fork."""
 
