@@ -13,6 +13,7 @@ import sys
 import time
 import types
 import weakref
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -612,6 +613,42 @@ def test_a_process_that_never_rests_is_waited_for_once(monkeypatch):
     finally:
         end.set()
         child.join()
+
+
+@pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no kernel tells of page faults")
+@pytest.mark.parametrize("writer", ["child", "parent"])
+def test_only_the_pages_that_a_child_copies_itself_are_its_own(writer):
+    shared, step_bytes, steps = np.ones(32 * 2**20, np.uint8), 2**20, 12
+    context = multiprocessing.get_context("fork")
+    here, there = context.Pipe()
+
+    def obey():
+        while (begin := there.recv()) is not None:
+            shared[begin : begin + step_bytes] += 1
+            there.send(begin)
+
+    def write(step):
+        if writer == "parent":
+            shared[step * step_bytes : (step + 1) * step_bytes] += 1
+        else:
+            here.send(step * step_bytes)
+            here.recv()
+
+    child = context.Process(target=obey, daemon=True)
+    child.start()
+    try:
+        write(steps)
+        counted = processes.Children()
+        counts = [counted.private_bytes()]
+        for step in range(steps):
+            write(step)
+            counts.append(counted.private_bytes())
+    finally:
+        here.send(None)
+        child.join()
+    grown = counts[-1] - counts[0]
+    assert (grown > 0.9 * steps * step_bytes) == (writer == "child")
+    assert (grown < 0.1 * steps * step_bytes) == (writer == "parent")
 
 
 # ---------------------------------------------------------------------------------------------------- clean loops
