@@ -8,11 +8,12 @@ import faulthandler
 import signal
 import tempfile
 import time
-from pathlib import Path
 from typing import Any
 
 import psutil
 import pytest
+
+from course_lib._processes import takes_signal
 
 ANSWER_SECONDS = 0.3
 """How long a process may take to write its stacks."""
@@ -43,7 +44,7 @@ class Stacks:
         start = self._size()
         try:
             title = f"Process {process.pid}, {process.status()}: {' '.join(process.cmdline())}"
-            if not _answers(process.pid):
+            if not takes_signal(process.pid, signal.SIGUSR2):
                 return f"{title}\n  It does not write its stacks: it has no handler of SIGUSR2."
             process.send_signal(signal.SIGUSR2)
         except (psutil.Error, OSError):
@@ -66,12 +67,6 @@ def hear_sigint() -> None:
     """
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
-
-
-def _answers(pid: int) -> bool:
-    """Whether the process has a handler for SIGUSR2, which ends any other."""
-    (caught,) = (line for line in Path(f"/proc/{pid}/status").read_text().splitlines() if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR2 - 1) & 1)
 
 
 STACKS = pytest.StashKey[Stacks]()

@@ -13,6 +13,7 @@ from pathlib import Path
 
 import psutil
 
+from course_lib._processes import takes_signal
 from course_lib.launch.rank import Frame, frames_of_dump
 
 WRITE_SECONDS = 0.5
@@ -46,18 +47,11 @@ def stacks_of_workers(pid: int, file: Path) -> dict[int, tuple[Frame, ...]]:
     stacks = {}
     with contextlib.suppress(psutil.Error, OSError):
         for child in psutil.Process(pid).children(recursive=True):
-            if _takes_the_signal(child.pid):
+            if takes_signal(child.pid, signal.SIGUSR1):
                 frames = stack_by_signal(child.pid, file)
                 names = [name for *_, name in frames]
                 stacks[child.pid] = frames[names.index(BEGINS) + 1 :] if BEGINS in names else frames
     return stacks
-
-
-def _takes_the_signal(pid: int) -> bool:
-    """Whether a process has a handler of the signal, which ends any other."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (caught,) = (line for line in status if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (signal.SIGUSR1 - 1) & 1)
 
 
 def _size(file: Path) -> int:

@@ -17,14 +17,13 @@ from typing import Any
 import torch
 
 from course_lib.launch import RankError, RankTimeout, run_ranks
-from course_lib.launch.stacks import HUNG_FORK
 
 SECONDS = 60.0
 """What a life may take. It takes less than one; nothing but a hang comes near, also on a busy machine."""
 
 
 class Unfinished(Exception):
-    """The time of a run is over and not that of a life, or Python hung in a fork: nothing is known of the run."""
+    """The time of a run is over, and not that of a life: nothing is known of the run."""
 
 
 @dataclass(frozen=True)
@@ -55,8 +54,6 @@ def _of_ranks(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], 
     try:
         return End([result.value for result in run_ranks(life, ranks, args=arguments, timeout=seconds)])
     except RankTimeout as error:
-        if HUNG_FORK in str(error):
-            raise Unfinished from None
         return End([], "RankTimeout", str(error), hung=True)
     except RankError as error:
         first = error.reports[0]
