@@ -260,8 +260,8 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
         for line in lines:
             counts.setdefault(line["epoch"], Counter()).update(i for i in line["indices"] if i < run.primary)
     ranks = {run.ranks_of(life) for life in range(len(run.kills) + 1)}
-    if run.tail == "drop" and run.primary < run.batch_size * max(ranks):
-        return  # an epoch may have no whole step
+    if run.tail == "drop" and run.primary < (run.batch_size + run.sized) * max(ranks):
+        return  # an epoch may have no whole step, of which Lightning tells
     may_miss = 0
     if run.tail == "drop":  # less than a batch of each rank; where their number changes, each number's share of it
         may_miss = (run.batch_size + run.sized) * sum(ranks) - 1
