@@ -73,6 +73,7 @@ EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
 AnyRun = LightningRun | PlainLoop
+DEEP = "deep=True (in a shell: --deep)"
 EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
 
 
@@ -297,12 +298,12 @@ def _judged_by_steps(
         except Exception as error:
             judgement.add(not_judged("memory", in_a_line(error)))
     else:
-        why = "it takes longer: deep=True, or expect={'memory': bytes}"
+        why = f"it takes longer: {DEEP}, or expect={{'memory': bytes}}"
         judgement.add(not_judged("memory", why, Kind.LEFT_OUT))
     if deep:
         trials.append(Trial("growth", growth_over_steps(run)))
     else:
-        judgement.add(not_judged("growth", "it takes longer: deep=True", Kind.LEFT_OUT))
+        judgement.add(not_judged("growth", f"it takes longer: {DEEP}", Kind.LEFT_OUT))
     trials = [trial for trial in trials if trial.check not in {*skip, *run.cannot}]
     trials += _trials_of_an_epoch(run, started, skip)
     now_trying(f"some windows, each in another way ({', '.join(dict.fromkeys(trial.check for trial in trials))})")
@@ -379,9 +380,9 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     elif seen.why_not is not None:
         judgement.not_judged["resume"] = seen.why_not
     elif seen.saves and seen.batches:
-        judgement.notes.append("resume: the loader was resumed; what else a checkpoint holds is tried with deep=True")
+        judgement.notes.append(f"resume: the loader was resumed; what else a checkpoint holds is tried with {DEEP}")
     elif seen.saves:
-        judgement.add(not_judged("resume", "what a checkpoint holds takes longer to try: deep=True", Kind.LEFT_OUT))
+        judgement.add(not_judged("resume", f"what a checkpoint holds takes longer to try: {DEEP}", Kind.LEFT_OUT))
     elif not seen.batches:
         judgement.add(not_applicable("resume", "the run saves no checkpoint"))
     return judgement
