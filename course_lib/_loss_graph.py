@@ -9,11 +9,14 @@ from torch import Tensor
 REDUCTION_MEAN = 1  # at::Reduction, as autograd's nodes store it
 # Python's * and / by a number are Mul- and DivBackward0. The nodes with a 1 are torch's own, in cross_entropy: its mean
 # over classes given as probabilities, and the two terms of label smoothing.
-PASSES_ON = ("DivBackward", "NegBackward", "ToCopyBackward", "AddBackward", "SubBackward", "RsubBackward")
+PASSES_ON = (
+    *("DivBackward", "NegBackward", "AddBackward", "SubBackward", "RsubBackward"),
+    *("ToCopyBackward", "CloneBackward", "SqueezeBackward", "ViewBackward"),
+)
 OF_ONE_TENSOR = (
     *PASSES_ON, "AccumulateGrad", "MulBackward", "SumBackward", "MeanBackward", "PowBackward", "AbsBackward",
     "ExpBackward", "LogBackward", "SqrtBackward", "LinalgVectorNormBackward", "NormBackward", "StackBackward",
-    "CatBackward", "ViewBackward",
+    "CatBackward",
 )  # fmt: skip
 
 
@@ -41,13 +44,21 @@ def is_mean(root: Any, count: float) -> bool:
 def _takes_mean(node: Any, count: float) -> bool:
     name, parents = type(node).__name__, _parents(node)
     if name.startswith("MeanBackward"):
-        # A sum over samples may be averaged over features.
-        return "SumBackward1" not in {type(parent).__name__ for parent in parents}
+        return not any(_sums_samples(parent) for parent in parents)  # which may be averaged over features
     if name == "DivBackward0":
         of_data = [parent for parent in parents if not _is_of_parameters_alone(parent)]
         # A ratio; or a sum over the count. Over a count of 2 it may be a half.
         return len(of_data) == 2 or (count > 2 and _number(node) == count)
     return name == "DivBackward1" or getattr(node, "_saved_reduction", None) == REDUCTION_MEAN
+
+
+def _sums_samples(node: Any) -> bool:
+    """Whether a node adds up over the first dimension, which is that of the samples."""
+    if type(node).__name__ != "SumBackward1":
+        return False
+    dims, dimensions = node._saved_dim, len(node._saved_self_sym_sizes)
+    # Autograd stores the last one, -1, as 2**64 - 1; none stand for all.
+    return not dims or any(dim in (0, 2**64 - dimensions) for dim in dims)
 
 
 def _is_weighted(product: Any, *, is_root: bool) -> bool:

@@ -512,6 +512,11 @@ MEANS = {
     "-mean": lambda x, y: -F.cross_entropy(x, y),
     "mean, cast": lambda x, y: F.cross_entropy(x, y).to(torch.bfloat16),
     "mean + mean": lambda x, y: F.cross_entropy(x, y) + x.square().mean(),
+    "mean.squeeze()": lambda x, y: F.cross_entropy(x, y).squeeze(),
+    "mean.reshape(())": lambda x, y: F.cross_entropy(x, y).reshape(()),
+    "mean.clone()": lambda x, y: F.cross_entropy(x, y).clone(),
+    "sum over features, then mean over samples": lambda x, y: squares(x, y).sum(1).mean(),
+    "the same from the end": lambda x, y: squares(x, y).sum(-1).mean(0),
     "mse": lambda x, y: F.mse_loss(x, F.one_hot(y, 4).double()),
     "l1": lambda x, y: F.l1_loss(x, F.one_hot(y, 4).double()),
     "bce with logits": lambda x, y: F.binary_cross_entropy_with_logits(x, F.one_hot(y, 4).double()),
@@ -528,6 +533,10 @@ MEANS = {
     "Dice": lambda x, y: 1 - dice(x, y),
     "mean of each sample's Dice": lambda x, y: (1 - dice(x, y, dim=1)).mean(),
 }
+
+
+def squares(x, y):
+    return F.mse_loss(x, F.one_hot(y, 4).double(), reduction="none")
 
 
 def dice(x, y, dim=None):
@@ -625,11 +634,11 @@ SUMS = {
     "n * mean": lambda x, y: len(y) * F.cross_entropy(x, y),
     "sum / 2": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 2,
     "sum.mul": lambda x, y: F.cross_entropy(x, y, reduction="sum").mul(0.5),
-    "sum, then mean over features": lambda x, y: (
-        F.mse_loss(x, F.one_hot(y, 4).double(), reduction="none").sum(0).mean()
-    ),
+    "sum, then mean over features": lambda x, y: squares(x, y).sum(0).mean(),
+    "the same from the end": lambda x, y: squares(x, y).sum(-2).mean(),
+    "a sum over all, then its mean": lambda x, y: squares(x, y).sum((0, 1)).mean(),
     "weighted by sample": lambda x, y: (F.cross_entropy(x, y, reduction="none") * torch.arange(len(y))).sum(),
-    "mean over features": lambda x, y: F.mse_loss(x, F.one_hot(y, 4).double(), reduction="none").mean(1).sum(),
+    "mean over features": lambda x, y: squares(x, y).mean(1).sum(),
     "sum + mean": lambda x, y: F.cross_entropy(x, y, reduction="sum") + x.square().mean(),
     "label smoothing": lambda x, y: F.cross_entropy(x, y, label_smoothing=0.1, reduction="sum"),
     "probabilities": lambda x, y: F.cross_entropy(x, F.one_hot(y, 4).double(), reduction="sum"),
