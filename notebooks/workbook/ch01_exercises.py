@@ -82,7 +82,8 @@ by_hand = Exercise(
 
 
 PAIR = "Return a pair of tensors, the letters and the mask: without it a model takes padding for letters."
-TENSORS = "Both have to be tensors: a model cannot compute on lists."
+TENSORS = "Both have to be tensors: that is what a model computes with."
+SWAPPED = "The mask comes first: the letters were asked for first."
 TRANSPOSED = "There is one column for each word: one row is asked for. `pad_sequence` needs batch_first=True."
 WHOLE = "The letters are floats: `nn.Embedding` looks up whole numbers only. Make them torch.long."
 LONG = "Whole numbers, but not torch.long, which was asked for: a loss takes labels of no other type."
@@ -123,7 +124,7 @@ def _fault_of_collate(collate: Any) -> str | None:
     cases = [["c"], ["ab", "cd"], ["ab", "c"], ["a", "hat", "up"], ["alice", "i", "am"], ["is"]]
     draw = random.Random(0)
     for _ in range(SEARCHED):
-        lengths = [draw.choice([1, draw.randint(1, 9)]) for _ in range(draw.randint(1, 6))]
+        lengths = [draw.choice([1, draw.randint(1, 9), draw.randint(10, 30)]) for _ in range(draw.randint(1, 6))]
         cases.append(["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for length in lengths])
     earlier: list[tuple[Tensor, Tensor]] = []
     for words in cases:
@@ -138,6 +139,8 @@ def _fault_of_collate(collate: Any) -> str | None:
         letters, mask = got
         if not (isinstance(letters, Tensor) and isinstance(mask, Tensor)):
             return f"{told}{TENSORS}"
+        if letters.dtype == torch.bool and mask.dtype != torch.bool:
+            return f"{told}{SWAPPED}"
         if fault := _fault_of_letters(words, letters) or _fault_of_mask(words, letters, mask):
             return f"{told}{fault}"
         earlier += [(letters, letters.clone()), (mask, mask.clone())]
@@ -242,6 +245,7 @@ padded = PropertyExercise(
     {
         PAIR: lambda words: _padded(words)[0],
         TENSORS: _lists,
+        SWAPPED: lambda words: _padded(words)[::-1],
         TRANSPOSED: _without_batch_first,
         WHOLE: _as_floats,
         LONG: lambda words: (_padded(words)[0].int(), _padded(words)[1]),
@@ -287,6 +291,8 @@ def _as_float(accuracy: Callable[..., Any]) -> Callable[..., Any]:
     def judged(correct: list[int], sizes: list[int]) -> Any:
         right = sum(correct) / sum(sizes)
         got = accuracy(correct=correct, sizes=sizes)
+        if isinstance(got, str):
+            return got  # which float() would read
         try:
             got = float(got)
         except (TypeError, ValueError, RuntimeError):

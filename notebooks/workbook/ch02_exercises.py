@@ -5,11 +5,14 @@ from __future__ import annotations
 import builtins
 import contextlib
 import itertools
+import math
+import numbers
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import torch
@@ -139,11 +142,13 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
         return f"the longest words of the batches are {list(longest[:9])}, … in every epoch.\n{ONE_SEQUENCE}"
     if len(places) == 1:
         return f"the short batch has the place {min(places)} in every epoch.\n{ONE_PLACE}"
-    if sorted(map(sorted, made(words, 32, 0, 1))) == sorted(map(sorted, made(words, 32, 0, 0))):
-        return (
-            "every epoch has the same batches, in another order.\n"
-            "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths."
-        )
+    first = sorted(map(sorted, made(words, 32, 0, 0)))
+    for pair, told in {(0, 1): "every epoch has the same batches", (1, 0): "seed 1 has the batches of seed 0"}.items():
+        if sorted(map(sorted, made(words, 32, *pair))) == first:
+            return (
+                f"{told}, in another order.\n"
+                "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths."
+            )
     return None
 
 
@@ -215,7 +220,33 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     for pair, made_order in made_of.items():
         if (other := of_order.setdefault(made_order, pair)) != pair:
             return told(pair, other, "Sums, products, remainders and bits of the two are one number for many pairs.")
+    if (pairs := _pairs_of_one_number(order)) and order(*pairs[0]) == order(*pairs[1]):
+        return told(*pairs, "A sum of multiples of the two is one number for many pairs.")
     return None
+
+
+def _pairs_of_one_number(order: Callable[[int, int], Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+    """Two pairs of one number, if the answer makes a generator of whole numbers that grow evenly with either."""
+    seeds: list[int] = []
+
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(seed: Any = None) -> Any:
+            if np.size(seed) == 1 and isinstance(number := np.ravel(seed)[0], numbers.Integral):
+                seeds.append(int(number))
+            return make(seed)
+
+        return made
+
+    with mock.patch.object(np.random, "default_rng", noted(np.random.default_rng)):
+        for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
+            order(*pair)
+    if len(seeds) != 4:
+        return None
+    start, of_seed, of_epoch = seeds[0], seeds[1] - seeds[0], seeds[2] - seeds[0]
+    if min(of_seed, of_epoch) < 1 or seeds[3] - start != of_seed + of_epoch:
+        return None
+    common = math.gcd(of_seed, of_epoch)
+    return (of_epoch // common, 0), (0, of_seed // common)
 
 
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)

@@ -137,7 +137,7 @@ KEPT = "What was given out is the caller's. A list that keeps all futures keeps 
 
 
 def _fault_of_errors(prefetched: Any) -> str | None:
-    for ahead, kind in ((1, KeyError), (3, KeyError), (2, OSError), (2, ValueError)):
+    for ahead, kind in ((1, KeyError), (3, KeyError), (2, OSError), (2, ValueError), *SPECIAL_ERRORS):
         results, to_raise = [], [2]
 
         def fetch(task: int, to_raise: list[int] = to_raise, kind: type[Exception] = kind) -> int:
@@ -156,6 +156,8 @@ def _fault_of_errors(prefetched: Any) -> str | None:
     return None
 
 
+SPECIAL_ERRORS = ((2, FileNotFoundError), (3, TimeoutError), (2, IndexError))
+"""By how many are ahead: what somebody may take for no error."""
 ERRORS = "The results before it come first, then its error is raised: whoever swallows it trains on fewer samples."
 
 

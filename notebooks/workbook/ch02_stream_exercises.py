@@ -42,7 +42,7 @@ def _fault_of_share(share: Any) -> str | None:
 
 def _fault_of_many(share: Any) -> str | None:
     """What is shared out by blocks of lines is uneven behind the first of them alone."""
-    for number, workers in ((1000, 3), (777, 5)):
+    for number, workers in ((1000, 3), (777, 5), (20_000, 2)):
         infos = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)]
         read = [list(share(iter(range(number)), info)) for info in infos]
         if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number))):
@@ -57,7 +57,7 @@ def _fault_of_content(share: Any) -> str | None:
     for _ in range(SEARCHED):
         workers = draw.choice([0, 1, draw.randint(2, 6)])
         infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
-        lines = [draw.choice(["", "\n", " a \n", "a", "b\n", 0, None]) for _ in range(draw.randrange(14))]
+        lines = [draw.choice(["", "\n", " a \n", "a", "b\n", "0", "# c\n", "é\n"]) for _ in range(draw.randrange(14))]
         read = [list(share(iter(lines), info)) for info in infos]
         if missing_and_twice(map(repr, itertools.chain(*read)), map(repr, lines)):
             return f"of the lines {lines}, {workers} workers read {read}.\n{AS_IT_IS}"

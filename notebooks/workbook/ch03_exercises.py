@@ -145,6 +145,8 @@ def watched(
         model, batches = _small_model(seed, First(4, 4), Last(4, 1)), list(torch.randn(num_batches, SAMPLES, 4))
     if equal:
         batches = [batches[0].clone() for _ in batches]
+    if seed % 3 == 1:
+        batches[-1] = batches[-1][: SAMPLES // 2]  # as the last one of an epoch may be
     with torch.no_grad():
         losses = [model(batch).square().mean().item() for batch in batches]
     before_forward.clear()
@@ -157,20 +159,23 @@ def watched(
         return box
 
     with saved_tensors_hooks(pack, lambda box: box.tensor):
-        returned = validate(model, batches)
+        returned = validate(model, list(batches))
     return Validated(batches, losses, returned, before_forward, outputs_before_forward, most_samples)
 
 
 SAMPLES = 8
-"""In each batch."""
+"""In each batch, but for a short last one."""
 
 
 def _small_model(seed: int, first: nn.Module, last: nn.Module) -> nn.Module:
-    """As an answer may find it: as it was made, with a layer in evaluation mode, frozen, or with gradients."""
+    """As an answer may find it: as it was made, a layer in evaluation mode, frozen, with gradients, or all zeros."""
     model = nn.Sequential(first, nn.Tanh(), last)
     model[0].train(seed % 4 != 1).requires_grad_(seed % 4 != 2)
     if seed % 4 == 3:
         model[2].bias.grad = torch.ones(1)
+    if seed % 5 == 4:
+        nn.init.zeros_(model[2].weight)
+        nn.init.zeros_(model[2].bias)  # every loss is 0
     return model
 
 

@@ -62,6 +62,7 @@ DEVICES: tuple[dict[str, Any], ...] = (
     dict(step=(0, 0), backward=(100, 10), limit=1600, usual=100),
     dict(step=(33_152, 392), backward=(24_704, 904), limit=5_448_704, usual=256),
     dict(step=(50_000, 0), backward=(20_000, 900), limit=5_420_000, usual=256),
+    dict(step=(0, 0), backward=(0, 10), limit=1_000_000, usual=20),
     # The bend is at the half itself; an odd size; and a device that has no room for one sample more.
     dict(step=(128_000, 0), backward=(0, 1000), limit=1_000_000, usual=256),
     dict(step=(0, 0), backward=(100, 10), limit=1605, usual=51),

@@ -81,6 +81,15 @@ def buckets(text, arrange=None):
     return answer
 
 
+def of_one_number(number):
+    return lambda lengths, batch_size, seed, epoch: ch02._buckets(lengths, batch_size, number(seed, epoch))
+
+
+def samples_of_the_epoch_alone(lengths, batch_size, seed, epoch):
+    batches = ch02._buckets(lengths, batch_size, epoch, shuffle_batches=False)
+    return [batches[i] for i in np.random.default_rng([seed, epoch]).permutation(len(batches))]
+
+
 def in_halves(batches, rng):
     middle = len(batches) // 2
     return [*rng.sample(batches[:middle], middle), *rng.sample(batches[middle:], len(batches) - middle)]
@@ -99,6 +108,19 @@ def trying_again(fetch, tasks, ahead):
                 result = fetch(task)
             del oldest
             yield result
+
+
+def leaving_out(*kinds):
+    def answer(fetch, tasks, ahead):
+        for future in fetching._oldest_first(fetch, tasks, ahead):
+            with contextlib.suppress(*kinds):
+                yield future.result()
+
+    return answer
+
+
+def lines_that(change):
+    return lambda lines, info: change(dealt(lines, info))
 
 
 def dealt(lines, info):
@@ -135,6 +157,30 @@ LOSS = "\n        loss = out.square().mean()"
 ITEM = "with torch.no_grad(): loss = model(batch).square().mean().item()"
 
 
+def from_zero_on(model, batches):
+    losses, worst, largest = [], None, 0.0
+    for number, batch in enumerate(batches):
+        with torch.no_grad():
+            losses.append(model(batch).square().mean().item())
+        if losses[-1] > largest:
+            largest, worst = losses[-1], number
+    return {"losses": losses, "worst": worst}
+
+
+def emptying(model, batches):
+    returned = ch03.validate_with(model, batches)
+    batches.clear()
+    return returned
+
+
+def at_most_8192(run, limit, usual):
+    half = usual // 2
+    at_half, at_usual = run(half), run(usual)
+    size = min(usual + (limit - at_usual) * (usual - half) // (at_usual - at_half), 8192)
+    run(size)
+    return size
+
+
 def asking_the_device(run, limit, usual):
     size = run.__self__.largest()
     run(size)
@@ -147,12 +193,31 @@ def asking_the_device(run, limit, usual):
         (ch01.by_hand, batches_that_pop, "changes `order`, which is its caller's"),
         (ch01.by_hand, batches_that_draw, "Python's global generator is not as it was"),
         (ch01.padded, ch01._OneBuffer(), "Each batch needs memory of its own"),
+        (ch01.padded, lambda words: ch01._padded(words, width=min(12, max(map(len, words)))), "Letters are lost"),
+        (ch01.mean_accuracy, lambda correct, sizes: str(sum(correct) / sum(sizes)), "should be 0.5, got '0.5'"),
         (ch01.mean_accuracy, in_double, "torch's default dtype is torch.float64"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch % 100}"), "give one order"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch & 63}"), "give one order"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{min(epoch, 50)}"), "give one order"),
+        (
+            ch02.bucket_batches,
+            of_one_number(lambda seed, epoch: 1337 * seed + epoch),
+            "(1, 0) and (0, 1337) give one order",
+        ),
+        (ch02.bucket_batches, of_one_number(lambda seed, epoch: seed + 2**21 * epoch), "A sum of multiples of the two"),
+        (ch02.bucket_batches, samples_of_the_epoch_alone, "seed 1 has the batches of seed 0, in another order"),
         (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
         (fetching.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, leaving_out(FileNotFoundError), "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, leaving_out(TimeoutError), "whoever swallows it trains on fewer samples"),
+        (streams.share, lines_that(lambda lines: itertools.islice(lines, 9_999)), "20,000 lines, 2 workers"),
+        (streams.share, lines_that(lambda lines: (line for line in lines if line[:1] != "#")), "handed on as it is"),
+        (
+            streams.share,
+            lines_that(lambda lines: (f"{line}".encode("ascii", "ignore").decode() for line in lines)),
+            "as it is",
+        ),
+        (streams.share, lines_that(lambda lines: map(str.strip, lines)), "handed on as it is"),
         (streams.share, lambda lines, info: list(lines) if info is None else dealt(lines, info), "A list holds"),
         (streams.share, list_after_the_first, "gave out line 2 of its own.\nA list holds the whole stream"),
         (ch03.peak_bytes, lambda **case: mock.ANY, "should be 2640, got <ANY>"),
@@ -177,6 +242,14 @@ def asking_the_device(run, limit, usual):
             "alone, got dict with the keys ['losses', 'number', 'worst']",
         ),
         (ch03.kept, validation(ITEM, first="torch.set_default_dtype(torch.float64)"), "default dtype is torch.float64"),
+        (
+            ch03.kept,
+            validation(ITEM.replace(".mean()", ".sum()"), first="n = len(batches[0])", rounded="loss / n"),
+            "with 2 batches, `losses` should be",
+        ),
+        (ch03.kept, from_zero_on, "`worst` should be 0, the number of the batch with the largest loss; got None"),
+        (ch03.kept, emptying, "changes `batches`, which is its caller's"),
+        (three_trials, at_most_8192, "the answer 8192 holds 81,920 bytes, and a larger batch fits"),
         (three_trials, asking_the_device, "has no attribute '__self__'"),
         (ch04.applied_gradients, windows_that_pop, "changes `micro_batches`, which is its caller's"),
         (ch04.applied_gradients, windows_by_identity, "should be ["),
@@ -202,6 +275,8 @@ def test_what_passed_is_refused(exercise, answer, message):
             lambda counts, rank: counts[rank] * sum(count > 0 for count in counts) / sum(counts),
             "DDP divides by all ranks, also by those that have none",
         ),
+        (ch01.padded, lambda words: ch01._padded(words)[::-1], "The mask comes first"),
+        (ch04.rank_factor, lambda counts, rank: counts[rank] * len(counts) // sum(counts), "comes from `//`"),
         (ch04.applied_gradients, ch04._joined_to_the_last, "it is a window of its own"),
         (
             ch05.schedule_horizon,
