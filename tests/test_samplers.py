@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, SequentialSampler
+from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
 from course_lib.callbacks import ExactResume
 from course_lib.launch import RankError, run_ranks
@@ -357,6 +357,47 @@ def test_a_wrapped_sampler_with_generators_of_its_own_yields_the_same_on_all_ran
         assert sorted(indices_of(samplers)) == list(range(21))
 
 
+class DrawsFrom:
+    """A batch sampler of somebody else, and where its generator comes from."""
+
+    def __init__(self, make, *, holds="", keeps=False):
+        self.make, self.keeps = make, keeps
+        if holds:
+            setattr(self, holds, make())
+
+    def __iter__(self):
+        generator = getattr(self, "generator", None) or self.make()
+        if self.keeps:
+            self.generator = generator
+        order = generator.permutation(21).tolist()
+        return (order[i : i + 4] for i in range(0, 21, 4))
+
+
+def test_what_no_generator_within_reach_decides_is_refused():
+    elsewhere = np.random.default_rng(1)
+    made_anew, of_a_closure = DrawsFrom(np.random.default_rng), DrawsFrom(lambda: elsewhere)
+    made_at_first = DrawsFrom(np.random.default_rng, keeps=True)
+    for wrapped in (made_anew, of_a_closure, made_at_first, BatchSampler(Drawn(made_anew), 2, False)):
+        sampler = ShardedBatchSampler(wrapped, num_replicas=2, rank=0)
+        for look in (iter, len, lambda sampler: sampler.state_dict(batches=1)):
+            with pytest.raises(ValueError, match=r"two copies of .* yield different batches from the same seeds"):
+                next(look(sampler))
+    of_a_number = DrawsFrom(lambda: np.random.default_rng(7))
+    for wrapped in (of_a_number, DrawsFrom(np.random.default_rng, holds="generator")):
+        ranks = [ShardedBatchSampler(copy.copy(wrapped), num_replicas=2, rank=rank) for rank in range(2)]
+        assert sorted(indices_of(ranks)) == list(range(21))
+
+
+class Drawn(Sampler):
+    """The indices of a batch sampler, one after the other."""
+
+    def __init__(self, batches):
+        self.batches = batches
+
+    def __iter__(self):
+        return chain.from_iterable(self.batches)
+
+
 def test_wrapping_leaves_the_global_generators_alone():
     torch.manual_seed(3)
     expected = torch.rand(2)
@@ -397,7 +438,7 @@ def test_the_wrapped_sampler_is_read_once_for_an_epoch_however_many_states_are_t
             assert sampler.state_dict() == sampler.state_dict(batches=number)
             assert number <= len(sampler)
         list(sampler)
-        assert wrapped.reads == epoch + 1
+        assert wrapped.reads == 2 + epoch + 1  # two copies of it, once
 
 
 def test_a_state_costs_no_more_in_a_long_epoch_than_in_a_short_one():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import random
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
@@ -20,6 +21,8 @@ from course_lib.steps.dealt import Dealing, equal_batches
 
 Chunk = tuple[int, int]
 """Begin and end in the epoch's flat order."""
+_REPRODUCIBLE = ("builtins", "torch.utils.data.sampler")
+"""Where classes are from that draw from the generators they are given, or from the global ones."""
 
 
 class ShardedBatchSampler(EpochBatchSampler):
@@ -27,7 +30,10 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     Before each epoch the wrapped sampler runs once, whole, with its generators and the global ones seeded from
     (seed, epoch), and the global ones put back afterwards. So all ranks see it yield the same, whatever they drew
-    before; a wrapper without this loses some indices and repeats others.
+    before; a wrapper without this loses some indices and repeats others. What no generator within reach decides (one
+    that ``__iter__`` makes, or that a closure holds) would be another order on each rank: it shows when two copies of
+    the wrapped sampler are read ahead of the first epoch, and is refused. (hash() of a text is one value in a process,
+    and does not show.)
 
     >>> by_length = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     >>> for rank in 0, 1:
@@ -55,7 +61,8 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     Raises:
         ValueError: The wrapped sampler shards already, or yields an empty batch; or ``tail="spread"`` cannot give
-            every rank an index (it shows when the sampler is iterated).
+            every rank an index, or two copies of the wrapped sampler yield different batches from the same seeds (both
+            show when the sampler is iterated).
     """
 
     tells_occurrences = True
@@ -93,6 +100,8 @@ class ShardedBatchSampler(EpochBatchSampler):
                 )
         self.split = bool(split)
         self.epochs_alike = isinstance(batch_sampler, list | tuple)
+        self._is_known = all(type(part).__module__ in _REPRODUCIBLE for part in _parts(batch_sampler))
+        """Whether the generators that can be seeded decide what it yields."""
         self._last_read: _Read | None = None
         self._last_plan: _StepsOfEpoch | None = None
 
@@ -107,6 +116,9 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     def _whole(self) -> _Read:
         """What the wrapped sampler yields in this epoch: read once, and again where it is no longer the same."""
+        if not self._is_known:
+            _require_reproducible(self.batch_sampler, self.seed, self.epoch)
+            self._is_known = True
         last = self._last_read
         if last is None or last.epoch != self.epoch or not _same(last.looks, _looks(self.batch_sampler)):
             self._last_read = _read(self.batch_sampler, self.seed, self.epoch)
@@ -237,12 +249,35 @@ def _read(sampler: Any, seed: int, epoch: int) -> _Read:
     return _Read(epoch, flat, Repeats(np.array(flat, dtype=np.int64)), edges, _looks(sampler))
 
 
+def _require_reproducible(sampler: Any, seed: int, epoch: int) -> None:
+    one, other = (_read(_copied(sampler), seed, epoch) for _ in range(2))
+    if (one.flat, one.edges) != (other.flat, other.edges):
+        raise ValueError(
+            f"two copies of {type(sampler).__name__} yield different batches from the same seeds, and so would two "
+            "ranks: it draws from a generator that is made in __iter__ or held elsewhere. Hold the generator as an "
+            "attribute (self.generator = ...), or draw from the global one of torch, NumPy or random"
+        )
+
+
+def _copied(sampler: Any) -> Any:
+    """A sampler that begins where this one stands; what it deals from is not copied."""
+    twin = copy.copy(sampler)
+    for name, inner in _inner(sampler):
+        vars(twin)[name] = _copied(inner)
+    return twin
+
+
 def _parts(sampler: Any) -> Iterator[Any]:
     """A sampler and the samplers inside it."""
     yield sampler
+    for _, inner in _inner(sampler):
+        yield from _parts(inner)
+
+
+def _inner(sampler: Any) -> Iterator[tuple[str, Any]]:
     for name, value in getattr(sampler, "__dict__", {}).items():
         if value is not sampler and (isinstance(value, Sampler) or "sampler" in name):
-            yield from _parts(value)
+            yield name, value
 
 
 def _looks(sampler: Any) -> list[Any]:
