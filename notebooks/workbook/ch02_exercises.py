@@ -163,7 +163,7 @@ def another_hash() -> Iterator[None]:
     """As in another process: hash() of what holds a text has another value."""
 
     def salted(value: Any) -> int:
-        return original(value) ^ (0x5DEECE66D if _holds_text(value) else 0)
+        return original((original(value), "of another process")) if _holds_text(value) else original(value)
 
     original, builtins.hash = builtins.hash, salted
     try:

@@ -120,14 +120,24 @@ class _OfAnotherClass:
 
 
 def _fault_of_another_sampler(shard: Shard) -> str | None:
-    theirs = _OfAnotherClass()
+    theirs, ranks = _OfAnotherClass(), []
     try:
-        ranks = [list(shard(theirs, 2, rank, epoch=3)) for rank in (0, 1)]
+        for rank in (0, 1):
+            torch.manual_seed(1000 + rank)
+            ranks.append([[int(index) for index in batch] for batch in shard(theirs, 2, rank, epoch=3)])
     except AttributeError as error:
         return f"any batch sampler is to be wrapped, and of another class it raises {error}. All have `iter` and `len`."
-    if any([int(index) for index in batch] not in theirs.yielded for batches in ranks for batch in batches):
+    if any(batch not in theirs.yielded for batches in ranks for batch in batches):
         return "there are batches that the wrapped sampler does not yield: each rank takes whole batches, as they come."
+    if lost := lost_and_again(ranks, 20)[0]:
+        return f"of another class's 20 indices on 2 ranks, {lost} are lost.\n{ANY_CLASS}"
     return None
+
+
+ANY_CLASS = (
+    "Any batch sampler is to be wrapped, and one without a `sampler` draws from torch's global generator, which each "
+    "rank has its own of: seed that one by the epoch while you make the list."
+)
 
 
 def _fault_of_repeats(ranks: list[Any], order: list[list[int]]) -> str | None:

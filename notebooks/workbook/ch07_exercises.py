@@ -46,6 +46,9 @@ def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, 
         "{got} takes a large number for an infinite one: 65,504 is the largest in half precision only.": all(
             abs(value) < 65_504 for value in reduced_gradient
         ),
+        "{got} takes a large number for an infinite one: the largest in single precision is 3.4 · 10³⁸.": all(
+            abs(value) < 1e19 for value in reduced_gradient
+        ),
         "{got} looks for the one object math.nan, by `in`: another NaN is not found. Ask math.isfinite of each "
         "element.": not any(bad in reduced_gradient for bad in (math.nan, math.inf, -math.inf)),
     }
@@ -79,6 +82,7 @@ update_together = Exercise(
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
         dict(own_loss=math.nan, reduced_gradient=[0.1, -0.2]),
         dict(own_loss=0.5, reduced_gradient=[1e18] * 20),
+        dict(own_loss=0.5, reduced_gradient=[1.8e19]),  # whose square is finite in float32, too
     ],
     misconceptions=_wrong_updates,
     search=_draw_update,

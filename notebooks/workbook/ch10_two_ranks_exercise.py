@@ -6,7 +6,7 @@ import contextlib
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
-from itertools import chain, islice
+from itertools import islice
 from typing import Any, NamedTuple
 
 import cloudpickle
@@ -17,6 +17,7 @@ from course_lib.callbacks import Preflight
 from course_lib.launch import RankError, run_ranks
 from course_lib.samplers import ShardedBatchSampler
 from workbook.calls import Allowed
+from workbook.ch02_exercises import HASH, another_hash
 from workbook.ch10_fits import STILL, MakeRun, Record, Uneven, fit
 from workbook.ch10_runs.parts import Line, Neighbours, Points
 from workbook.exercises import PropertyExercise
@@ -30,11 +31,22 @@ class _Dealt(NamedTuple):
     samples: int
 
 
-def _dealt_to(rank: int, make_run: MakeRun) -> _Dealt:
+def _dealt_to(rank: int, make_run: MakeRun, hashes_differ: bool) -> _Dealt:
     record = Record()
-    with contextlib.suppress(Uneven):
+    of_rank = another_hash() if rank and hashes_differ else contextlib.nullcontext()
+    with contextlib.suppress(Uneven), of_rank:
         fit(make_run(), record)
     return _Dealt(record.epochs, record.counts, record.samples)
+
+
+def _dealt(make_run: MakeRun, *, hashes_differ: bool) -> list[_Dealt]:
+    results = run_ranks(_dealt_to, args=(make_run, hashes_differ), timeout=120, backend="gloo")
+    return [result.value for result in results]
+
+
+def _missing_and_twice(ranks: list[_Dealt], number: int) -> tuple[int, int]:
+    given = Counter(index for rank in ranks for batch in rank.epochs[number] for index in batch)
+    return 44 - len(given), sum(times > 1 for times in given.values())
 
 
 def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
@@ -55,7 +67,7 @@ def _travels_by_value(function: Any) -> None:
 def _fault_of_dealing(make_run: MakeRun) -> str | None:
     _travels_by_value(make_run)
     try:
-        ranks = [result.value for result in run_ranks(_dealt_to, args=(make_run,), timeout=120, backend="gloo")]
+        ranks = _dealt(make_run, hashes_differ=True)  # as in processes that are no forks of one
     except RankError as error:
         raised = next((report.error for report in error.reports if report.error), error.summary)
         return f"on two ranks it raises {raised[:200]}"
@@ -71,14 +83,16 @@ def _fault_of_dealing(make_run: MakeRun) -> str | None:
         return f"the dataset has {first.samples} samples, and 44 were asked for: the data stay as they are."
     if len(first.epochs) != 2:
         return f"two epochs were asked for, and the run trains {len(first.epochs)}."
-    epochs = [[batch for rank in ranks for batch in rank.epochs[number]] for number in (0, 1)]
-    for name, batches in zip(("first", "second"), epochs, strict=True):
-        given = Counter(chain.from_iterable(batches))
-        missing, twice = 44 - len(given), sum(times > 1 for times in given.values())
+    for number, name in enumerate(("first", "second")):
+        batches = [batch for rank in ranks for batch in rank.epochs[number]]
+        missing, twice = _missing_and_twice(ranks, number)
         if twice == 44:
             return "both ranks train all 44 samples: nobody shares them out."
         if missing or twice:
-            return f"of the 44 samples, {missing} are trained by no rank in the {name} epoch, and {twice} twice."
+            told = f"of the 44 samples, {missing} are trained by no rank in the {name} epoch, and {twice} twice."
+            if _missing_and_twice(_dealt(make_run, hashes_differ=False), number) == (0, 0):
+                told += f"\n{HASH}"
+            return told
         if torn := sum(len({index // 4 for index in batch}) > 1 for batch in batches):
             return f"every sample comes once, and {torn} batches hold samples that are no neighbours."
         if alone := sum(len(batch) == 1 for batch in batches):

@@ -480,6 +480,10 @@ WRONG = {
         update_together,
         lambda own_loss, reduced_gradient: "update" if all(map(math.isfinite, reduced_gradient)) else "skip",
     ),
+    "07/1 below 10 ** 19": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(abs(g) < 1e19 for g in reduced_gradient),
+    ),
     "07/2 a cosine": (
         learning_rates,
         lambda finite, horizon: [0.5 + 0.5 * math.cos(math.pi * u / horizon) for u in range(sum(finite))],
@@ -586,6 +590,15 @@ WRONG = {
         two_ranks,
         shared_by_two(
             lambda: OneOrder(lambda parts, epoch, rank: parts[:: -1 if epoch else 1][rank::2]),
+            use_distributed_sampler=False,
+        ),
+    ),
+    "10/2 by the hash of a text": (
+        two_ranks,
+        shared_by_two(
+            lambda: OneOrder(
+                lambda parts, epoch, rank: sorted(parts, key=lambda part: hash(f"{epoch}, {part}"))[rank::2]
+            ),
             use_distributed_sampler=False,
         ),
     ),
