@@ -62,7 +62,8 @@ class StepGuard:
         model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module (on
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
-            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
+            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``. A
+            parameter that the forward itself writes to (a codebook) is not put back either: make it a buffer.
         optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
             Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
         scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` of ``lr_factor(...)``
