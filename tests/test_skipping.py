@@ -530,6 +530,63 @@ def test_buffers_that_a_forward_replaces_are_put_back():
     assert not guard.step() and model.seen == 1 and model.cache == 1
 
 
+class Codebook(nn.Module):
+    """A frozen parameter follows the inputs, by an average that each forward in training mode moves."""
+
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(3, 1, dtype=torch.float64)
+        self.book = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)
+
+    def forward(self, x):
+        if self.training:
+            with torch.no_grad():
+                self.book.lerp_(x.mean(0), 0.1)
+        return self.layer(x - self.book).square().mean()
+
+
+@pytest.mark.parametrize("on_device", [False, True])
+def test_a_frozen_parameter_that_forwards_write_to_is_put_back_from_the_second_window_on(on_device):
+    def trained(batches, averaged_between=False):
+        torch.manual_seed(0)
+        model = Codebook()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=on_device)
+        guard = StepGuard(model, optimizer, on_device=on_device)
+        for batch in batches:
+            optimizer.zero_grad()
+            for part in batch.chunk(2):
+                guard.backward(model(part))
+            guard.step()
+            if averaged_between:
+                with torch.no_grad():
+                    model.book.mul_(0.5)  # a caller's own doing is no part of a window
+        guard.flush()
+        return state_of(model), guard.skipped
+
+    batches = [torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(5)]
+    bad = batches[2] * NAN
+    expected, _ = trained(batches)
+    for places in ([1], [2, 2, 4], [5]):
+        with_bad = list(batches)
+        for place in reversed(places):
+            with_bad.insert(place, bad)
+        assert trained(with_bad) == (expected, len(places))
+    assert trained([batches[0], bad, batches[1]], averaged_between=True)[0] != trained(batches[:2])[0]
+
+
+def test_a_frozen_parameter_that_the_very_first_window_spoils_is_an_error():
+    model = Codebook()
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
+    guard.backward(model(torch.full((2, 3), NAN, dtype=torch.float64)))
+    with pytest.raises(RuntimeError, match="of shape \\(3,\\), has to be skipped, and left values in it that are not"):
+        guard.step()
+    model = Codebook()
+    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_consecutive_skips=None)
+    guard.reject("a finite window")
+    guard.backward(model(torch.ones(2, 3, dtype=torch.float64)))
+    assert guard.step() is False and model.book.isfinite().all()
+
+
 def test_a_validation_between_two_windows_keeps_what_it_changed():
     model = make_model()
     guard = make_guard(model)

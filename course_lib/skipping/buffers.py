@@ -18,10 +18,17 @@ class BufferSnapshot:
 
     They are taken before DDP broadcasts rank 0's buffers as well: each rank gets back what it had itself, and the next
     window's broadcast finds what it would have found.
+
+    A frozen parameter that a window writes to (a codebook, a momentum encoder) is treated as a buffer from the next
+    window on: a copy of all that is frozen could be as large as the model.
     """
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
+        self._frozen: list[tuple[nn.Parameter, int]] = []
+        """The frozen parameters, with how often each had been written to when the window began."""
+        self._moving: dict[nn.Parameter, Tensor] = {}
+        """Those that a window has written to, with copies of them."""
         self._copies: dict[tuple[int, str], Tensor] = {}
         self._held: list[tuple[nn.Module, str, Tensor | None]] | None = None
 
@@ -40,6 +47,9 @@ class BufferSnapshot:
                 self._copies[id(module), name] = buffer.detach().clone()
             else:
                 copy.copy_(buffer)
+        frozen = [p for p in self._model.parameters() if not (p.requires_grad or p.is_inference())]
+        self._frozen = [(parameter, parameter._version) for parameter in frozen]
+        self._moving = {parameter: parameter.detach().clone() for parameter in frozen if parameter in self._moving}
 
     def check_taken(self) -> None:
         """Raise a RuntimeError where there are buffers, and no copies of what they were before this window."""
@@ -55,7 +65,21 @@ class BufferSnapshot:
         """Restore all buffers, in the tensors that held them; with a 0-dim bool tensor, only where that is true.
 
         Nothing is read by the host. A buffer that a module replaced (instead of writing to it) is put back as well.
+
+        Raises:
+            RuntimeError: Without ``where``: the window left what is not finite in a frozen parameter, of which there
+                is no copy yet.
         """
+        written = self._written_to()
+        for parameter in written:
+            if (held := self._moving.get(parameter)) is not None:
+                parameter.copy_(held if where is None else torch.where(where.to(held.device), held, parameter))
+            elif where is None and not parameter.isfinite().all():
+                raise RuntimeError(
+                    f"the first window that wrote to a frozen parameter, of shape {tuple(parameter.shape)}, has to be "
+                    "skipped, and left values in it that are not finite. Make it a buffer (register_buffer): of those "
+                    "there are copies from the first window on"
+                )
         for module, name, buffer in self._held or ():
             now = module._buffers.get(name)
             if buffer is None or _is_expanded(buffer):
@@ -70,7 +94,13 @@ class BufferSnapshot:
                 now.copy_(torch.where(where.to(now.device), copy, now))
 
     def drop(self) -> None:
-        self._held = None
+        for parameter in self._written_to():
+            self._moving.setdefault(parameter, parameter.detach())
+        self._held, self._frozen = None, []
+
+    def _written_to(self) -> list[nn.Parameter]:
+        """The parameters that were frozen when the window began, and still are, and that it has written to."""
+        return [p for p, version in self._frozen if p._version != version and not p.requires_grad]
 
 
 def _is_expanded(buffer: Tensor) -> bool:

@@ -63,7 +63,7 @@ class StepGuard:
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
             same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``. A
-            parameter that the forward itself writes to (a codebook) is not put back either: make it a buffer.
+            frozen parameter that the forward writes to (a codebook) counts as a buffer from its second window on.
         optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
             Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
         scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` of ``lr_factor(...)``
