@@ -277,7 +277,7 @@ def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: 
     else:
         cure = (
             f"Give the schedule the {counted(calls.made, 'call')} that the run makes, one for each {per_call}: "
-            "plan_steps(...).total_steps, or trainer.estimated_stepping_batches in configure_optimizers."
+            "plan_steps(...).total_steps, or in a Trainer trainer.estimated_stepping_batches."
         )
     return Judgement().find("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure)
 
