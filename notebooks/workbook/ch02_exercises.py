@@ -220,12 +220,12 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     for pair, made_order in made_of.items():
         if (other := of_order.setdefault(made_order, pair)) != pair:
             return told(pair, other, "Sums, products, remainders and bits of the two are one number for many pairs.")
-    if (pairs := _pairs_of_one_number(order)) and order(*pairs[0]) == order(*pairs[1]):
+    if (pairs := pairs_of_one_number(order)) and order(*pairs[0]) == order(*pairs[1]):
         return told(*pairs, "A sum of multiples of the two is one number for many pairs.")
     return None
 
 
-def _pairs_of_one_number(order: Callable[[int, int], Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def pairs_of_one_number(order: Callable[[int, int], Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Two pairs of one number, if the answer makes a generator of whole numbers that grow evenly with either."""
     seeds: list[int] = []
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import cloudpickle
@@ -15,7 +16,7 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
-from workbook.ch02_exercises import FACTORS, HASH, WRITTEN_ALIKE, another_hash
+from workbook.ch02_exercises import FACTORS, HASH, WRITTEN_ALIKE, another_hash, pairs_of_one_number
 from workbook.ch06_two_ranks import fit
 from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
@@ -267,6 +268,10 @@ def _fault_of_orders(make: Any) -> str | None:
     for pair in of_factors + WRITTEN_ALIKE:
         if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
             return _one_order(pair, other)
+    if pairs := pairs_of_one_number(partial(_order_of, make)):
+        one, other = pairs
+        if _order_of(make, *one) == _order_of(make, *other):
+            return _one_order(one, other)
     return None
 
 

@@ -44,6 +44,11 @@ class JoinsTheSeeds(_Dealt):
         return np.random.default_rng(int(f"{self.seed}{self.epoch}")).permutation(self.num_samples)
 
 
+class AddsAMultiple(_Dealt):
+    def order(self):
+        return np.random.default_rng(self.seed + 9973 * self.epoch).permutation(self.num_samples)
+
+
 class MultipliesThem(_Dealt):
     def order(self):
         return np.random.default_rng(self.seed * self.epoch).permutation(self.num_samples)
@@ -435,6 +440,7 @@ WRONG = {
     "06/2 seed in the upper bits": (repair_a_sampler, SeedInTheUpperBits),
     "06/2 seeds joined": (repair_a_sampler, JoinsTheSeeds),
     "06/2 a product": (repair_a_sampler, MultipliesThem),
+    "06/2 a sum of a multiple": (repair_a_sampler, AddsAMultiple),
     "06/3 epoch modulo 12": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 12)),
     "06/3 epoch modulo 100": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 100)),
     "06/3 epochs up to 50": (one_order_for_all_ranks, seeded_by(lambda epoch: min(epoch, 50))),
