@@ -159,7 +159,7 @@ def limited(steps, limit_train_batches):
     return steps[:limit_train_batches]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_a_plan_is_what_is_counted_by_hand(rng):
     n, world_size = rng.randint(1, 60), rng.randint(1, 3)
@@ -190,7 +190,7 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
     assert plan.explain() and plan.table()
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
 def test_a_run_is_refused_for_the_epochs_alone_that_it_comes_to(rng):
     n, world_size = rng.randint(1, 20), rng.randint(2, 3)
@@ -224,7 +224,7 @@ def test_a_run_is_refused_for_the_epochs_alone_that_it_comes_to(rng):
             sampler.check_epochs(4, **run)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.randoms(use_true_random=False))
 def test_a_schedule_by_epochs_is_planned_as_batch_sizes_by_epoch(rng):
     n, world_size = rng.randint(4, 80), rng.randint(1, 4)
@@ -281,7 +281,7 @@ def windows_by_addition(n, schedule, world_size, tail, limit, epochs):
     return windows
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_windows_from_prefix_sums_are_those_that_are_added_up(rng):
     n, world_size = rng.randint(1, 90), rng.randint(1, 3)

@@ -152,7 +152,7 @@ def test_the_order_is_that_of_a_shuffled_batch_sampler():
     assert next(iter(ScheduledBatchSampler(48, STEPWISE, shuffle=False))) == list(range(16))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(st.randoms(use_true_random=False))
 def test_a_resume_has_the_rest_of_the_epoch_and_the_epochs_behind_it(rng):
     n, before, after = rng.randint(4, 60), rng.randint(1, 4), rng.randint(1, 4)
@@ -253,7 +253,7 @@ def test_a_state_that_lacks_something_is_refused_and_changes_nothing(lacking):
     assert sampler.state_dict(batches=0) == want
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=100)
 @given(st.randoms(use_true_random=False))
 def test_windows_of_an_own_loop_have_one_size(rng):
     n, world_size = rng.randint(8, 90), rng.randint(1, 3)

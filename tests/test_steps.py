@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
@@ -488,7 +488,6 @@ def dealt(make, world_size, epoch):
 
 
 @pytest.mark.parametrize("kind", SAMPLERS)
-@settings(deadline=None)
 @given(dealing=st.fixed_dictionaries(dealings), run=st.fixed_dictionaries(runs))
 def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
     world_size = dealing.pop("world_size")
@@ -527,7 +526,6 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
 
 
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
-@settings(deadline=None)
 @given(dealing=st.fixed_dictionaries(dealings))
 def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
     world_size = dealing.pop("world_size")
@@ -543,7 +541,6 @@ def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
 
 
 @pytest.mark.parametrize("kind", ["shuffled", "two streams", "sharded", "uneven"])
-@settings(deadline=None)
 @given(
     dealing=st.fixed_dictionaries(dealings), epoch=st.integers(0, 2), stop=st.integers(0, 30), after=st.integers(1, 5)
 )
