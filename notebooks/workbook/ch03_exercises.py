@@ -174,8 +174,8 @@ def _small_model(seed: int, first: nn.Module, last: nn.Module) -> nn.Module:
     if seed % 4 == 3:
         model[2].bias.grad = torch.ones(1)
     if seed % 5 == 4:
-        nn.init.zeros_(model[2].weight)
-        nn.init.zeros_(model[2].bias)  # every loss is 0
+        for parameter in model[2].parameters():
+            nn.init.zeros_(parameter)  # every loss is 0
     return model
 
 
