@@ -52,18 +52,16 @@ def is_ready(pid: int) -> bool:
         return any(
             state in ("R", "D")
             for one in (process, *process.children(recursive=True))
-            for state in thread_states(one.pid).values()
+            for _, state in thread_states(one.pid)
         )
     return False
 
 
-def thread_states(pid: int) -> dict[int, str]:
-    """Linux's letter for what each thread of a process does, by the thread's id: ``R`` runs, ``S`` sleeps."""
-    states = {}
+def thread_states(pid: int) -> Iterator[tuple[int, str]]:
+    """The id of each thread of a process, and Linux's letter for what it does: ``R`` runs, ``S`` sleeps."""
     for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
         with contextlib.suppress(OSError, IndexError):  # it has ended
-            states[int(thread.parent.name)] = thread.read_text().rpartition(")")[2].split()[0]
-    return states
+            yield int(thread.parent.name), thread.read_text().rpartition(")")[2].split()[0]
 
 
 def takes_signal(pid: int, number: int) -> bool:

@@ -36,7 +36,7 @@ def wait_for_other_threads(seconds: float = REST_SECONDS) -> None:
     One that waits for the interpreter lock rests too: it is in the list by then, and the lock is held in a fork.
     """
     own, deadline = threading.get_native_id(), time.monotonic() + seconds
-    while any(state != "S" for thread, state in thread_states(os.getpid()).items() if thread != own):
+    while any(state != "S" for thread, state in thread_states(os.getpid()) if thread != own):
         if time.monotonic() >= deadline:
             return
         time.sleep(0.0002)

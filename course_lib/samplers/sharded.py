@@ -236,12 +236,17 @@ class _StepsOfEpoch(NamedTuple):
         return bisect_left(self.begins, position)
 
 
-def _read(sampler: Any, seed: int, epoch: int) -> _Read:
+def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
+    """Its batches of an epoch, whatever its generators and the global ones drew before."""
     with _seeded(sampler, (seed, 0, epoch)):
         for part in _parts(sampler):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        batches = [list(map(int, batch)) for batch in sampler]
+        return [list(map(int, batch)) for batch in sampler]
+
+
+def _read(sampler: Any, seed: int, epoch: int) -> _Read:
+    batches = _listed(sampler, seed, epoch)
     if not all(batches):
         raise ValueError(f"{type(sampler).__name__} yields an empty batch")
     edges = np.cumsum([0, *map(len, batches)]).tolist()
@@ -250,8 +255,8 @@ def _read(sampler: Any, seed: int, epoch: int) -> _Read:
 
 
 def _require_reproducible(sampler: Any, seed: int, epoch: int) -> None:
-    one, other = (_read(_copied(sampler), seed, epoch) for _ in range(2))
-    if (one.flat, one.edges) != (other.flat, other.edges):
+    one, other = (_listed(_copied(sampler), seed, epoch) for _ in range(2))
+    if one != other:
         raise ValueError(
             f"two copies of {type(sampler).__name__} yield different batches from the same seeds, and so would two "
             "ranks: it draws from a generator that is made in __iter__ or held elsewhere. Hold the generator as an "

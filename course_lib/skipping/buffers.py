@@ -25,10 +25,10 @@ class BufferSnapshot:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = model
-        self._frozen: list[tuple[nn.Parameter, int]] = []
-        """The frozen parameters, with how often each had been written to when the window began."""
-        self._moving: dict[nn.Parameter, Tensor] = {}
-        """Those that a window has written to, with copies of them."""
+        self._frozen: list[tuple[nn.Parameter, int, Tensor | None]] = []
+        """The frozen parameters, how often each had been written to when the window began, and copies of the moving."""
+        self._moving: set[nn.Parameter] = set()
+        """Those that a window has written to."""
         self._copies: dict[tuple[int, str], Tensor] = {}
         self._held: list[tuple[nn.Module, str, Tensor | None]] | None = None
 
@@ -47,9 +47,8 @@ class BufferSnapshot:
                 self._copies[id(module), name] = buffer.detach().clone()
             else:
                 copy.copy_(buffer)
-        frozen = [p for p in self._model.parameters() if not (p.requires_grad or p.is_inference())]
-        self._frozen = [(parameter, parameter._version) for parameter in frozen]
-        self._moving = {parameter: parameter.detach().clone() for parameter in frozen if parameter in self._moving}
+        frozen = (p for p in self._model.parameters() if not (p.requires_grad or p.is_inference()))
+        self._frozen = [(p, p._version, p.detach().clone() if p in self._moving else None) for p in frozen]
 
     def check_taken(self) -> None:
         """Raise a RuntimeError where there are buffers, and no copies of what they were before this window."""
@@ -70,10 +69,9 @@ class BufferSnapshot:
             RuntimeError: Without ``where``: the window left what is not finite in a frozen parameter, of which there
                 is no copy yet.
         """
-        written = self._written_to()
-        for parameter in written:
-            if (held := self._moving.get(parameter)) is not None:
-                parameter.copy_(held if where is None else torch.where(where.to(held.device), held, parameter))
+        for parameter, copy in self._written_to():
+            if copy is not None:
+                parameter.copy_(copy if where is None else torch.where(where.to(copy.device), copy, parameter))
             elif where is None and not parameter.isfinite().all():
                 raise RuntimeError(
                     f"the first window that wrote to a frozen parameter, of shape {tuple(parameter.shape)}, has to be "
@@ -94,13 +92,12 @@ class BufferSnapshot:
                 now.copy_(torch.where(where.to(now.device), copy, now))
 
     def drop(self) -> None:
-        for parameter in self._written_to():
-            self._moving.setdefault(parameter, parameter.detach())
+        self._moving.update(parameter for parameter, _ in self._written_to())
         self._held, self._frozen = None, []
 
-    def _written_to(self) -> list[nn.Parameter]:
+    def _written_to(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """The parameters that were frozen when the window began, and still are, and that it has written to."""
-        return [p for p, version in self._frozen if p._version != version and not p.requires_grad]
+        return [(p, copy) for p, version, copy in self._frozen if p._version != version and not p.requires_grad]
 
 
 def _is_expanded(buffer: Tensor) -> bool:
