@@ -113,7 +113,7 @@ def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] |
         return None
     steps = checkpoint["global_step"]
     for callback in callbacks:
-        if "uncounted_attempts" in callback:
-            steps = callback["updates"]
+        if callback.get("uncounted_attempts") == 0 and "attempts" in callback:  # else global_step counts updates
+            steps -= callback["attempts"] - callback["updates"]
     samples = states[0]["epoch"] * num_samples + states[0]["position"]
     return {"world_size": world_size, "steps_done": steps, "samples_done": samples}

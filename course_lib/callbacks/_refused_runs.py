@@ -110,6 +110,20 @@ def refused_resumes(trainer: Trainer, own: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def why_its_epoch_is_none_of_this_run(trainer: Trainer) -> str:
+    """Why a checkpoint is refused of an epoch that begins behind this run's ``max_epochs``, or ``""``."""
+    # Lightning returns at once, without a word; and a second fit would make new optimizers for what is left of that
+    # epoch, and lose the batch that was fetched.
+    progress: Any = trainer.fit_loop.epoch_progress.current
+    max_epochs = trainer.max_epochs
+    if max_epochs in (None, -1) or progress.started <= max_epochs:
+        return ""
+    return (
+        f"this checkpoint was saved within epoch {progress.started - 1}, and Trainer(max_epochs={max_epochs}) ends "
+        f"ahead of it: nothing would be trained. Take max_epochs={progress.started} or more to go on from it"
+    )
+
+
 def why_within_a_window(progress: dict[str, Any], k: int) -> str:
     """Why a checkpoint of a run without ExactResume is refused, by its counts of batches, or ``""``."""
     done = progress["current"]["processed"]

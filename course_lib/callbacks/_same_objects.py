@@ -12,7 +12,7 @@ from course_lib._lightning import (
     SAVE_IS_PUT_OFF,
     VALIDATION_HAS_RUN,
 )
-from course_lib.callbacks._trainer import callbacks_of_kind, skippers_of
+from course_lib.callbacks._trainer import callbacks_of_kind
 
 
 def begin_as_in_a_new_process(trainer: Trainer) -> None:
@@ -21,8 +21,6 @@ def begin_as_in_a_new_process(trainer: Trainer) -> None:
     # Else an epoch whose validation is over in the checkpoint ends the next one, too, ahead of its first batch.
     VALIDATION_HAS_RUN.put(epoch_loop.val_loop, False)
     RESULTS.of(epoch_loop).clear()
-    for skipper in skippers_of(trainer):  # whose state is empty in a checkpoint ahead of the first batch
-        skipper.uncounted_attempts = 0
     for average in callbacks_of_kind(trainer, WeightAveraging):
         AVERAGED_EPOCH.put(average, -1)
     for saver in callbacks_of_kind(trainer, ModelCheckpoint):

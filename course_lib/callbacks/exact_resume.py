@@ -50,6 +50,7 @@ from course_lib.callbacks._refused_runs import (
     refuse_windows_of_evaluations,
     refused_resumes,
     warn_of_what_has_not_run,
+    why_its_epoch_is_none_of_this_run,
     why_within_a_window,
 )
 from course_lib.callbacks._replaced_methods import save_behind_own_hook, save_nothing_for_the_exception
@@ -144,8 +145,9 @@ class ExactResume(Callback):
             waits for the epoch's end; or
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
             of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
-            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then. Or a
-            ``LearningRateFinder`` or ``BatchSizeFinder`` is among the callbacks.
+            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then; or
+            within an epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is among
+            the callbacks.
     """
 
     _seed: int | None
@@ -366,6 +368,7 @@ class ExactResume(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
+            self._refuse(trainer, why_its_epoch_is_none_of_this_run(trainer))
             put_modes(trainer, pl_module, self._loaded.get("modes"))
             if not _progress.leave_an_epoch_without_batches(trainer):
                 RESUMING.put(trainer.fit_loop, False)  # as in on_train_end, which was not called

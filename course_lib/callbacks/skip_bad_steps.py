@@ -268,24 +268,24 @@ class SkipBadSteps(CountsSkips):
 
     def _end(self) -> None:
         if self._guard is not None:
-            self._restored = self.state_dict()
+            self._restored = self._guarded_state(self._guard)
             self._guard.close()
         self._guard = None
         self._replaced.close()
 
     def state_dict(self) -> dict[str, Any]:
-        if self._guard is None:
-            return dict(self._restored)
-        state = self._guard.state_dict() | {"uncounted_attempts": self.uncounted_attempts}
-        if self._averages:
-            state["averages"] = [average.state_dict() for average in self._averages]
-        return state
+        state = self._restored if self._guard is None else self._guarded_state(self._guard)
+        return {**state, "uncounted_attempts": self.uncounted_attempts}  # a second fit has them before its guard
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._restored = state_dict
-        self.uncounted_attempts = state_dict.get("uncounted_attempts", 0)
+        self._restored = dict(state_dict)
+        self.uncounted_attempts = self._restored.pop("uncounted_attempts", 0)
 
     # ------------------------------------------------------------------------------------------------- helpers
+
+    def _guarded_state(self, guard: StepGuard) -> dict[str, Any]:
+        averages = {"averages": [average.state_dict() for average in self._averages]} if self._averages else {}
+        return guard.state_dict() | averages
 
     def _read_counters(self) -> None:
         assert self._guard is not None

@@ -176,6 +176,39 @@ def test_a_run_that_is_told_to_stop_within_an_epoch_goes_on_there(flags, tmp_pat
     assert torch.equal(resumed.weight, whole.weight)
 
 
+def test_an_epoch_that_max_epochs_leaves_out_is_refused(tmp_path):
+    # Lightning alone returns at once, and a second fit would train what is left of that epoch but for a batch.
+    def fit(max_epochs, *callbacks, ckpt_path=None):
+        module, loader = Means(), ResumableDataLoader(range(12), 2, shuffle=True)
+        trainer = quiet_trainer(max_epochs=max_epochs, callbacks=[StepAudit(), *callbacks])
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
+        return module
+
+    class SavesWithinEachEpoch(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            if batch_idx == 3:
+                trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
+
+        def on_train_epoch_start(self, trainer, pl_module):
+            trainer.save_checkpoint(tmp_path / f"start of {trainer.current_epoch}.ckpt")
+
+    whole = fit(3, SavesWithinEachEpoch())
+    with pytest.raises(CheckpointError, match=r"within epoch 2, and Trainer\(max_epochs=2\) .* Take max_epochs=3 or"):
+        fit(2, ckpt_path=tmp_path / "2.ckpt")
+    assert fit(3, ckpt_path=tmp_path / "2.ckpt").seen == whole.seen[32:]
+    assert fit(-1, StopsAtEpoch(3), ckpt_path=tmp_path / "2.ckpt").seen == whole.seen[32:]
+    assert fit(2, ckpt_path=tmp_path / "start of 2.ckpt").seen == []  # two epochs are what it had asked for
+    assert fit(2, ckpt_path=tmp_path / "1.ckpt").seen == whole.seen[20:24]
+
+
+class StopsAtEpoch(Callback):
+    def __init__(self, epoch):
+        self.epoch = epoch
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.should_stop = trainer.current_epoch + 1 == self.epoch
+
+
 def test_a_schedule_of_windows_goes_on_within_an_epoch(tmp_path):
     def fit(*callbacks, ckpt_path=None):
         module, loader = Means(), ResumableDataLoader(range(32), 2, shuffle=True)

@@ -21,8 +21,11 @@ SCHEDULES = (
     *("every other step", "step of epochs", "every other epoch", "plateau", "plateau of training"),
 )
 """The first three are a loop's as well, and the last one is refused on several ranks."""
-KINDS = ("a loop", "averages", "a Trainer", "windows", "ranks", "loaders", "optimizers")
-"""What a run is about, and so where faults are looked for, in turn; what starts ranks comes behind what starts none."""
+KINDS = ("a loop", "averages", "a Trainer", "windows", "averages", "ranks", "loaders", "optimizers")
+"""What a run is about, and so where faults are looked for, in turn; what starts ranks comes behind what starts none.
+
+Averages come twice: what goes wrong with them shows where much comes together, their order, a kill within a window that
+is not the first, and BatchNorm."""
 
 
 @dataclass(frozen=True)
@@ -171,26 +174,35 @@ def one_of(*values: object) -> st.SearchStrategy:
 @st.composite
 def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     """A run of what the README admits: of one kind, with more micro-batches and more lives from turn to turn."""
-    rarely, often = one_of(False, False, False, True), st.booleans()
+    rarely, often, mostly = one_of(False, False, False, True), st.booleans(), one_of(True, True, False)
     ranks: tuple[int, ...] = (1,)
     if about == "ranks":
         ranks = draw(one_of(*[(2,)] * 6, (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
     several = max(ranks)
     trainer = about != "a loop" and (about != "ranks" or draw(one_of(True, True, False)))
-    average = draw(one_of(*AVERAGES[1:])) if about == "averages" else ""
+    average = draw(one_of(*AVERAGES[1:], *AVERAGES[1:3])) if about == "averages" else ""
     callbacks = draw(st.permutations(_brought(draw) + ([average] if average else [])))
     if not trainer:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
     batch_size = draw(st.integers(1, 4))
-    # Steps of an epoch; of the last one, any part.
-    steps = draw(st.integers(1, min(8, 4 + turn)))
+    windows = about in ("windows", "averages", "a loop")
+    # Micro-batches of an epoch; of the last one, any part. With windows, some more, so that several of these end.
+    steps = draw(st.integers(1, min(8, 4 + 2 * windows + turn)))
     samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(often)
     samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
-    windows = about in ("windows", "averages", "a loop")
     # A ModelCheckpoint saves once a step: within a window, an exception and a reader's own hand save most often.
     inside = (*("by hand", "an exception") * 2, "a time", "validation") if trainer else LOOP_SAVES
+    saves = draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES))
+    accumulate_grad_batches = 1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3))
+    max_steps = draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if trainer else -1
+    limit_train_batches = draw(one_of(None, None, None, 2 + 3 * windows, 3)) if trainer else None
+    micro_batches = epochs * min(steps, limit_train_batches or steps)
+    if max_steps != -1:
+        micro_batches = min(micro_batches, max_steps * accumulate_grad_batches)
+    # Nothing is saved for a process that dies at once, and what comes behind it is the run itself.
+    dies_hard = rarely if saves == "an exception" else often
     run = DrawnRun(
         samples=samples,
         trainer=trainer,
@@ -214,11 +226,11 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
-        accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
+        accumulate_grad_batches=accumulate_grad_batches,
         windows_by_epoch=trainer and not sized and draw(rarely),
         max_epochs=epochs,
-        max_steps=draw(one_of(-1, -1, -1, 1, 3)) if trainer else -1,
-        limit_train_batches=draw(one_of(None, None, None, 2, 3)) if trainer else None,
+        max_steps=max_steps,
+        limit_train_batches=limit_train_batches,
         val_check_interval=draw(one_of(None, None, 1, 2)) if trainer else None,
         validates_every=draw(one_of(1, 1, 1, 2, None)) if trainer else 1,
         validates_epochs=trainer and draw(often),
@@ -226,9 +238,9 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         clip=draw(rarely),
         clips_values=trainer and draw(rarely),
         ranks=ranks,
-        saves=draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES)),
+        saves=saves,
         kills=tuple(
-            draw(_kills(several, steps * epochs, windows and draw(often)))
+            draw(_kills(several, micro_batches, accumulate_grad_batches if windows and draw(mostly) else 1, dies_hard))
             for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))
         ),
         same_objects=trainer and several == 1 and draw(rarely),
@@ -293,13 +305,19 @@ def _at_an_epochs_end(kill: Kill) -> Kill:
 
 
 @st.composite
-def _kills(draw: st.DrawFn, ranks: int, micro_batches: int, within_a_window: bool) -> Kill:
-    places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
-    places = ("forward", "start", "end") if within_a_window else places
+def _kills(draw: st.DrawFn, ranks: int, micro_batches: int, window: int, dies_hard: st.SearchStrategy) -> Kill:
+    """Anywhere; or behind the first micro-batch of a window of several, ahead of its step."""
+    most = max(1, min(micro_batches, 12))
+    if window > 1:
+        places: tuple[str, ...] = ("forward", "start", "end")
+        micro_batch = draw(st.integers(0, (most - 1) // window)) * window + draw(st.integers(2, window))
+    else:
+        places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
+        micro_batch = draw(st.integers(1, most))
     return Kill(
-        micro_batch=draw(st.integers(1, max(1, min(micro_batches, 12)))),
+        micro_batch=micro_batch,
         place=draw(one_of(*places)),
-        hard=draw(st.booleans()),
+        hard=draw(dies_hard),
         of_rank=draw(one_of(None, 0)) if ranks > 1 else None,
     )
 

@@ -124,9 +124,9 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         flags["reload_dataloaders_every_n_epochs"] = run.reload_every
     sums = run.weighs_samples
     held_out = ", val_dataloaders=held_out" if run.validates else ""
-    more_epochs = (
-        f"dies.place = 'never'; trainer.fit_loop.max_epochs += {run.more_epochs}; trainer.fit(module, **given)"
-    )
+    raises = f"trainer.fit_loop.max_epochs += {run.more_epochs}"
+    begun = f"newest(folder) and torch.load(newest(folder), weights_only=False)['epoch'] >= {run.max_epochs}"
+    more_epochs = f"if trainer.max_epochs == {run.max_epochs}: {raises}; trainer.fit(module, **given)"
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
         "thaws": run.thaws,
@@ -145,6 +145,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "optimizers": "[make_optimizer(part) for part in (self.net[0], self.net[1:])]"
         if run.by_hand
         else "make_optimizer(self.net)",
+        "goes_on_in_the_second_fit": f"if {begun}: {raises}" if run.more_epochs else "",
         "second_fit": more_epochs if run.more_epochs else "",
     }
 

@@ -235,6 +235,7 @@ def life(rank, folder, number, ranks, workers, kills):
     shorter = bool(kills) and kills[0][1] == "a shorter run"
     if shorter:
         trainer.fit_loop.max_epochs = 1
+    $goes_on_in_the_second_fit
     for done, kill in enumerate([*kills, None]):
         if done > 0 and newest(folder) is None:
             return life(rank, folder, number, ranks, workers, kills[done:])  # nothing to go on from

@@ -408,6 +408,37 @@ FOUND = {
         saves="an exception",
         kills=(Kill(1, "train end"),),
     ),
+    # Resumed with the first fit's max_epochs, what was left of the second fit's epoch was passed over, but for a batch.
+    "an exception within a second fit": DrawnRun(
+        samples=7,
+        batch_size=1,
+        sized=True,
+        more_epochs=1,
+        kills=(Kill(9), Kill(1, "loader")),
+    ),
+    "the same ahead of its first step, behind one that nobody saved": DrawnRun(
+        samples=6,
+        batch_size=1,
+        sampler="",
+        dropout=True,
+        max_epochs=1,
+        more_epochs=1,
+        saves="an exception",
+        kills=(Kill(7, "end", hard=True), Kill(1, "start")),
+    ),
+    # The steps that the first fit had skipped were forgotten, and a strict audit refused the resumed second one.
+    "an exception ahead of a second fit's first step, behind skips in the first": DrawnRun(
+        samples=5,
+        batch_size=4,
+        tail="drop",
+        sized=True,
+        callbacks=("StepAudit", "ExactResume", "SkipBadSteps"),
+        bad_sample=0,
+        max_epochs=3,
+        more_epochs=1,
+        saves="an exception",
+        kills=(Kill(4, "within step"),),
+    ),
 }
 
 
