@@ -16,6 +16,7 @@ from lightning.pytorch.callbacks import EarlyStopping
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch import Tensor
 
 from course_lib._lightning import (
     BATCHES_THAT_STEPPED,
@@ -27,6 +28,7 @@ from course_lib._lightning import (
     VALIDATION_IS_DUE,
 )
 from course_lib.callbacks._trainer import callbacks_of_kind
+from course_lib.callbacks._window_end import WindowEnd
 
 
 def has_plateaus(trainer: Trainer) -> bool:
@@ -61,21 +63,31 @@ def epoch_that_ended(trainer: Trainer) -> int:
     return trainer.current_epoch - (not trainer.fit_loop.restarted_on_epoch_end)
 
 
+def logged_before(own: dict[str, Any]) -> dict[str, Tensor]:
+    """What had been logged last when a checkpoint was saved, in which ExactResume has kept ``own``."""
+    values = own.get("logged", own.get("monitored", {}))  # older ones have what decides alone, as numbers
+    return {name: torch.as_tensor(value) for name, value in values.items()}
+
+
+def _on_cpu(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
+    return {name: value.detach().to("cpu", copy=True) for name, value in metrics.items()}
+
+
 class Deciders:
     """What a ReduceLROnPlateau and an EarlyStopping had seen, and had decided, when a checkpoint was saved."""
 
     def __init__(self, own: dict[str, Any] | None = None) -> None:
         own = own or {}
-        self._metrics: dict[str, float] = own.get("monitored", {})
+        self._metrics = logged_before(own)
         self._checked_epochs: list[int] = own.get("checked_epochs", [])
         self._stopped_early: bool = own.get("stopped_early", False)
         self._checks: list[_CountedChecks] = []
 
     def state(self, trainer: Trainer) -> dict[str, Any]:
-        metrics, stops = trainer.callback_metrics, callbacks_of_kind(trainer, EarlyStopping)
+        stops = callbacks_of_kind(trainer, EarlyStopping)
         stopped = any(stop.stopping_reason != EarlyStoppingReason.NOT_STOPPED for stop in stops)
         return {
-            "monitored": {name: float(metrics[name]) for name in _names_that_decide(trainer) if name in metrics},
+            "logged": _on_cpu(trainer.callback_metrics),
             "checked_epochs": [checks.epoch for checks in self._checks],
             "stopped_early": trainer.should_stop and stopped,
         }
@@ -90,15 +102,17 @@ class Deciders:
         for checks in self._checks:
             checks.end()
 
-    def set_back(self, callbacks: dict[str, Any], own: dict[str, Any], micro_batches: int) -> None:
+    def set_back(self, callbacks: dict[str, Any], own: dict[str, Any], window_end: WindowEnd) -> None:
         """In a checkpoint that is set back to a window's start: the validations since then are made again."""
+        own["logged"] = _on_cpu(window_end.logged)
         for checks in self._checks:
-            if checks.set_back(callbacks, micro_batches):
+            if checks.set_back(callbacks, window_end.micro_batches):
                 own["stopped_early"] = False
 
     def see_again(self, trainer: Trainer) -> None:
         """Put back what was logged last, for what asks for it before it is logged again."""
-        trainer.callback_metrics.update({name: torch.tensor(value) for name, value in self._metrics.items()})
+        device = trainer.strategy.root_device
+        trainer.callback_metrics.update({name: value.to(device) for name, value in self._metrics.items()})
 
     def end_the_epoch(self, trainer: Trainer, pl_module: LightningModule) -> str:
         """Decide what is due at the end of the epoch that a run goes on behind; or say why that cannot be done."""
@@ -118,7 +132,7 @@ class Deciders:
             )
         if at_end:
             for config in due:
-                config.scheduler.step(self._metrics[str(config.monitor)])
+                config.scheduler.step(float(self._metrics[str(config.monitor)]))
             for stop in unchecked:
                 stop.on_train_epoch_end(trainer, pl_module)
             self._checked_epochs = [ended] * len(self._checked_epochs)

@@ -21,6 +21,8 @@ class WindowEnd(NamedTuple):
     """The states of SkipBadSteps: it counts an attempt, and a norm, before the optimizer steps."""
     gathered: dict[str, Any] | None
     """Of the epoch's training metrics."""
+    logged: dict[str, Any]
+    """What was logged last, as ``trainer.callback_metrics`` has it."""
 
     @property
     def micro_batches(self) -> int:
@@ -37,6 +39,7 @@ class WindowEnd(NamedTuple):
                 if skipper.state_key in checkpoint.get("callbacks", {})
             },
             gathered=None,
+            logged={},
         )
 
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:

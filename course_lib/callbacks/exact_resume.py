@@ -97,11 +97,11 @@ class ExactResume(Callback):
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
     Without this callback a ``ResumableDataLoader`` refuses to be restored there.)
 
-    What ``self.log`` has gathered of the epoch's training metrics goes on as well, on one rank: so a
-    ``ReduceLROnPlateau`` or an ``EarlyStopping`` that goes by the training loss sees that of the whole epoch.
-    (Lightning begins the mean again.) A validation that was due, or under way, is made, and behind an epoch's last
-    batch the epoch's end as well, so that a ``ModelCheckpoint`` sees each. (Lightning passes it over, or makes a part
-    of it. The logger's row of that epoch lacks the means of the training metrics.)
+    What ``self.log`` has gathered of the epoch's training metrics goes on, on one rank (Lightning begins the mean
+    again), and ``trainer.callback_metrics`` has what was logged last, as rank 0 had it: a ``ReduceLROnPlateau``, an
+    ``EarlyStopping`` and code of your own go by what they would have seen. A validation that was due, or under way, is
+    made, and behind an epoch's last batch its end as well, so that a ``ModelCheckpoint`` sees each. (Lightning passes
+    it over, or makes a part of it. The logger's row of that epoch lacks the means of the training metrics.)
 
     A ``ModelCheckpoint`` that saves at a batch's end does so behind the module's own ``on_train_batch_end``, so that
     what that does is saved. (Lightning calls it last, and not again.) A callback of your own that saves there comes
@@ -201,7 +201,7 @@ class ExactResume(Callback):
         load_in_its_precision(trainer, pl_module, _averages.trained_state(checkpoint))
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
-        self._window_end = self._window_end._replace(gathered=gathered)
+        self._window_end = self._window_end._replace(gathered=gathered, logged=_metrics.logged_before(own or {}))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_loaders_that_part(trainer)
@@ -313,7 +313,7 @@ class ExactResume(Callback):
             own["moved_unseen"] = (
                 self._unstepped.set_back(state, checkpoint["optimizer_states"]) if set_back and self._unstepped else []
             )
-            self._deciders.set_back(checkpoint["callbacks"], own, self._window_end.micro_batches)
+            self._deciders.set_back(checkpoint["callbacks"], own, self._window_end)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.
             self._window_end.put_loader_state_into(checkpoint, trainer)
@@ -326,14 +326,16 @@ class ExactResume(Callback):
         """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
         if self._window_end is None or not self._resumed or self._went_on:
             return
-        self._went_on = True
+        self._went_on, loops = True, self._window_end.loops
+        batches, is_over = loops[BATCH_PROGRESS], loops[BATCH_PROGRESS]["is_last_batch"]
         put_modes(trainer, pl_module, self._loaded.get("modes"))
         put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
         waits, under_way = (self._loaded.get(name, False) for name in ("validation_waits", "within_validation"))
         self._validates_every = _progress.end_the_epoch_by_its_validation(trainer, waits=waits, under_way=under_way)
-        if epoch_ends := self._validates_every is not None:
+        epoch_ends = self._validates_every is not None
+        if is_over:
             self._metrics.see_again(trainer)
         _metrics.make_the_validation_that_was_due(trainer, under_way)
         warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=epoch_ends)
@@ -347,12 +349,10 @@ class ExactResume(Callback):
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         if not self._loaded_own:
-            self._refuse(trainer, why_within_a_window(self._window_end.loops[BATCH_PROGRESS], window_length(trainer)))
-        why = why_loaders_are_elsewhere(trainer, self._window_end.loops[BATCH_PROGRESS])
+            self._refuse(trainer, why_within_a_window(batches, window_length(trainer)))
+        why = why_loaders_are_elsewhere(trainer, batches)
         self._refuse(trainer, why, strict=self.strict and not self._brought)
         self._refuse(trainer, self._metrics.why_refused(trainer))
-        loops = self._window_end.loops
-        is_over = loops[BATCH_PROGRESS]["is_last_batch"]
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
         if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins
@@ -428,6 +428,7 @@ class ExactResume(Callback):
             datamodule=copy.deepcopy(datamodule_state(trainer)),
             skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
             gathered=self._metrics.state(trainer),
+            logged=dict(trainer.callback_metrics),
         )
 
     def _micro_batches_begun(self, trainer: Trainer) -> int:

@@ -21,8 +21,8 @@ SCHEDULES = (
     *("every other step", "step of epochs", "every other epoch", "plateau", "plateau of training"),
 )
 """The first three are a loop's as well, and the last one is refused on several ranks."""
-KINDS = ("a loop", "averages", "a Trainer", "windows", "averages", "ranks", "loaders", "optimizers")
-"""What a run is about, and so where faults are looked for, in turn; what starts ranks comes behind what starts none.
+KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
+"""What a run is about, and so where faults are looked for, in turn.
 
 Averages come twice: what goes wrong with them shows where much comes together, their order, a kill within a window that
 is not the first, and BatchNorm."""
@@ -76,6 +76,8 @@ class DrawnRun:
     by_hand: bool = False
     """Whether the module steps two optimizers by itself."""
     schedule: str = ""
+    goes_by_metrics: bool = False
+    """Whether the forward takes in what was logged last."""
     asks_length: bool = False
     """Whether the module asks for ``estimated_stepping_batches`` where it makes its optimizers."""
     callbacks: tuple[str, ...] = ("ExactResume",)
@@ -222,6 +224,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         dropout=trainer and draw(often),
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
+        goes_by_metrics=trainer and several == 1 and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
         callbacks=tuple(callbacks),
@@ -345,6 +348,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
     quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
+    quiet |= dict(goes_by_metrics=False)  # ExactResume keeps them
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)

@@ -50,6 +50,8 @@ CALLBACKS = {
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
 
+LOGGED_LAST = "0.1 * sum(one.nan_to_num().clamp(-1, 1) for _, one in sorted(self.trainer.callback_metrics.items()))"
+
 
 def script_of(run: DrawnRun) -> str:
     """Python that defines ``life``, and plays all lives where it is run by itself."""
@@ -132,6 +134,8 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "thaws": run.thaws,
         "asks_length": "self.trainer.estimated_stepping_batches" if run.asks_length else "",
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
+        "goes_by_metrics": f"x = x + {LOGGED_LAST}" if run.goes_by_metrics else "",
+        "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
         "reduction": "sum" if sums else "mean",
         "returned": "(loss, len(y))" if sums else "loss",
         "callbacks": ", ".join(callbacks),

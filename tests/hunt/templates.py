@@ -115,8 +115,10 @@ class Module(LightningModule):
         line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
         write(self.log_path, **line)
         $noise
+        $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
+        $logs_each_step
         self.may_die("forward")
         $steps_by_hand
         return $returned

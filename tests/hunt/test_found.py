@@ -426,6 +426,16 @@ FOUND = {
         saves="an exception",
         kills=(Kill(7, "end", hard=True), Kill(1, "start")),
     ),
+    # What was logged last was gone, and of an epoch's last batch the mean that its end would have logged.
+    "a module that goes by what was logged last": DrawnRun(
+        samples=10, batch_size=1, goes_by_metrics=True, accumulate_grad_batches=4, kills=(Kill(8, "start"), Kill(1, "end"))
+    ),
+    "the same behind an epoch's last batch": DrawnRun(
+        samples=5, batch_size=1, goes_by_metrics=True, accumulate_grad_batches=4, saves="a time", kills=(Kill(8),)
+    ),
+    "the same behind a validation within an epoch": DrawnRun(
+        samples=9, goes_by_metrics=True, accumulate_grad_batches=2, val_check_interval=2, kills=(Kill(8, "end"),)
+    ),
     # The steps that the first fit had skipped were forgotten, and a strict audit refused the resumed second one.
     "an exception ahead of a second fit's first step, behind skips in the first": DrawnRun(
         samples=5,
