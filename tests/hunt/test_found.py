@@ -428,7 +428,11 @@ FOUND = {
     ),
     # What was logged last was gone, and of an epoch's last batch the mean that its end would have logged.
     "a module that goes by what was logged last": DrawnRun(
-        samples=10, batch_size=1, goes_by_metrics=True, accumulate_grad_batches=4, kills=(Kill(8, "start"), Kill(1, "end"))
+        samples=10,
+        batch_size=1,
+        goes_by_metrics=True,
+        accumulate_grad_batches=4,
+        kills=(Kill(8, "start"), Kill(1, "end")),
     ),
     "the same behind an epoch's last batch": DrawnRun(
         samples=5, batch_size=1, goes_by_metrics=True, accumulate_grad_batches=4, saves="a time", kills=(Kill(8),)
