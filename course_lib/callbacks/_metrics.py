@@ -69,8 +69,10 @@ def logged_before(own: dict[str, Any]) -> dict[str, Tensor]:
     return {name: torch.as_tensor(value) for name, value in values.items()}
 
 
-def _on_cpu(metrics: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name: value.detach().to("cpu", copy=True) for name, value in metrics.items()}
+def _on_cpu(metrics: dict[str, Any]) -> dict[str, Tensor]:
+    """Copies of what is a number; whoever writes into ``trainer.callback_metrics`` may put in anything."""
+    numbers = {name: value for name, value in metrics.items() if isinstance(value, Tensor | float | int)}
+    return {name: torch.as_tensor(value).detach().to("cpu", copy=True) for name, value in numbers.items()}
 
 
 class Deciders:

@@ -184,3 +184,32 @@ def test_validations_within_a_window_that_is_trained_again_are_seen_once(tmp_pat
         resumed = fit(tmp_path / f"{saved}.ckpt")
         assert resumed[:2] == whole[:2]
         assert resumed[2] > whole[2]
+
+
+def test_what_was_logged_last_is_known_when_the_run_goes_on(tmp_path):
+    # Numbers alone: whoever writes into callback_metrics may put in anything, which no checkpoint must trip over.
+    class Reads(CountingModule):
+        def __init__(self):
+            super().__init__()
+            self.seen = []
+
+        def training_step(self, batch):
+            self.seen.append({name: float(value) for name, value in self.trainer.callback_metrics.items() if value})
+            self.log("batch", batch.double().sum())
+            self.trainer.callback_metrics.update({"by hand": 1.5 * len(self.seen), "a name": None})
+            return super().training_step(batch)
+
+    class Saves(Callback):
+        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
+            trainer.save_checkpoint(tmp_path / f"{batch_idx}.ckpt")
+
+    def fit(*callbacks, ckpt_path=None):
+        module, loader = Reads(), ResumableDataLoader(range(12), 2)
+        trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=[ExactResume(), *callbacks])
+        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=True)
+        return module.seen
+
+    whole = fit(Saves())
+    assert whole[4] == {"batch": 6 + 7, "by hand": 1.5 * 4}
+    for saved_behind, begins_with in {1: 2, 2: 2, 3: 4, 4: 4}.items():
+        assert fit(ckpt_path=tmp_path / f"{saved_behind}.ckpt")[0] == whole[begins_with]
