@@ -1,4 +1,4 @@
-"""Gradient accumulation whose gradient is the one big batch's, always.
+"""Gradient accumulation whose gradient is the one big batch's, where the loss is a sum over samples.
 
 The usual loop divides each mean loss by `k`. That weighs *micro-batches* equally; a big batch weighs *samples*
 (or tokens) equally. The two part where a window is short, micro-batches are ragged, tokens are masked, or ranks
@@ -11,7 +11,8 @@ The rule: *the batch counter decides when to step; the sample counter decides ho
         optimizer.step()                                    # summed_loss(model, batch) -> 0-dim loss
 
 What no weighting can make equal, because the forward itself differs: BatchNorm normalises with each micro-batch's
-statistics instead of the window's, and dropout draws other masks. Chapter 04 measures both.
+statistics instead of the window's, and dropout draws other masks. Chapter 04 measures both. And what is no sum over
+samples (a penalty on the weights) must be multiplied by its micro-batch's count.
 
 Sources: huggingface/transformers #34191 and #34198 (token-level means, found in many trainers in October 2024);
 Lightning-AI/pytorch-lightning #19987 (the short window is divided by k); torch's `DistributedDataParallel.no_sync`.

@@ -103,6 +103,8 @@ class ResumableDataLoader(DataLoader[Any]):
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it
             may yield indices that the dataset does not have, or the dataset is a stream; or an argument would be
             ignored, or batches delivered out of order.
+        RuntimeError: While it is read: the dataset or ``collate_fn`` has raised ``StopIteration``, which would end the
+            epoch there without a word.
     """
 
     _is_accelerate_prepared = True
@@ -202,9 +204,16 @@ class ResumableDataLoader(DataLoader[Any]):
                 stacklevel=2,
             )
         self.generator = self._generator_for(sampler.state_dict(batches=0))  # of the workers' first seeds
+        left = len(sampler)
         for batch in super().__iter__():
             self._delivered += 1
             yield batch
+        if self._delivered < left and sampler.epoch == epoch:
+            raise RuntimeError(
+                f"the epoch ended after {self._delivered} of the {left} batches that were left: the dataset or "
+                "collate_fn raised StopIteration (a next() without a default does), which torch's loader takes for the "
+                "end of its data. Catch it there, and raise an error of another kind"
+            )
         if sampler.epoch == epoch:
             self._turn_to(epoch + 1)
 

@@ -108,6 +108,24 @@ def test_length_counts_the_batches_before_the_resume():
     assert len(list(resumed)) == 5
 
 
+@pytest.mark.parametrize("workers", [0, 1])
+@pytest.mark.parametrize("batches_before", [0, 1])
+def test_a_stop_iteration_of_the_dataset_is_no_end_of_the_epoch(workers, batches_before):
+    class Empties(list):
+        def __getitem__(self, index):
+            return next(iter([])) if index == 6 else super().__getitem__(index)
+
+    loader = ResumableDataLoader(Empties(range(12)), batch_size=2, num_workers=workers)
+    assert sum(1 for _ in DataLoader(Empties(range(12)), 2, num_workers=workers)) == 3  # torch's own: half of the epoch
+    if batches_before:
+        first = ResumableDataLoader(range(12), batch_size=2)
+        taken(iter(first), batches_before)
+        loader.load_state_dict(first.state_dict())
+    with pytest.raises(RuntimeError, match=f"after {3 - batches_before} of the {6 - batches_before} batches .*next()"):
+        list(loader)
+    assert loader.epoch == 0 and loader.state_dict()["position"] == 6
+
+
 def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
     sampler = ShuffledBatchSampler(12, 3)
     loader = loader_of(sampler, workers=2)
