@@ -10,6 +10,7 @@ import ast
 import functools
 import math
 import operator
+import statistics
 import sys
 from pathlib import Path
 from types import CodeType
@@ -28,7 +29,9 @@ ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
     "__pow__ __rpow__ __neg__ __pos__ __abs__ __round__"
 ).split()
-OF_MATH = ("exp", "log", "log2", "log10", "sqrt", "pow")
+OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "pow", "fabs", "floor", "ceil", "trunc")
+OF_MANY = {math: ("fsum",), statistics: ("mean", "fmean", "median")}
+"""What computes one number from an iterable of them."""
 
 
 class HeldFloat(float):
@@ -56,8 +59,14 @@ def held_float(value: Any = 0.0) -> Any:
     return _held(float(value)) if isinstance(value, Tensor | HeldFloat | HeldInt) else float(value)
 
 
+def held_int(value: Any = 0, *base: Any, **options: Any) -> Any:
+    """``int``, where the script calls it."""
+    number = int(value, *base, **options)
+    return _held(number) if isinstance(value, Tensor | HeldFloat | HeldInt) else number
+
+
 class _Watched(ast.NodeTransformer):
-    """What Python computes without asking a held number: a float times a whole one, and ``float`` itself."""
+    """What Python computes without asking a held number: a float times a whole one, ``float`` and ``int``."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -68,13 +77,14 @@ class _Watched(ast.NodeTransformer):
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id == "float":
-            node.func.id = held_float.__name__
+        if isinstance(node.func, ast.Name) and node.func.id in ("float", "int"):
+            node.func.id = f"held_{node.func.id}"
         return node
 
 
 def watched(source: bytes, path: str) -> CodeType:
-    """The code of a script, in which ``100. * correct`` is ``correct * 100.`` and ``float`` is :func:`held_float`."""
+    """The code of a script, in which ``100. * correct`` is ``correct * 100.``, and calls of ``float`` and ``int`` are
+    those of :func:`held_float` and :func:`held_int`."""
     code: CodeType = compile(_Watched().visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
     return code
 
@@ -108,6 +118,9 @@ class Comparisons:
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
         for name in OF_MATH:
             setattr(math, name, _computing_if_held(getattr(math, name)))
+        for module, names in OF_MANY.items():
+            for name in names:
+                setattr(module, name, _of_many_if_held(getattr(module, name)))
         for name in ("isfinite", "isnan", "isinf"):
             setattr(math, name, self._asking_if_held(getattr(math, name)))
 
@@ -178,6 +191,16 @@ def _computing_if_held(compute: Any) -> Any:
     @functools.wraps(compute)
     def computed(*values: Any) -> Any:
         result = compute(*values)
+        return _held(result) if any(isinstance(value, HeldFloat | HeldInt) for value in values) else result
+
+    return computed
+
+
+def _of_many_if_held(compute: Any) -> Any:
+    @functools.wraps(compute)
+    def computed(values: Any, *others: Any, **options: Any) -> Any:
+        values = list(values)
+        result = compute(values, *others, **options)
         return _held(result) if any(isinstance(value, HeldFloat | HeldInt) for value in values) else result
 
     return computed

@@ -419,3 +419,25 @@ def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
     report = report_of(tmp_path, HEAD + loop)
     assert report.ok, str(report)
     assert report.facts["optimizer steps"] == steps
+
+
+def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
+    script = tmp_path / "train.py"
+    begin = [
+        "import math, statistics",
+        "for epoch in range(8):",
+        "    losses = []",
+        "    for batch in loader:",
+        "        optimizer.zero_grad()",
+        "        loss = loss_of(0, batch) + loss_of(1, batch)",
+        "        loss.backward()",
+        "        optimizer.step()",
+        "        losses.append(loss.item())",
+    ]
+    numbers = "statistics.fmean(losses)", "math.fsum(losses)", "int(1e6 * losses[-1])", "math.ceil(1e6 * sum(losses))"
+    stops = [f"    if {number} < -1: break" for number in numbers]
+    script.write_text(HEAD + "\n".join(begin + stops))
+    first = HEAD.count("\n") + len(begin) + 1
+    notes = " ".join(preflight_script(script).notes)
+    for line in range(first, first + len(stops)):
+        assert f"while train.py:{line} goes on answering False (8 times); with the other answer: " in notes
