@@ -208,14 +208,15 @@ class ResumableDataLoader(DataLoader[Any]):
         for batch in super().__iter__():
             self._delivered += 1
             yield batch
-        if self._delivered < left and sampler.epoch == epoch:
+        if sampler.epoch != epoch:  # a trainer has told another one
+            return
+        if self._delivered < left:
             raise RuntimeError(
                 f"the epoch ended after {self._delivered} of the {left} batches that were left: the dataset or "
                 "collate_fn raised StopIteration (a next() without a default does), which torch's loader takes for the "
                 "end of its data. Catch it there, and raise an error of another kind"
             )
-        if sampler.epoch == epoch:
-            self._turn_to(epoch + 1)
+        self._turn_to(epoch + 1)
 
     def _get_iterator(self) -> Any:
         return iterator_with_draws(self, self._draws)

@@ -58,7 +58,11 @@ def skippers_of(trainer: Trainer) -> list[CountsSkips]:
 
 def attempts_of(trainer: Trainer) -> int:
     """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
+    return trainer.global_step + uncounted_attempts_of(trainer)
+
+
+def uncounted_attempts_of(trainer: Trainer) -> int:
+    return sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
 
 
 def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:

@@ -20,7 +20,13 @@ from torch.utils.data import DataLoader, DistributedSampler
 
 from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
 from course_lib.callbacks._brought import bring_exact_resume
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, callbacks_of_kind, skippers_of
+from course_lib.callbacks._trainer import (
+    accumulation_by_epoch,
+    attempts_of,
+    callbacks_of_kind,
+    skippers_of,
+    uncounted_attempts_of,
+)
 from course_lib.callbacks.exact_resume import ExactResume
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -196,7 +202,7 @@ class StepAudit(Callback):
         self._began = True
         self.attempts_before_audit = attempts - self.attempts
         if self.attempts_before_audit:
-            uncounted = sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
+            uncounted = uncounted_attempts_of(trainer)
             self._skips_before_audit = max(0, uncounted - self.skipped)  # those of audited attempts are known
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:

@@ -237,7 +237,7 @@ class _StepsOfEpoch(NamedTuple):
 
 
 def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
-    """Its batches of an epoch, whatever its generators and the global ones drew before."""
+    """Its batches of an epoch, with the generators seeded that are global or among its attributes."""
     with _seeded(sampler, (seed, 0, epoch)):
         for part in _parts(sampler):
             if hasattr(part, "set_epoch"):

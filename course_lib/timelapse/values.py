@@ -48,6 +48,10 @@ class HeldInt(int):
         return int, (int(self),)
 
 
+def _is_held(value: Any) -> bool:
+    return isinstance(value, HeldFloat | HeldInt)
+
+
 def _held(value: Any) -> Any:
     if type(value) is float:
         return HeldFloat(value)
@@ -56,13 +60,13 @@ def _held(value: Any) -> Any:
 
 def held_float(value: Any = 0.0) -> Any:
     """``float``, where the script calls it."""
-    return _held(float(value)) if isinstance(value, Tensor | HeldFloat | HeldInt) else float(value)
+    return _held(float(value)) if isinstance(value, Tensor) or _is_held(value) else float(value)
 
 
 def held_int(value: Any = 0, *base: Any, **options: Any) -> Any:
     """``int``, where the script calls it."""
     number = int(value, *base, **options)
-    return _held(number) if isinstance(value, Tensor | HeldFloat | HeldInt) else number
+    return _held(number) if isinstance(value, Tensor) or _is_held(value) else number
 
 
 class _Watched(ast.NodeTransformer):
@@ -91,7 +95,7 @@ def watched(source: bytes, path: str) -> CodeType:
 
 def plain(value: Any) -> Any:
     """A value without held numbers, in dicts, lists and tuples; what holds none is given back as it is."""
-    if isinstance(value, HeldFloat | HeldInt):
+    if _is_held(value):
         return float(value) if isinstance(value, float) else int(value)
     if type(value) is dict:
         made = {key: plain(part) for key, part in value.items()}
@@ -141,7 +145,7 @@ class Comparisons:
     def _asking_if_held(self, ask: Any) -> Any:
         def asked(value: Any) -> bool:
             answer: bool = ask(value)
-            return self.answered(answer) if isinstance(value, HeldFloat | HeldInt) else answer
+            return self.answered(answer) if _is_held(value) else answer
 
         return asked
 
@@ -191,7 +195,7 @@ def _computing_if_held(compute: Any) -> Any:
     @functools.wraps(compute)
     def computed(*values: Any) -> Any:
         result = compute(*values)
-        return _held(result) if any(isinstance(value, HeldFloat | HeldInt) for value in values) else result
+        return _held(result) if any(map(_is_held, values)) else result
 
     return computed
 
@@ -201,6 +205,6 @@ def _of_many_if_held(compute: Any) -> Any:
     def computed(values: Any, *others: Any, **options: Any) -> Any:
         values = list(values)
         result = compute(values, *others, **options)
-        return _held(result) if any(isinstance(value, HeldFloat | HeldInt) for value in values) else result
+        return _held(result) if any(map(_is_held, values)) else result
 
     return computed
