@@ -9,7 +9,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -124,9 +124,7 @@ def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: 
 
 def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float) -> tuple[list[Any], list[int]]:
     """Play all lives; what the last one returned, and the number of ranks of each."""
-    kills = [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills]
-    if run.same_objects:
-        kills = [(micro_batch, place, False) for micro_batch, place, _ in kills]
+    kills = [replace(kill, hard=kill.hard and not run.same_objects).arguments for kill in run.kills]
     parts = [kills] if run.same_objects and len(kills) > 1 else [[kill] for kill in kills]
     lives_to_come = [*parts, []]
     ranks_of_lives: list[int] = []
@@ -140,7 +138,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
         if end.hung:
             raise Wrong(f"life {number} hangs: {end.details}")
         refused = _refusal(end)
-        if _was_killed(end, a_worker_dies=any(place == "loader" and hard for _, place, hard in kills_of_life)):
+        if _was_killed(end, kills_of_life):
             del lives_to_come[0]
         elif not refused or _trained(folder, number, ranks):
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
@@ -155,9 +153,12 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
     raise Wrong("the last life did not end")
 
 
-def _was_killed(end: End, a_worker_dies: bool) -> bool:
+def _was_killed(end: End, kills: list[Any]) -> bool:
     words_of_a_kill = ["Killed", "a sample cannot be read", "DataLoader worker"]
-    if a_worker_dies:  # which torch tells of by a signal: its exception may come anywhere, and become another one there
+    if any(of_rank is not None for *_, of_rank in kills):  # what the others meet then, where gloo tells them of it
+        words_of_a_kill += ["Connection closed by peer", "Connection reset by peer"]
+    # A worker that dies torch tells of by a signal: its exception may come anywhere, and become another one there.
+    if any(place == "loader" and hard for _, place, hard, _ in kills):
         words_of_a_kill += ["ConnectionResetError", "ConnectionRefusedError", "EOFError"]
         if "exited unexpectedly" in end.details:  # and Lightning, which it met while it tore down, tears down again
             words_of_a_kill += ["TypeError", "Please call `iter(combined_loader)` first"]

@@ -39,6 +39,10 @@ class Kill:
     of_rank: int | None = None
     """The one rank that dies; ``None``: all of them."""
 
+    @property
+    def arguments(self) -> tuple[int, str, bool, int | None]:
+        return self.micro_batch, self.place, self.hard, self.of_rank
+
 
 @dataclass(frozen=True)
 class DrawnRun:
@@ -190,19 +194,22 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     batch_size = draw(st.integers(1, 4))
     windows = about in ("windows", "averages", "a loop")
     # Micro-batches of an epoch; of the last one, any part. With windows, some more, so that several of these end.
-    steps = draw(st.integers(1, min(8, 4 + 2 * windows + turn)))
+    # A rank's place shows behind a save within an epoch.
+    within = about == "ranks" and draw(mostly)
+    steps = draw(st.integers(1 + within, min(8, 4 + 2 * windows + turn)))
     samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(often)
     samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
     # A ModelCheckpoint saves once a step: within a window, an exception and a reader's own hand save most often.
     inside = (*("by hand", "an exception") * 2, "a time", "validation") if trainer else LOOP_SAVES
-    saves = draw(one_of(*inside) if windows or (about == "ranks" and draw(often)) else one_of(*SAVES))
+    saves = draw(one_of(*inside) if windows else one_of("every step", *inside) if within else one_of(*SAVES))
     accumulate_grad_batches = 1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3))
     max_steps = draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if trainer else -1
     limit_train_batches = draw(one_of(None, None, None, 2 + 3 * windows, 3)) if trainer else None
     micro_batches = epochs * min(steps, limit_train_batches or steps)
     if max_steps != -1:
         micro_batches = min(micro_batches, max_steps * accumulate_grad_batches)
+    anywhere = st.integers(1 + within, max(1 + within, min(micro_batches, 12)))
     # Nothing is saved for a process that dies at once, and what comes behind it is the run itself.
     dies_hard = rarely if saves == "an exception" else often
     run = DrawnRun(
@@ -243,7 +250,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         ranks=ranks,
         saves=saves,
         kills=tuple(
-            draw(_kills(several, micro_batches, accumulate_grad_batches if windows and draw(mostly) else 1, dies_hard))
+            draw(_kills(several, anywhere, accumulate_grad_batches if windows and draw(mostly) else 1, dies_hard))
             for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))
         ),
         same_objects=trainer and several == 1 and draw(rarely),
@@ -308,20 +315,21 @@ def _at_an_epochs_end(kill: Kill) -> Kill:
 
 
 @st.composite
-def _kills(draw: st.DrawFn, ranks: int, micro_batches: int, window: int, dies_hard: st.SearchStrategy) -> Kill:
+def _kills(
+    draw: st.DrawFn, ranks: int, micro_batches: st.SearchStrategy, window: int, dies_hard: st.SearchStrategy
+) -> Kill:
     """Anywhere; or behind the first micro-batch of a window of several, ahead of its step."""
-    most = max(1, min(micro_batches, 12))
+    micro_batch = draw(micro_batches)
     if window > 1:
         places: tuple[str, ...] = ("forward", "start", "end")
-        micro_batch = draw(st.integers(0, (most - 1) // window)) * window + draw(st.integers(2, window))
+        micro_batch = (micro_batch - 1) // window * window + draw(st.integers(2, window))
     else:
         places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
-        micro_batch = draw(st.integers(1, most))
     return Kill(
         micro_batch=micro_batch,
         place=draw(one_of(*places)),
         hard=draw(dies_hard),
-        of_rank=draw(one_of(None, 0)) if ranks > 1 else None,
+        of_rank=draw(one_of(None, None, 0, 1)) if ranks > 1 else None,
     )
 
 

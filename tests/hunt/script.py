@@ -223,7 +223,7 @@ def _loader_options(run: DrawnRun) -> str:
 
 def _tail(run: DrawnRun) -> dict[str, object]:
     return {
-        "kills": [(kill.micro_batch, kill.place, kill.hard) for kill in run.kills],
+        "kills": [kill.arguments for kill in run.kills],
         "lives": [(number, run.ranks_of(number), run.workers_of(number)) for number in range(len(run.kills) + 1)],
         "first_ranks": run.ranks[0],
         "first_workers": run.workers[0],

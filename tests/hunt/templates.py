@@ -91,6 +91,11 @@ class Killed(BaseException):
     """The end of a life."""
 
 
+def of_this_rank(kills, rank):
+    """The kills as (micro_batch, place, hard); nothing ends this rank by a kill of another one."""
+    return [(n, place if of_rank in (None, rank) else "never", hard) for n, place, hard, of_rank in kills]
+
+
 def write(path, **line):
     with open(path, "a") as file:
         print(json.dumps(line), file=file)
@@ -238,7 +243,7 @@ def life(rank, folder, number, ranks, workers, kills):
     if shorter:
         trainer.fit_loop.max_epochs = 1
     $goes_on_in_the_second_fit
-    for done, kill in enumerate([*kills, None]):
+    for done, kill in enumerate([*of_this_rank(kills, rank), None]):
         if done > 0 and newest(folder) is None:
             return life(rank, folder, number, ranks, workers, kills[done:])  # nothing to go on from
         dies.micro_batch, dies.place, dies.hard = kill or (0, "never", False)
@@ -320,7 +325,7 @@ def life(rank, folder, number, ranks, workers, kills):
     $guard
     path, log = Path(folder, "state.ckpt"), Path(folder, f"life-{number}-{rank}.jsonl")
     done = updates = begun = 0
-    micro_batch, place, hard = kills[0] if kills else (0, "never", False)
+    micro_batch, place, hard = [*of_this_rank(kills, rank), (0, "never", False)][0]
     samples.dies_at = micro_batch % len(samples) if place == "loader" else None
     samples.dies_hard = hard
 
