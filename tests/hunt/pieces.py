@@ -188,6 +188,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     trainer = about != "a loop" and (about != "ranks" or draw(one_of(True, True, False)))
     average = draw(one_of(*AVERAGES[1:], *AVERAGES[1:3])) if about == "averages" else ""
     callbacks = draw(st.permutations(_brought(draw) + ([average] if average else [])))
+    if average and draw(mostly):
+        callbacks = [average, *(name for name in callbacks if name != average)]  # it has saved ahead of the others
     if not trainer:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
@@ -201,7 +203,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
     # A ModelCheckpoint saves once a step: within a window, an exception and a reader's own hand save most often.
-    inside = (*("by hand", "an exception") * 2, "a time", "validation") if trainer else LOOP_SAVES
+    inside = (*("by hand", "an exception", "a time") * 2, "validation") if trainer else LOOP_SAVES
     saves = draw(one_of(*inside) if windows else one_of("every step", *inside) if within else one_of(*SAVES))
     accumulate_grad_batches = 1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3))
     max_steps = draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if trainer else -1
@@ -285,6 +287,8 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     may_be_short = run.trainer and not run.same_objects and "StochasticWeightAveraging" not in run.callbacks
     kept = 1 if may_be_short and run.max_epochs > 1 else 0
     run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
+    if run.saves == "an exception":  # in which one rank waits for the others, and they for its gradients
+        run = replace(run, kills=tuple(kill if kill.hard else replace(kill, of_rank=None) for kill in run.kills))
     if run.by_hand and run.same_objects:  # which Lightning leaves in eval mode, and ExactResume cannot be there
         awake = (replace(kill, place="end") if "validation" in kill.place else kill for kill in run.kills)
         run = replace(run, kills=tuple(awake))
