@@ -26,6 +26,7 @@ from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._generators import seed_generators
+from course_lib._held_generators import ModulesGenerators
 from course_lib._lightning import (
     DATA_FETCHER,
     LOADERS_MADE_IN,
@@ -60,12 +61,7 @@ from course_lib.callbacks._restored_loaders import (
     why_loaders_are_elsewhere,
 )
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
-from course_lib.callbacks._trainer import (
-    finders_of,
-    load_in_its_precision,
-    skippers_of,
-    window_length,
-)
+from course_lib.callbacks._trainer import finders_of, load_in_its_precision, skippers_of, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
 
@@ -91,7 +87,8 @@ class ExactResume(Callback):
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
     number of micro-batches so far, and the rank. So dropout draws what it would have drawn, validation does not move
-    the generators of training, and each rank has draws of its own.
+    the generators of training, and each rank has draws of its own. So are generators that the module or its parts hold
+    as attributes, but by how each was seeded in place of the rank: seed them by numbers of your own, in ``__init__``.
 
     Where a run goes on within an epoch on another number of ranks, fewer or more, the batches of that epoch and of the
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
@@ -109,10 +106,9 @@ class ExactResume(Callback):
     ``on_train_epoch_end``: a resume warns that these have not run.
 
     Parameters that were frozen or unfrozen during the run, and parts in eval mode, are so again; a warning names them.
-    (A checkpoint of Lightning does not hold it: what a ``BaseFinetuning`` had unfrozen, it leaves frozen.)
-
-    In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes
-    one, with the gradient of the step before.)
+    (A checkpoint of Lightning does not hold it: what a ``BaseFinetuning`` had unfrozen, it leaves frozen.) In the epoch
+    that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, no step is made. (Lightning makes one, with the
+    gradient of the step before.)
 
     A run that is resumed behind its last step ends with its averaged weights. (Lightning returns before it puts them
     into the module.) What else was due at its last epoch's end (a validation, a schedule's step) is left out where
@@ -126,7 +122,7 @@ class ExactResume(Callback):
     within an epoch. (Lightning takes the Trainer's.)
 
     Args:
-        reseed: Whether to seed the global generators. ``StepAudit`` alone brings this callback with ``False``.
+        reseed: Whether to seed the generators. ``StepAudit`` alone brings this callback with ``False``.
         strict: Raise for a checkpoint that cannot be resumed exactly, instead of warning. Where another callback
             brought this one, a loader that does not know its position is warned of.
 
@@ -140,14 +136,12 @@ class ExactResume(Callback):
             parameter is trained that was frozen when DDP wrapped the module.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
             by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
-            batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind
-            an epoch's last batch with no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping``
-            waits for the epoch's end; or
+            batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind an epoch's last batch with
+            no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
             of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
-            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then; or
-            within an epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is among
-            the callbacks.
+            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then; or in an
+            epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is a callback.
     """
 
     _seed: int | None
@@ -168,6 +162,7 @@ class ExactResume(Callback):
         self._handles: list[Any] = []
         self._replaced = ExitStack()
         self._swaps: list[_averages.CountedSwaps] = []
+        self._held = ModulesGenerators()
         self._forget()
 
     # ------------------------------------------------------------------------------------------------- hooks
@@ -202,6 +197,9 @@ class ExactResume(Callback):
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
         self._window_end = self._window_end._replace(gathered=gathered, logged=_metrics.logged_before(own or {}))
+
+    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._held.look_at(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_loaders_that_part(trainer)
@@ -441,6 +439,7 @@ class ExactResume(Callback):
             micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             assert self._seed is not None
             seed_generators(self._seed, micro_batches, trainer.global_rank)
+            self._held.seed(self._seed, micro_batches)
 
     def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:
         if why and (self.strict if strict is None else strict):

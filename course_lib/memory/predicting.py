@@ -26,6 +26,7 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
+from course_lib._held_generators import held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
@@ -298,13 +299,20 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     if given:
         # The caller's own module must not change: a copy whose tensors have no data.
         with FakeCopies():
-            model = copy.deepcopy(model, {id(t): without_data(t) for t in given})
+            model = copy.deepcopy(model, {id(t): without_data(t) for t in given} | _copied_generators(model))
     elsewhere = {t.device.type for t in [*model.parameters(), *model.buffers()]} - {"cpu"}
     if elsewhere:
         raise ValueError(f'device="cpu" needs a model on the CPU, got one on {", ".join(elsewhere)}')
     if precision == "bf16-true":
         model.to(torch.bfloat16)
     return model
+
+
+def _copied_generators(model: nn.Module) -> dict[int, torch.Generator]:
+    """Those that modules hold as attributes, whose states cannot be copied without their data."""
+    held = [one for one in held_by(*model.modules()) if isinstance(one, torch.Generator)]
+    with unset_fake_temporarily():
+        return {id(one): one.clone_state() for one in held}
 
 
 def _made(model_fn: Callable[[], nn.Module]) -> nn.Module:

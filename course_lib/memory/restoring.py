@@ -13,17 +13,21 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
 from course_lib._generators import generators_put_back
+from course_lib._held_generators import held_by, keep_state
 
 
 @contextmanager
 def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
-    """Put back parameters, buffers, gradients, training and grad mode, the optimizer, all random generators.
+    """Put back parameters, buffers, gradients, training and grad mode, the optimizer, all random generators, those
+    that modules hold as attributes among them.
 
     Tensors come back as the same objects. Copies are kept on the CPU, but gradients stay where they are, as they are
     only put aside. What hooks write elsewhere (an average of the weights) is not known here.
     """
     with ExitStack() as stack:
         stack.enter_context(generators_put_back())
+        for generator in held_by(*model.modules()):
+            stack.callback(keep_state(generator))
         stack.callback(_module(model))
         stack.callback(_optimizer(optimizer))
         stack.enter_context(torch.inference_mode(False))

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import contextlib
 import copy
-import random
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
-import torch
 from torch.utils.data import DistributedSampler, Sampler
 
 from course_lib._generators import CPU_GENERATORS, generators_put_back
+from course_lib._held_generators import held_by, seed_generator
 from course_lib._occurrences import Repeats, with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.steps.dealt import Dealing, equal_batches
@@ -259,8 +258,8 @@ def _require_reproducible(sampler: Any, seed: int, epoch: int) -> None:
     if one != other:
         raise ValueError(
             f"two copies of {type(sampler).__name__} yield different batches from the same seeds, and so would two "
-            "ranks: it draws from a generator that is made in __iter__ or held elsewhere. Hold the generator as an "
-            "attribute (self.generator = ...), or draw from the global one of torch, NumPy or random"
+            "ranks: it draws from a generator that is made in __iter__ or held elsewhere. Hold the generator itself "
+            "as an attribute (self.generator = ...), or draw from the global one of torch, NumPy or random"
         )
 
 
@@ -303,25 +302,14 @@ def _same(before: list[Any], now: list[Any]) -> bool:
 def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
     """Within it, the global generators and those of a sampler stand where (seed, epoch) puts them."""
     seeds = iter(np.random.SeedSequence(seed).generate_state(64, np.uint64).tolist())
-    generators = [
-        value
-        for part in _parts(sampler)
-        for value in getattr(part, "__dict__", {}).values()
-        if isinstance(value, (torch.Generator, np.random.Generator, random.Random))
-    ]
+    generators = held_by(*_parts(sampler))
     with generators_put_back():
         python, numpy, cpu = CPU_GENERATORS
         cpu.seed(next(seeds) % 2**63)
         numpy.seed(next(seeds))
         python.seed(next(seeds))
         for generator in generators:
-            drawn = next(seeds)
-            if isinstance(generator, torch.Generator):
-                generator.manual_seed(drawn % 2**63)
-            elif isinstance(generator, random.Random):
-                generator.seed(drawn)
-            else:
-                generator.bit_generator.state = type(generator.bit_generator)(drawn).state
+            seed_generator(generator, next(seeds))
         yield
 
 

@@ -36,7 +36,7 @@ from course_lib.timelapse.player import Task
 from course_lib.timelapse.ranks import pretend_ranks
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules
-from course_lib.timelapse.values import Comparisons, held_float, held_int, watched
+from course_lib.timelapse.values import HELD_CALLS, Comparisons, watched
 
 FRAMES = 6
 """Of a traceback that are told."""
@@ -192,7 +192,7 @@ def run_as_main(task: Task) -> tuple[str, str]:
     sys.path[0] = str(Path(task.script).parent)
     try:
         main_module = sys.modules["__main__"] = types.ModuleType("__main__")
-        vars(main_module).update(__file__=task.script, held_float=held_float, held_int=held_int)
+        vars(main_module).update(HELD_CALLS, __file__=task.script)
         exec(watched(Path(task.script).read_bytes(), task.script), vars(main_module))
     except SystemExit as error:
         if error.code not in (None, 0):

@@ -1,17 +1,19 @@
 """Values that the lapse holds still: where the script compares one, the line and its answer are noted.
 
 ``item()`` gives a number that survives arithmetic; a tensor that is asked whether it is true is seen as well. A play
-in which one line answers the other way round shows what hangs on it. What goes through NumPy is not seen.
+in which one line answers the other way round shows what hangs on it. What goes through NumPy or a text is not seen.
 """
 
 from __future__ import annotations
 
 import ast
 import functools
+import itertools
 import math
 import operator
 import statistics
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -27,11 +29,12 @@ TORCH = str(Path(torch.__file__).parent)
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
-    "__pow__ __rpow__ __neg__ __pos__ __abs__ __round__"
+    "__rmod__ __pow__ __rpow__ __divmod__ __rdivmod__ __neg__ __pos__ __abs__ __round__"
 ).split()
-OF_MATH = ("exp", "expm1", "log", "log1p", "log2", "log10", "sqrt", "pow", "fabs", "floor", "ceil", "trunc")
-OF_MANY = {math: ("fsum",), statistics: ("mean", "fmean", "median")}
-"""What computes one number from an iterable of them."""
+ASKING = ("isfinite", "isnan", "isinf", "isclose")
+OPERATIONS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv"}
+ORDERS = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
+REFLECTED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
 
 
 class HeldFloat(float):
@@ -55,6 +58,8 @@ def _is_held(value: Any) -> bool:
 def _held(value: Any) -> Any:
     if type(value) is float:
         return HeldFloat(value)
+    if type(value) in (tuple, list):
+        return type(value)(map(_held, value))
     return HeldInt(value) if type(value) is int else value
 
 
@@ -69,15 +74,39 @@ def held_int(value: Any = 0, *base: Any, **options: Any) -> Any:
     return _held(number) if isinstance(value, Tensor) or _is_held(value) else number
 
 
+def held_operation(name: str, left: Any, right: Any) -> Any:
+    """What ``operator`` has by this name, where the script has its sign."""
+    if name in REFLECTED and type(left) is float and type(right) is HeldInt:
+        name, left, right = REFLECTED[name], right, left
+    result = getattr(operator, name)(left, right)
+    return _held(result) if _is_held(right) else result
+
+
+HELD_CALLS = {call.__name__: call for call in (held_float, held_int, held_operation)}
+"""What a script's changed code calls."""
+
+
 class _Watched(ast.NodeTransformer):
-    """What Python computes without asking a held number: a float times a whole one, ``float`` and ``int``."""
+    """What Python computes without asking a held number: a float and a whole one, ``float`` and ``int``."""
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
-        commutes = isinstance(node.op, ast.Mult | ast.Add)
-        if commutes and isinstance(node.left, ast.Constant) and isinstance(node.left.value, float):
-            node.left, node.right = node.right, node.left
-        return node
+        sign = OPERATIONS.get(type(node.op))
+        return _call(node, sign, node.left, node.right) if sign else node
+
+    def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        self.generic_visit(node)
+        if len(node.ops) > 1 or type(node.ops[0]) not in ORDERS:
+            return node
+        return _call(node, ORDERS[type(node.ops[0])], node.left, node.comparators[0])
+
+    def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
+        self.generic_visit(node)
+        sign = OPERATIONS.get(type(node.op))
+        if not isinstance(node.target, ast.Name) or not sign:
+            return node
+        left = ast.Name(node.target.id, ast.Load())
+        return ast.copy_location(ast.Assign([node.target], _call(node, f"i{sign}", left, node.value)), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
         self.generic_visit(node)
@@ -86,9 +115,14 @@ class _Watched(ast.NodeTransformer):
         return node
 
 
+def _call(node: ast.AST, name: str, left: ast.expr, right: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name("held_operation", ast.Load()), [ast.Constant(name), left, right], [])
+    return ast.fix_missing_locations(ast.copy_location(call, node))
+
+
 def watched(source: bytes, path: str) -> CodeType:
-    """The code of a script, in which ``100. * correct`` is ``correct * 100.``, and calls of ``float`` and ``int`` are
-    those of :func:`held_float` and :func:`held_int`."""
+    """The code of a script, in which ``100. * correct`` is a call of :func:`held_operation`, and calls of ``float`` and
+    ``int`` are those of :func:`held_float` and :func:`held_int`."""
     code: CodeType = compile(_Watched().visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
     return code
 
@@ -120,13 +154,10 @@ class Comparisons:
             for name in ARITHMETIC:
                 setattr(kind, name, _computing(base, name))
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
-        for name in OF_MATH:
-            setattr(math, name, _computing_if_held(getattr(math, name)))
-        for module, names in OF_MANY.items():
-            for name in names:
-                setattr(module, name, _of_many_if_held(getattr(module, name)))
-        for name in ("isfinite", "isnan", "isinf"):
-            setattr(math, name, self._asking_if_held(getattr(math, name)))
+        for module in (math, statistics):
+            for name, compute in vars(module).copy().items():
+                if callable(compute) and not isinstance(compute, type) and name[0] != "_":
+                    setattr(module, name, self._asking(compute) if name in ASKING else _computing_if_held(compute))
 
         @instead_of(Tensor)
         def item(value_of: Any, tensor: Tensor) -> Any:
@@ -142,10 +173,11 @@ class Comparisons:
             self.lapse.note("ReduceLROnPlateau goes by a metric, which the lapse holds still.")
             take(schedule, *arguments, **options)
 
-    def _asking_if_held(self, ask: Any) -> Any:
-        def asked(value: Any) -> bool:
-            answer: bool = ask(value)
-            return self.answered(answer) if _is_held(value) else answer
+    def _asking(self, ask: Any) -> Any:
+        @functools.wraps(ask)
+        def asked(*values: Any, **options: Any) -> bool:
+            answer: bool = ask(*values, **options)
+            return self.answered(answer) if any(map(_is_held, values)) else answer
 
         return asked
 
@@ -165,6 +197,8 @@ class Comparisons:
 
         def compared(value: Any, other: Any) -> Any:
             answer = compare(value, other)
+            if answer is NotImplemented and base is int and isinstance(other, float):
+                answer = getattr(operator, name.strip("_"))(int(value), float(other))
             return answer if answer is NotImplemented else self.answered(answer)
 
         return compared
@@ -192,19 +226,13 @@ def _computing(base: type, name: str) -> Any:
 
 
 def _computing_if_held(compute: Any) -> Any:
+    """A function of numbers, or of iterables of them."""
+
     @functools.wraps(compute)
-    def computed(*values: Any) -> Any:
-        result = compute(*values)
-        return _held(result) if any(map(_is_held, values)) else result
-
-    return computed
-
-
-def _of_many_if_held(compute: Any) -> Any:
-    @functools.wraps(compute)
-    def computed(values: Any, *others: Any, **options: Any) -> Any:
-        values = list(values)
-        result = compute(values, *others, **options)
-        return _held(result) if any(map(_is_held, values)) else result
+    def computed(*values: Any, **options: Any) -> Any:
+        values = tuple(list(one) if isinstance(one, Iterable) else one for one in values)
+        result = compute(*values, **options)
+        given = itertools.chain.from_iterable(one if isinstance(one, list) else (one,) for one in values)
+        return _held(result) if any(map(_is_held, given)) else result
 
     return computed

@@ -76,6 +76,8 @@ class DrawnRun:
     thaws: bool = False
     """Whether what is frozen is trained from epoch 1 on, and dropout is left out from there on."""
     noisy_forward: bool = False
+    own_generator: str = ""
+    """Of which kind the generator is that the module holds and draws from, in a validation too."""
     optimizer: str = "SGD"
     by_hand: bool = False
     """Whether the module steps two optimizers by itself."""
@@ -233,6 +235,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         dropout=trainer and draw(often),
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
+        own_generator=draw(one_of("", "", "", "torch", "numpy", "python")) if trainer else "",
         goes_by_metrics=trainer and several == 1 and draw(rarely),
         optimizer=draw(one_of("SGD", "AdamW")),
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
@@ -359,7 +362,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     if kind == "LBFGS":
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
-    quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
+    quiet = dict(dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch")
     quiet |= dict(goes_by_metrics=False)  # ExactResume keeps them
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")

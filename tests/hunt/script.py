@@ -49,6 +49,16 @@ CALLBACKS = {
     "EMAWeightAveraging of epochs": "EMAWeightAveraging(decay=0.9, update_every_n_steps=3, update_starting_at_epoch=0)",
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
+OWN_GENERATORS = {
+    "torch": "torch.Generator().manual_seed(7)",
+    "numpy": "np.random.default_rng(7)",
+    "python": "random.Random(7)",
+}
+OWN_NOISE = {
+    "torch": "torch.rand((), generator=self.generator).item()",
+    "numpy": "self.generator.random()",
+    "python": "self.generator.random()",
+}
 
 LOGGED_LAST = "0.1 * sum(one.nan_to_num().clamp(-1, 1) for _, one in sorted(self.trainer.callback_metrics.items()))"
 
@@ -134,6 +144,9 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "thaws": run.thaws,
         "asks_length": "self.trainer.estimated_stepping_batches" if run.asks_length else "",
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
+        "own_generator": f"self.generator = {OWN_GENERATORS[run.own_generator]}" if run.own_generator else "",
+        "own_noise": f"x = x + {OWN_NOISE[run.own_generator]}" if run.own_generator else "",
+        "draws_in_validation": OWN_NOISE[run.own_generator] if run.own_generator else "",
         "goes_by_metrics": f"x = x + {LOGGED_LAST}" if run.goes_by_metrics else "",
         "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
         "reduction": "sum" if sums else "mean",

@@ -111,6 +111,7 @@ class Module(LightningModule):
     def __init__(self, log):
         super().__init__()
         self.net, self.log_path = make_net(), log
+        $own_generator
         $frozen
         $by_hand
 
@@ -120,6 +121,7 @@ class Module(LightningModule):
         line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
         write(self.log_path, **line)
         $noise
+        $own_noise
         $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
@@ -148,6 +150,7 @@ class Module(LightningModule):
 
     def validation_step(self, batch):
         self.may_die("within validation")
+        $draws_in_validation
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):

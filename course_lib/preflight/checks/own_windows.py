@@ -98,6 +98,11 @@ def judge_steps(followed: FollowedBatches) -> Judgement:
 def _of_optimizer(steps: list[Step], followed: FollowedBatches) -> Judgement:
     if not all(step.passes for step in steps):
         raise Unknown("the module's own code sets the gradients")
+    if silent := set(followed.sizes) - _of_passes(followed):
+        raise Unknown(
+            f"{_told(len(silent))} of {len(followed.sizes)} made no backward pass: a loss that is added to that of "
+            "another one is not seen"
+        )
     lengths = Counter(len(_micro_batches(step)) for step in steps)
     if max(lengths) == 1:
         return Judgement()  # what the losses of one micro-batch weigh is a choice
@@ -269,6 +274,13 @@ def _applied_again(steps: Sequence[Step]) -> Judgement:
 STEP_AT_THE_END = (
     "Step at the last micro-batch as well (self.trainer.is_last_batch), and divide by what the window holds."
 )
+
+
+def _of_passes(followed: FollowedBatches) -> set[tuple[int, int]]:
+    """The micro-batches that made a backward pass."""
+    applied = followed.applied
+    passes = applied.zeroed | applied.waiting() | {one for step in applied.steps for one in step.passes}
+    return {(one.epoch, one.batch) for one in passes}
 
 
 def _never_applied(followed: FollowedBatches) -> set[tuple[int, int]]:
