@@ -17,8 +17,8 @@ def counted(number: int, one: str, more: str = "") -> str:
     return f"{number:,} {plural(number, one, more)}"
 
 
-def first_of(numbers: Sequence[int], most: int = 8) -> str:
-    """The first numbers, and whether there are more: ``"0, 1, 2"``, ``"0, 1, 2, 3, 4, 5, 6, 7, …"``."""
+def first_of(numbers: Sequence[object], most: int = 8) -> str:
+    """The first numbers or words, and whether there are more: ``"0, 1, 2"``, ``"0, 1, 2, 3, 4, 5, 6, 7, …"``."""
     shown = ", ".join(map(str, numbers[:most]))
     return f"{shown}, …" if len(numbers) > most else shown
 

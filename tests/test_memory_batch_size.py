@@ -441,6 +441,33 @@ def test_lightnings_doubling_returns_sizes_that_it_never_tried():
     assert device.trials() == [(4, True), (1024, False)]
 
 
+class DrawsByItself(nn.Module):
+    """Drops samples by generators of its own."""
+
+    def __init__(self):
+        super().__init__()
+        self.linear, self.python, self.numpy = nn.Linear(8, 4), random.Random(1), np.random.default_rng(1)
+        self.generator, self.old = torch.Generator().manual_seed(1), np.random.RandomState(1)
+
+    def forward(self, x):
+        kept = torch.rand(len(x), 1, generator=self.generator) > 0.1
+        return self.linear(x) * kept + self.python.random() + self.numpy.random() + self.old.rand()
+
+    def draws(self):
+        drawn = self.python.random(), self.numpy.random(), self.old.rand()
+        return drawn, torch.rand((), generator=self.generator).item()
+
+
+def test_a_modules_own_generators_stand_where_they_stood():
+    model = DrawsByItself()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    fitted = find_batch_size(
+        model, lambda n: (torch.ones(n, 8), torch.zeros(n, dtype=torch.long)), optimizer, limit_bytes=2**20
+    )
+    assert fitted.measured_bytes == fitted.predicted_bytes and len(fitted.trials) == 1
+    assert model.draws() == DrawsByItself().draws()
+
+
 def test_halving_answers_with_a_size_that_ran():
     device = SimulatedDevice(PEAKS(20))
     assert halving(device, 64) == 16 and device.trials() == [(64, False), (32, False), (16, True)]

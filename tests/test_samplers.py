@@ -383,7 +383,8 @@ def test_what_no_generator_within_reach_decides_is_refused():
             with pytest.raises(ValueError, match=r"two copies of .* yield different batches from the same seeds"):
                 next(look(sampler))
     of_a_number = DrawsFrom(lambda: np.random.default_rng(7))
-    for wrapped in (of_a_number, DrawsFrom(np.random.default_rng, holds="generator")):
+    held = (DrawsFrom(make, holds="generator") for make in (np.random.default_rng, np.random.RandomState))
+    for wrapped in (of_a_number, *held):
         ranks = [ShardedBatchSampler(copy.copy(wrapped), num_replicas=2, rank=rank) for rank in range(2)]
         assert sorted(indices_of(ranks)) == list(range(21))
 

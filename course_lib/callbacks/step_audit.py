@@ -46,7 +46,7 @@ class StepAudit(Callback):
     returned ``None``, or a gradient scaler held the step back). The audit keeps them apart:
 
     - ``attempts``: optimizer steps that the Trainer tried, over all optimizers;
-    - ``updates``: those in which the optimizer ran with a gradient, so that parameters changed;
+    - ``updates``: those in which the optimizer ran with a gradient;
     - ``skipped``: ``attempts - updates``; ``known_skips`` of them were reported by ``SkipBadSteps``;
     - ``batches_per_epoch``: micro-batches of this rank, epoch by epoch.
 

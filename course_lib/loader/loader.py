@@ -53,7 +53,8 @@ class MiniDataLoader(DataLoader[Sample]):
     Raises:
         ValueError, TypeError: An argument is out of its range, or two exclude each other.
         RuntimeError: In an epoch: a worker was killed or has left, or ``timeout`` is over. An error of the dataset, of
-            ``collate_fn`` or of ``worker_init_fn`` keeps its type, and brings the worker's traceback.
+            ``collate_fn`` or of ``worker_init_fn`` brings the worker's traceback, and keeps its type where that can be
+            made from one text.
     """
 
     _iterator: Any  # the _WorkerBatches whose workers live on, or None

@@ -109,7 +109,7 @@ def predict_peak(
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
             where a ``batch_size`` is given.
         optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
-            the device's default: on CUDA ``foreach``, whose temporaries are as large as the parameters.
+            the device's default: on CUDA ``foreach``, of which AdamW's temporaries are as large as the parameters.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
             Default: for a pair ``(x, y)`` the cross entropy or, where y is floating, the mean squared error; for a dict
             what ``model(**batch)`` returns as ``loss``; for a tensor the mean of the output.

@@ -22,7 +22,7 @@ from typing import Any
 
 from course_lib._arguments import int_of_at_least
 from course_lib._processes import ended_in_order
-from course_lib._words import counted
+from course_lib._words import counted, first_of
 from course_lib.preflight.checks.played.changes import judge_changes
 from course_lib.preflight.checks.played.dealing import judge_dealing
 from course_lib.preflight.checks.played.horizon import judge_horizon
@@ -161,17 +161,21 @@ class Others:
     again: Journal | None = None
     other_rank: Journal | None = None
     flipped: tuple[tuple[Comparison, Journal], ...] = ()
+    unplayed: tuple[Comparison, ...] = ()
+    """Lines whose other answers there was no time for."""
 
 
 def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
-    if journal.end != ENDED or journal.seconds > SECONDS_FOR_MORE:
-        return Others(again)
     own = {Path(source).name for source in journal.sources}
-    steers = [
+    asked_for = [
         one for one in journal.comparisons.values() if one.place.rpartition(":")[0] in own or "callback" in one.place
     ]
-    steers = steers[:MOST_FLIPS]
+    if journal.end != ENDED:
+        return Others(again)
+    if journal.seconds > SECONDS_FOR_MORE:
+        return Others(again, unplayed=tuple(asked_for))
+    steers = asked_for[:MOST_FLIPS]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
@@ -180,7 +184,7 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
         plays.append(in_this_way(rank=1))
     rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
-    return Others(again, other, tuple(zip(steers, rest, strict=True)))
+    return Others(again, other, tuple(zip(steers, rest, strict=True)), tuple(asked_for[MOST_FLIPS:]))
 
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
@@ -285,6 +289,9 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
                 f"These counts hold while {asked.place} goes on answering {answers}; with the other answer: "
                 f"{', '.join(moved)}"
             )
+    if others.unplayed:
+        places = [one.place for one in others.unplayed]
+        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played")
     return notes
 
 

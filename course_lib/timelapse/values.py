@@ -7,6 +7,7 @@ in which one line answers the other way round shows what hangs on it. What goes 
 from __future__ import annotations
 
 import ast
+import copy
 import functools
 import itertools
 import math
@@ -103,9 +104,10 @@ class _Watched(ast.NodeTransformer):
     def visit_AugAssign(self, node: ast.AugAssign) -> ast.AST:
         self.generic_visit(node)
         sign = OPERATIONS.get(type(node.op))
-        if not isinstance(node.target, ast.Name) or not sign:
+        if not sign or not _is_plain(node.target):
             return node
-        left = ast.Name(node.target.id, ast.Load())
+        left = copy.deepcopy(node.target)
+        left.ctx = ast.Load()
         return ast.copy_location(ast.Assign([node.target], _call(node, f"i{sign}", left, node.value)), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
@@ -113,6 +115,15 @@ class _Watched(ast.NodeTransformer):
         if isinstance(node.func, ast.Name) and node.func.id in ("float", "int"):
             node.func.id = f"held_{node.func.id}"
         return node
+
+
+def _is_plain(target: ast.expr) -> bool:
+    """Whether it may be read once more than the script does: ``x``, ``self.x``, ``x["a"]``, ``x[i]``."""
+    if isinstance(target, ast.Attribute):
+        return isinstance(target.value, ast.Name)
+    if isinstance(target, ast.Subscript):
+        return isinstance(target.value, ast.Name) and isinstance(target.slice, ast.Constant | ast.Name)
+    return isinstance(target, ast.Name)
 
 
 def _call(node: ast.AST, name: str, left: ast.expr, right: ast.expr) -> ast.expr:

@@ -362,7 +362,9 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     if kind == "LBFGS":
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
-    quiet = dict(dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch")
+    quiet = dict(
+        dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch"
+    )
     quiet |= dict(goes_by_metrics=False)  # ExactResume keeps them
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")

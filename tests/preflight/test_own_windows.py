@@ -352,6 +352,12 @@ def test_losses_that_are_added_up_for_one_backward_pass_reach_all_parameters(eve
     assert ("setup" in report.passed) == (not why)
 
 
+def test_what_losses_weigh_that_are_added_up_for_one_backward_pass_is_not_judged():
+    report = preflight(quiet_trainer(), AddsLosses(4), loader(64), skip=OTHER)
+    assert not report.findings and "window" not in report.passed
+    assert "12 micro-batches of 16 made no backward pass" in report.not_judged["window"]
+
+
 def test_batches_of_several_sizes_in_a_window_are_a_note():
     report = preflight(quiet_trainer(), Windows(3), loader(20), skip=OTHER)
     assert report.ok and "window: micro-batches of 8, 8, 4 samples count the same" in report.notes[0]

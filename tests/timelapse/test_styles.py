@@ -424,7 +424,8 @@ def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
 def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
     script = tmp_path / "train.py"
     begin = [
-        "import math, statistics",
+        "import math, statistics, types",
+        "count, counts, kept, share = 0.0, {'large': 0.0}, types.SimpleNamespace(large=0.0), 0.5",
         "for epoch in range(8):",
         "    losses = []",
         "    for batch in loader:",
@@ -433,11 +434,22 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
         "        loss.backward()",
         "        optimizer.step()",
         "        losses.append(loss.item())",
+        "        large = (loss > 0.1).sum().item()",
+        "        count += large",
+        "        counts['large'] += large",
+        "        kept.large += large",
     ]
-    numbers = "statistics.fmean(losses)", "math.fsum(losses)", "int(1e6 * losses[-1])", "math.ceil(1e6 * sum(losses))"
-    stops = [f"    if {number} < -1: break" for number in numbers]
+    numbers = [
+        *("statistics.fmean(losses)", "math.fsum(losses)", "int(1e6 * losses[-1])", "math.ceil(1e6 * sum(losses))"),
+        *("statistics.quantiles(losses + losses)[0]", "math.hypot(losses[0], 1)", "divmod(losses[0], 0.1)[0]"),
+        *("count", "counts['large']", "kept.large", "share * large", "1.5 - large + 99", "math.comb(large, 1)"),
+    ]
+    stops = [f"    if {number} < -1.5: break" for number in numbers]
+    stops += ["    if -1.5 > large: break", "    if math.isclose(losses[0], -1.5): break"]
     script.write_text(HEAD + "\n".join(begin + stops))
     first = HEAD.count("\n") + len(begin) + 1
     notes = " ".join(preflight_script(script).notes)
-    for line in range(first, first + len(stops)):
+    for line in range(first, first + 4):
         assert f"while train.py:{line} goes on answering False (8 times); with the other answer: " in notes
+    others = ", ".join(f"train.py:{line}" for line in range(first + 4, first + len(stops)))
+    assert f"What the script does with another answer in {others} was not played" in notes
