@@ -144,6 +144,10 @@ class Deciders:
         """What an EarlyStopping asks of the Trainer is not in a checkpoint."""
         if self._stopped_early and callbacks_of_kind(trainer, EarlyStopping):
             trainer.should_stop = True
+            epochs = trainer.fit_loop.epoch_progress
+            if epochs.current.processed < epochs.current.started:  # StochasticWeightAveraging asks which has ended
+                epochs.increment_processed()
+                epochs.increment_completed()
             rank_zero_warn(
                 "an EarlyStopping had ended this run, and it ends here as well, without another batch. To train on, "
                 "resume it without that callback"

@@ -216,6 +216,18 @@ FOUND = {
         saves="by hand",
         kills=(Kill(1),),
     ),
+    # Its resume took the epoch for one that had not ended, and left the average out of the module.
+    "StochasticWeightAveraging, which an EarlyStopping ends within an epoch, and an exception at the end": DrawnRun(
+        samples=20,
+        batch_size=3,
+        callbacks=("StochasticWeightAveraging", "SkipBadSteps"),
+        bad_sample=7,
+        accumulate_grad_batches=4,
+        val_check_interval=2,
+        stops_early="val",
+        saves="an exception",
+        kills=(Kill(1, "train end"),),
+    ),
     # The second fit drew from the new process's seed.
     "a second fit, behind a run that was over when it was resumed": DrawnRun(
         samples=1,
