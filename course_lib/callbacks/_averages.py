@@ -17,6 +17,7 @@ from course_lib._lightning import (
     EPOCHS_BEFORE_AVERAGING,
     SWAP_AVERAGE,
 )
+from course_lib.callbacks._progress import count_the_last_epoch_as_ended
 from course_lib.callbacks._trainer import callbacks_of_kind
 
 
@@ -92,17 +93,14 @@ def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule, averag
 
     ``averaged`` is the epoch at whose end an average took in the weights last, if the checkpoint says it.
     """
-    epochs = trainer.fit_loop.epoch_progress
-    progress: Any = epochs.current
+    progress: Any = trainer.fit_loop.epoch_progress.current
     ahead_of_its_end = progress.processed < progress.started  # of the last epoch, as max_steps may have it
     last_is_missing = averaged is not None and averaged < progress.processed - 1
     for callback in callbacks_of_kind(trainer, WeightAveraging):
         if ahead_of_its_end or last_is_missing:
             callback.on_train_epoch_end(trainer, pl_module)
         callback.on_train_end(trainer, pl_module)
-    if ahead_of_its_end:  # StochasticWeightAveraging asks which epoch has ended
-        epochs.increment_processed()
-        epochs.increment_completed()
+    count_the_last_epoch_as_ended(trainer)
     for averaging in callbacks_of_kind(trainer, StochasticWeightAveraging):
         averaging.on_train_end(trainer, pl_module)
 

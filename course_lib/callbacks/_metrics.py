@@ -27,6 +27,7 @@ from course_lib._lightning import (
     STOPPING_CHECK,
     VALIDATION_IS_DUE,
 )
+from course_lib.callbacks._progress import count_the_last_epoch_as_ended
 from course_lib.callbacks._trainer import callbacks_of_kind
 from course_lib.callbacks._window_end import WindowEnd
 
@@ -144,10 +145,7 @@ class Deciders:
         """What an EarlyStopping asks of the Trainer is not in a checkpoint."""
         if self._stopped_early and callbacks_of_kind(trainer, EarlyStopping):
             trainer.should_stop = True
-            epochs = trainer.fit_loop.epoch_progress
-            if epochs.current.processed < epochs.current.started:  # StochasticWeightAveraging asks which has ended
-                epochs.increment_processed()
-                epochs.increment_completed()
+            count_the_last_epoch_as_ended(trainer)
             rank_zero_warn(
                 "an EarlyStopping had ended this run, and it ends here as well, without another batch. To train on, "
                 "resume it without that callback"

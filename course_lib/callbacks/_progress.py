@@ -139,3 +139,12 @@ def leave_an_epoch_without_batches(trainer: Trainer) -> bool:
         counts.ready = counts.started = counts.processed
     fit_loop.restarting = False  # with the loops in it
     return True
+
+
+def count_the_last_epoch_as_ended(trainer: Trainer) -> None:
+    """For a run that ends within an epoch: at a run's end, StochasticWeightAveraging asks which epoch has ended."""
+    epochs = trainer.fit_loop.epoch_progress
+    progress: Any = epochs.current
+    if progress.processed < progress.started:
+        epochs.increment_processed()
+        epochs.increment_completed()
