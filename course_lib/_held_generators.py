@@ -39,12 +39,10 @@ def keep_state(generator: Any) -> Callable[[], None]:
     state = _state(generator)
 
     def put_back() -> None:
-        if isinstance(generator, torch.Generator):
+        if isinstance(generator, torch.Generator | np.random.RandomState):
             generator.set_state(state)
         elif isinstance(generator, random.Random):
             generator.setstate(state)
-        elif isinstance(generator, np.random.RandomState):
-            generator.set_state(state)
         else:
             generator.bit_generator.state = state
 
