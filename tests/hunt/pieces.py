@@ -195,7 +195,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     if not trainer:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
-    batch_size = draw(st.integers(1, 4))
+    batch_norm = several == 1 and draw(one_of(True, True, True, False) if about == "averages" else often)
+    batch_size = draw(st.integers(1 + batch_norm, 4))
     windows = about in ("windows", "averages", "a loop")
     # Micro-batches of an epoch; of the last one, any part. With windows, some more, so that several of these end.
     # A rank's place shows behind a save within an epoch.
@@ -204,8 +205,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(often)
     samples = max(several, samples)
     epochs = draw(st.integers(1, 3))
-    # A ModelCheckpoint saves once a step: within a window, an exception and a reader's own hand save most often.
-    inside = (*("by hand", "an exception", "a time") * 2, "validation") if trainer else LOOP_SAVES
+    # A ModelCheckpoint saves once a step: within a window, a reader's own hand saves most often, and an exception.
+    inside = (*("by hand", "by hand", "an exception") * 2, "a time", "validation") if trainer else LOOP_SAVES
     saves = draw(one_of(*inside) if windows else one_of("every step", *inside) if within else one_of(*SAVES))
     accumulate_grad_batches = 1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3))
     max_steps = draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if trainer else -1
@@ -213,7 +214,9 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     micro_batches = epochs * min(steps, limit_train_batches or steps)
     if max_steps != -1:
         micro_batches = min(micro_batches, max_steps * accumulate_grad_batches)
-    anywhere = st.integers(1 + within, max(1 + within, min(micro_batches, 12)))
+    # The average of one step is the weights, and of two, another one.
+    first = 1 + min(2 * accumulate_grad_batches if average and draw(mostly) else within, micro_batches - 1)
+    anywhere = st.integers(first, max(first, min(micro_batches, 12)))
     # Nothing is saved for a process that dies at once, and what comes behind it is the run itself.
     dies_hard = rarely if saves == "an exception" else often
     run = DrawnRun(
@@ -231,7 +234,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         workers=tuple(draw(st.lists(one_of(0, 0, 0, 0, 0, 1, 2), min_size=1, max_size=2))),
         persistent=draw(often),
         prefetch_factor=draw(one_of(2, 1, 4)),
-        batch_norm=several == 1 and draw(one_of(True, True, True, False) if about == "averages" else often),
+        batch_norm=batch_norm,
         dropout=trainer and draw(often),
         frozen=draw(rarely),
         noisy_forward=trainer and draw(rarely),
