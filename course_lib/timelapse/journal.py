@@ -226,8 +226,8 @@ class Journal:
     """The exception, shortened, where the script failed."""
     output: str = ""
     """Where what the script printed is kept; empty where it is not."""
-    _trained_on: tuple[int, set[int]] = field(default_factory=lambda: (0, set()))
-    """How many events were read for the loaders that are trained on, and what was found."""
+    _trained: tuple[int, set[int]] = field(default_factory=lambda: (0, set()))
+    """How many events were read for what is trained on, and what was found."""
 
     def counts(self) -> dict[str, int]:
         """What must equal the real run's."""
@@ -263,23 +263,37 @@ class Journal:
                 evaluating = not event.training
         return turns
 
-    def training_loaders(self) -> set[int]:
-        """The loaders whose batches a backward pass followed before the next batch of another."""
-        read, known = self._trained_on
+    def trained(self) -> set[int]:
+        """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.
+
+        It is trained on if a backward pass follows one of its batches before the next batch of another loop. So a loop
+        that evaluates on the training loader is not one of them.
+        """
+        read, known = self._trained
         if read == len(self.events):
             return known
+        loops: dict[int, list[int]] = {}  # of each loader the one that runs: its events' places
         found: set[int] = set()
-        last = None
-        for event in self.events:
-            if isinstance(event, Delivered):
-                last = event.loader
-            elif isinstance(event, Backward) and last is not None:
-                found.add(last)
-        self._trained_on = (len(self.events), found)
+        last: list[int] = []
+        for at, event in enumerate(self.events):
+            if isinstance(event, PassBegun):
+                loops[event.loader] = [at]
+            elif isinstance(event, Delivered):
+                last = loops.setdefault(event.loader, [])
+                last.append(at)
+                if last[0] in found:
+                    found.add(at)
+            elif isinstance(event, Backward) and last and last[0] not in found:
+                found.update(last)
+        self._trained = (len(self.events), found)
         return found
+
+    def training_loaders(self) -> set[int]:
+        """The loaders that are trained on in one loop at least."""
+        events = (self.events[at] for at in self.trained())
+        return {event.loader for event in events if isinstance(event, Delivered)}
 
     def micro_batches(self) -> int:
         """The batches of what is trained on; where the script has no loader, its backward passes."""
-        training = self.training_loaders()
-        given = sum(isinstance(event, Delivered) and event.loader in training for event in self.events)
+        given = sum(isinstance(self.events[at], Delivered) for at in self.trained())
         return given or sum(isinstance(event, Backward) for event in self.events)

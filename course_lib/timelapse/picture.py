@@ -90,14 +90,14 @@ class Marks:
 
 def marks_of(journal: Journal) -> Marks:
     """The numbers behind the picture."""
-    marks, training = Marks(), journal.training_loaders()
+    marks, trained = Marks(), journal.trained()
     position, evaluating = 0, True
-    for event in journal.events:
+    for place, event in enumerate(journal.events):
         if isinstance(event, Delivered):
-            position += event.loader in training
+            position += place in trained
         elif isinstance(event, Backward):
-            position += not training
-        elif isinstance(event, PassBegun) and event.loader in training:
+            position += not trained
+        elif isinstance(event, PassBegun) and place in trained:
             marks.epochs.append(position)
         elif isinstance(event, Step) and event.rates:
             at, rates = marks.rates.setdefault(event.optimizer, ([], []))

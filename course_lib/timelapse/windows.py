@@ -50,17 +50,17 @@ class OptimizerWindows:
 
 def windows_of(journal: Journal) -> list[OptimizerWindows]:
     """For each optimizer, its windows."""
-    training = journal.training_loaders()
+    trained = journal.trained()
     found = [OptimizerWindows() for _ in journal.optimizers]
     held: list[list[Pass]] = [[] for _ in journal.optimizers]
     used: list[set[int]] = [set() for _ in journal.optimizers]
     used_by_any: set[int] = set()
     suspects: list[list[Pass]] = [[] for _ in journal.optimizers]
     micro_batch = epoch = samples = number = 0
-    for event in journal.events:
-        if isinstance(event, Delivered) and event.loader in training:
+    for at, event in enumerate(journal.events):
+        if isinstance(event, Delivered) and at in trained:
             micro_batch, samples = micro_batch + 1, event.size
-        elif isinstance(event, PassBegun) and event.loader in training:
+        elif isinstance(event, PassBegun) and at in trained:
             epoch += 1
         elif isinstance(event, Backward):
             number += 1
@@ -117,21 +117,21 @@ class LoaderPass:
 
 
 def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
-    """The loops over the loaders that are trained on, or over the others, in the order in which they began."""
-    wanted = journal.training_loaders()
+    """The loops over a loader that are trained on, or the others, in the order in which they began."""
+    trained = journal.trained()
     found: list[LoaderPass] = []
     running: dict[int, LoaderPass] = {}
     last: LoaderPass | None = None
     micro_batch = 0
-    for event in journal.events:
+    for at, event in enumerate(journal.events):
         if isinstance(event, PassBegun):
             running[event.loader] = LoaderPass(event.loader, event.promised, micro_batch)
-            if (event.loader in wanted) == training:
+            if (at in trained) == training:
                 found.append(running[event.loader])
         elif isinstance(event, Delivered):
             last = running[event.loader]
             last.batches.append(event.indices)
-            micro_batch += event.loader in wanted
+            micro_batch += at in trained
         elif isinstance(event, Forward) and last is not None:
             (last.trained if event.training else last.evaluated).add(journal.weights[event.module])
         elif isinstance(event, PassEnded):

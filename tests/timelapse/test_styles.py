@@ -267,6 +267,35 @@ def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_p
     assert says.startswith(found), says
 
 
+SCORED_ON_WHAT_IS_TRAINED_ON = """
+optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+first, *_ = next(iter(loader))
+for epoch in range(3):
+    body.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    schedule.step()
+    body.eval()
+    with torch.no_grad():
+        for batch in loader:
+            loss_of(0, batch)
+with torch.no_grad():
+    for batch in loader:
+        body.train()(batch[0])
+"""
+
+
+def test_a_loop_over_the_training_loader_that_trains_nothing_is_no_epoch(tmp_path: Path):
+    """A first batch looked at, a score on the training data, statistics of BatchNorm."""
+    report = report_of(tmp_path, HEAD + SCORED_ON_WHAT_IS_TRAINED_ON)
+    assert report.ok, str(report)
+    numbers = {name: report.facts[name] for name in ("epochs", "micro-batches", "optimizer steps", "validations")}
+    assert numbers == {"epochs": 3, "micro-batches": 36, "optimizer steps": 36, "validations": 3}
+
+
 OUTSIDE = """
 scale = nn.Parameter(torch.ones(16))
 layers = [nn.Linear(16, 16), nn.Linear(16, 16)]

@@ -66,8 +66,8 @@ class _Made:
 def _calls(journal: Journal, number: int, schedule: SchedulePlayed) -> _Made:
     made = before_last = at_once = steps = 0
     computed, places, micro_batch = True, [], 0
-    training = journal.training_loaders()
-    for event in journal.events:
+    trained = journal.trained()
+    for at, event in enumerate(journal.events):
         if isinstance(event, ScheduleStep) and event.schedule == number:
             made, at_once, computed = made + 1, at_once + (not computed), False
             places.append(micro_batch)
@@ -75,9 +75,9 @@ def _calls(journal: Journal, number: int, schedule: SchedulePlayed) -> _Made:
             before_last, steps, computed = made, steps + 1, True
         elif isinstance(event, Forward | Backward):
             computed = True
-            micro_batch += isinstance(event, Backward) and not training
+            micro_batch += isinstance(event, Backward) and not trained
         elif isinstance(event, Delivered):
-            micro_batch += event.loader in training
+            micro_batch += at in trained
     return _Made(Calls(made, before_last), at_once, steps, places)
 
 

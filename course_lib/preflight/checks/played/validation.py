@@ -10,8 +10,8 @@ from course_lib.timelapse.windows import LoaderPass, passes_of, trained_beside_o
 
 
 def judge_validation(journal: Journal) -> Judgement:
-    beside = trained_beside_others(journal)
-    evaluated = [one for one in passes_of(journal, training=False) if one.loader not in beside]
+    trained_on = trained_beside_others(journal) | journal.training_loaders()
+    evaluated = [one for one in passes_of(journal, training=False) if one.loader not in trained_on]
     if not evaluated:
         return not_applicable("validation", "no loader gives batches that are not trained on")
     training = passes_of(journal, training=True)
