@@ -88,6 +88,10 @@ class Lapse:
         if self.fast:
             torch.set_num_threads(1)  # of what is left to compute; more of them wait for each other on a busy machine
 
+    def is_own(self, file: str) -> bool:
+        """Whether it is one of the script's own files: in its folder, or below it."""
+        return file.startswith(self.folder) and "site-packages" not in file
+
     def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
         frame: Any = sys._getframe(1)
@@ -96,7 +100,7 @@ class Lapse:
             file = frame.f_code.co_filename
             if not file.startswith(LIBRARIES):
                 place = f"{shortened(file)}:{frame.f_lineno}"
-                if not own or (file.startswith(self.folder) and "site-packages" not in file):
+                if not own or self.is_own(file):
                     return place
                 innermost = innermost or place
             frame = frame.f_back

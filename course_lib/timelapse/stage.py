@@ -36,7 +36,7 @@ from course_lib.timelapse.player import Task
 from course_lib.timelapse.ranks import pretend_ranks
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules
-from course_lib.timelapse.values import HELD_CALLS, Comparisons, watched
+from course_lib.timelapse.values import Comparisons, watch_imports, watched
 
 FRAMES = 6
 """Of a traceback that are told."""
@@ -77,9 +77,8 @@ class Stage:
             journal.changed_by_hand = sum(isinstance(event, Backward) for event in journal.events)
         journal.seconds = time.process_time()
         self.schedules.walk_on(journal.micro_batches())
-        near = str(Path(self.task.script).parent)
         files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-        own = {file for file in files if file.startswith(near) and file.endswith(".py") and "site-packages" not in file}
+        own = {file for file in files if self.lapse.is_own(file) and file.endswith(".py")}
         journal.sources = sorted({self.task.script, *own})
         self.task.give_back(journal)
 
@@ -109,6 +108,7 @@ def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     gradients = Gradients(lapse, replayed)
     schedules = RecordedSchedules(lapse)
     Comparisons(lapse, task.flipped).install()
+    watch_imports(lapse.is_own)
     replayed.install()
     gradients.install()
     RecordedOptimizers(lapse, gradients).install()
@@ -192,7 +192,7 @@ def run_as_main(task: Task) -> tuple[str, str]:
     sys.path[0] = str(Path(task.script).parent)
     try:
         main_module = sys.modules["__main__"] = types.ModuleType("__main__")
-        vars(main_module).update(HELD_CALLS, __file__=task.script)
+        vars(main_module)["__file__"] = task.script
         exec(watched(Path(task.script).read_bytes(), task.script), vars(main_module))
     except SystemExit as error:
         if error.code not in (None, 0):

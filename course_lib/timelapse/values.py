@@ -1,12 +1,14 @@
 """Values that the lapse holds still: where the script compares one, the line and its answer are noted.
 
-``item()`` gives a number that survives arithmetic; a tensor that is asked whether it is true is seen as well. A play
-in which one line answers the other way round shows what hangs on it. What goes through NumPy or a text is not seen.
+``item()`` and ``tolist()`` give numbers that survive arithmetic; a tensor that is asked whether it is true is seen as
+well. A play in which one line answers the other way round shows what hangs on it. What goes through NumPy or a text is
+not seen.
 """
 
 from __future__ import annotations
 
 import ast
+import builtins
 import copy
 import functools
 import itertools
@@ -14,19 +16,17 @@ import math
 import operator
 import statistics
 import sys
-from collections.abc import Iterable
-from pathlib import Path
+from collections.abc import Callable, Iterable
+from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
 from course_lib.timelapse.journal import Comparison
-from course_lib.timelapse.lapse import Lapse, instead_of
+from course_lib.timelapse.lapse import LIBRARIES, Lapse, instead_of
 
-TORCH = str(Path(torch.__file__).parent)
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
@@ -83,12 +83,16 @@ def held_operation(name: str, left: Any, right: Any) -> Any:
     return _held(result) if _is_held(right) else result
 
 
-HELD_CALLS = {call.__name__: call for call in (held_float, held_int, held_operation)}
+_HELD_CALLS = {call.__name__: call for call in (held_float, held_int, held_operation)}
 """What a script's changed code calls."""
 
 
 class _Watched(ast.NodeTransformer):
     """What Python computes without asking a held number: a float and a whole one, ``float`` and ``int``."""
+
+    def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
+        jitted = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
+        return node if jitted else self.generic_visit(node)  # what numba compiles knows of no such calls
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -138,6 +142,16 @@ def watched(source: bytes, path: str) -> CodeType:
     return code
 
 
+def watch_imports(is_own: Callable[[str], bool]) -> None:
+    """Change what a script imports of its own files as the script is changed; none of it is kept on disk."""
+    vars(builtins).update(_HELD_CALLS)
+
+    @instead_of(SourceFileLoader)
+    def get_code(code_of: Any, loader: SourceFileLoader, name: str) -> Any:
+        path = loader.get_filename(name)
+        return watched(loader.get_data(path), path) if is_own(path) else code_of(loader, name)
+
+
 def plain(value: Any) -> Any:
     """A value without held numbers, in dicts, lists and tuples; what holds none is given back as it is."""
     if _is_held(value):
@@ -173,6 +187,11 @@ class Comparisons:
         @instead_of(Tensor)
         def item(value_of: Any, tensor: Tensor) -> Any:
             return value_of(tensor) if _by_torch() else _held(value_of(tensor))
+
+        @instead_of(Tensor)
+        def tolist(values_of: Any, tensor: Tensor) -> Any:
+            is_a_list_of_indices = tensor.ndim > 0 and not tensor.is_floating_point()
+            return values_of(tensor) if _by_torch() or is_a_list_of_indices else _held(values_of(tensor))
 
         @instead_of(Tensor)
         def __bool__(is_true: Any, tensor: Tensor) -> bool:
@@ -216,8 +235,8 @@ class Comparisons:
 
 
 def _by_torch() -> bool:
-    """Whether torch's own code asks a tensor for its value."""
-    return sys._getframe(3).f_code.co_filename.startswith(TORCH)
+    """Whether torch's own code asks a tensor for its value, or the lapse's."""
+    return sys._getframe(3).f_code.co_filename.startswith(LIBRARIES)
 
 
 def _computing(base: type, name: str) -> Any:

@@ -450,6 +450,55 @@ def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
     assert report.facts["optimizer steps"] == steps
 
 
+STOPPER = """
+import math
+
+
+def by_float(loss):
+    return float(loss) < -1.5
+
+
+def by_list(loss):
+    return loss.tolist() < -1.5
+
+
+def by_lists(losses):
+    return max(losses.tolist()) < -1.5
+
+
+def by_share(large):
+    return 100.0 * large / 8 < -1.5
+
+
+def jitted(function):
+    return function
+
+
+@jitted
+def times(share, large):
+    return share * large
+"""
+
+
+def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
+    (tmp_path / "stopper.py").write_text(STOPPER)
+    stops = (
+        "by_float(loss)",
+        "by_list(loss)",
+        "by_lists(torch.stack([loss, loss]))",
+        "by_share((loss > 0.1).sum().item())",
+    )
+    ends = "".join(f"    if stopper.{stop}: break\n" for stop in stops)
+    loop = IN_TURNS.replace(
+        "loss_of(number % 2, batch).backward()", "loss = loss_of(0, batch)\n        loss.backward()"
+    )
+    as_it_is = "assert 'held_operation' not in stopper.times.__code__.co_names\n"  # numba compiles it
+    notes = " ".join(report_of(tmp_path, f"import stopper\n{HEAD}{as_it_is}{loop}{ends}").notes)
+    for line in (6, 10, 14, 18):
+        assert f"while stopper.py:{line} goes on answering False (" in notes, notes
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopper.py", "train.py"]  # and no bytecode of it
+
+
 def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
     script = tmp_path / "train.py"
     begin = [
