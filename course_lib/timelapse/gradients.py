@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from course_lib._tensors import parameters_of
 from course_lib.timelapse import modules
-from course_lib.timelapse.journal import Backward, LossWeight
+from course_lib.timelapse.journal import Backward, LossWeight, Step
 from course_lib.timelapse.lapse import Lapse, instead_of, trainer_around
 from course_lib.timelapse.leaves import Leaves
 from course_lib.timelapse.modules import ReplayedModules
@@ -36,11 +36,13 @@ class Gradients:
         self.trained: dict[int, nn.Parameter] = {}
         """Parameters that got one in a real pass."""
         self.leaves = Leaves()
+        self.steps_within: list[Step] = []
+        """Steps that hooks of the pass that is run have made."""
         self.scale = 1.0
         """By which a GradScaler has multiplied the loss."""
         self._zeros: dict[int, Tensor] = {}
-        self._holders: dict[int, int] = {}
-        """The optimizer of each parameter, by id."""
+        self._holders: dict[int, list[int]] = {}
+        """The optimizers of each parameter, by id."""
         self._probes: dict[int, nn.Parameter] = {}
         """Of each optimizer, the parameter that shows whether its gradients were cleared."""
         self._reached: set[int] = set()
@@ -51,6 +53,8 @@ class Gradients:
         """Those whose gradients are results of computations, and no zeros of replayed modules."""
         self._accumulated: set[int] = set()
         """Those for whose parameters autograd itself has added up gradients in the pass that is run."""
+        self._got: set[int] = set()
+        """The parameters that got a gradient in a real pass, by their ids; a hook may have cleared it since."""
         self._watched: dict[int, Tensor] = {}
         """The parameters that tell of it, by id."""
         self._not_watched: dict[int, Tensor] = {}
@@ -111,7 +115,10 @@ class Gradients:
         numbers = tuple(sorted(self._reached))
         moved = self._were_moved()
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
-        lapse.write(Backward(line, numbers, were_cleared, lapse.averages, moved))
+        lapse.write(Backward(line, numbers, were_cleared, lapse.averages, moved, lapse.inside["step"] > 0))
+        for step in self.steps_within:
+            lapse.write(step)
+        self.steps_within.clear()
 
     def _run(self, backward: Any, tensors: Any, arguments: Any, options: Any) -> None:
         """Run a pass, and see which optimizers' parameters it computes gradients for."""
@@ -124,9 +131,9 @@ class Gradients:
         self._reached |= self._accumulated
 
     def _see_accumulated(self, parameter: Tensor) -> None:
-        number = self._holders.get(id(parameter))
-        if number is not None:
-            self._accumulated.add(number)
+        self._accumulated.update(self._holders.get(id(parameter), ()))
+        if not self.lapse.fast:
+            self._got.add(id(parameter))
 
     def _watch(self, parameter: Tensor) -> None:
         if not parameter.requires_grad:  # as yet
@@ -141,7 +148,7 @@ class Gradients:
     def _after_real_pass(self) -> None:
         for module in self.replayed.numbers.things:
             for parameter in self.replayed.parts_of(module).parameters:
-                if parameter.grad is not None:
+                if parameter.grad is not None or id(parameter) in self._got:
                     self.trained[id(parameter)] = parameter
                     self.never.discard(id(parameter))
                 elif parameter.requires_grad and id(parameter) not in self.trained:
@@ -166,7 +173,7 @@ class Gradients:
             hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
             if hooks and (len(hooks) > 1 or number not in self._watched):
                 hooked.append((parameter, list(hooks.values())))
-        reached = {holders[number] for number in given if number in holders}
+        reached = {optimizer for number in given for optimizer in holders.get(number, ())}
         for optimizer in reached:
             probe = self._probe(optimizer)
             if probe is None or (id(probe) not in given and optimizer not in self._marked):
@@ -231,11 +238,11 @@ class Gradients:
         self._probes[number] = probe
         return probe
 
-    def _holders_now(self) -> dict[int, int]:
+    def _holders_now(self) -> dict[int, list[int]]:
         if not self._holders:
             for number, optimizer in enumerate(self.lapse.optimizers.things):
                 for parameter in parameters_of(optimizer):
-                    self._holders[id(parameter)] = number
+                    self._holders.setdefault(id(parameter), []).append(number)
                     self._watch(parameter)
         return self._holders
 

@@ -60,6 +60,8 @@ class Backward(NamedTuple):
     """Whether the ranks average these gradients: False under ``no_sync``."""
     moved: bool
     """Whether the script has changed parameters by its own code since the pass before."""
+    in_a_step: bool = False
+    """Whether an optimizer's step made it, by its closure."""
 
 
 class Step(NamedTuple):
@@ -226,7 +228,7 @@ class Journal:
     """The exception, shortened, where the script failed."""
     output: str = ""
     """Where what the script printed is kept; empty where it is not."""
-    _trained: tuple[int, set[int]] = field(default_factory=lambda: (0, set()))
+    _trained: tuple[int, set[int]] = field(default_factory=lambda: (-1, set()))
     """How many events were read for what is trained on, and what was found."""
 
     def counts(self) -> dict[str, int]:
@@ -263,11 +265,34 @@ class Journal:
                 evaluating = not event.training
         return turns
 
+    def used(self) -> set[int]:
+        """Where, among the events, a backward pass stands that a step has used; all of them, if none has used any."""
+        found: set[int] = set()
+        held: list[set[int]] = [set() for _ in self.optimizers]
+        for at, event in enumerate(self.events):
+            if isinstance(event, Backward):
+                if event.moved:  # by a step that is the script's own code
+                    found.update(*held)
+                if event.in_a_step:
+                    found.add(at)
+                for optimizer, cleared in zip(event.reached, event.cleared, strict=True):
+                    if cleared:
+                        held[optimizer].clear()
+                    held[optimizer].add(at)
+            elif isinstance(event, Step) and event.optimizer < len(held):
+                if not event.cleared:
+                    found |= held[event.optimizer]
+                held[event.optimizer].clear()
+        if found and not self.changed_by_hand:
+            return found
+        return {at for at, event in enumerate(self.events) if isinstance(event, Backward)}
+
     def trained(self) -> set[int]:
         """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.
 
-        It is trained on if a backward pass follows one of its batches before the next batch of another loop. So a loop
-        that evaluates on the training loader is not one of them.
+        It is trained on if a backward pass that a step uses follows one of its batches before the next batch of another
+        loop; or a step, where there is no backward pass. So a loop that evaluates is not one of them, on whatever
+        loader, and whether or not it takes gradients.
         """
         read, known = self._trained
         if read == len(self.events):
@@ -275,6 +300,7 @@ class Journal:
         loops: dict[int, list[int]] = {}  # of each loader the one that runs: its events' places
         found: set[int] = set()
         last: list[int] = []
+        used = self.used()
         for at, event in enumerate(self.events):
             if isinstance(event, PassBegun):
                 loops[event.loader] = [at]
@@ -283,7 +309,7 @@ class Journal:
                 last.append(at)
                 if last[0] in found:
                     found.add(at)
-            elif isinstance(event, Backward) and last and last[0] not in found:
+            elif (at in used or (not used and isinstance(event, Step))) and last and last[0] not in found:
                 found.update(last)
         self._trained = (len(self.events), found)
         return found

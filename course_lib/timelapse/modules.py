@@ -1,7 +1,7 @@
 """Forwards: the first of each kind is run, and the others return what it returned.
 
 A kind is a module, its modes, and the shapes of its arguments. What comes out hangs in a graph of one node, whose
-gradients are zeros, so that the script's own arithmetic on it and its backward pass go on as usual.
+gradients are next to zero, so that the script's own arithmetic on it and its backward pass go on as usual.
 """
 
 from __future__ import annotations
@@ -27,6 +27,8 @@ MOST_VARIANTS = 16
 Key = tuple[Any, ...]
 
 
+SMALL = 2.0**-100
+"""The gradient of an input: small enough to change nothing, and no zero, since what is trained may be the input."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of torch's own: parameters, buffers, children, hooks."""
 
@@ -49,12 +51,12 @@ class Replayed(torch.autograd.Function):
         (anchor,) = ctx.saved_tensors
         on_replayed_backward(ctx.module)
         zero = ReplayedGradient.apply(anchor, ctx.module)
-        passed = (None if kind is None else zero.to(kind[1]).expand(kind[0]) for kind in ctx.kinds)
+        passed = (None if kind is None else (zero + SMALL).to(kind[1]).expand(kind[0]) for kind in ctx.kinds)
         return (zero, None, None, *passed)
 
 
 class ReplayedGradient(torch.autograd.Function):
-    """What a :class:`Replayed` passes back: zeros; a pass that differentiates them reaches the module again."""
+    """Zeros, for the anchor of a :class:`Replayed`; a pass that differentiates them reaches the module again."""
 
     @staticmethod
     def forward(ctx: Any, anchor: Tensor, module: nn.Module) -> Tensor:

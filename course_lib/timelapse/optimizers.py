@@ -95,7 +95,11 @@ class RecordedOptimizers:
         lapse.steps += 1
         lapse.steps_made.add(number)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        lapse.write(Step(number, rates, factor == 0, factor or 1.0, within))
+        made = Step(number, rates, factor == 0, factor or 1.0, within)
+        if lapse.inside["backward"]:  # a hook of the pass steps, which is written down when it has ended
+            self.gradients.steps_within.append(made)
+        else:
+            lapse.write(made)
         lapse.begin_if_due()
         return result
 

@@ -20,6 +20,8 @@ class Pass:
     """How many loops over what is trained on had begun, from 1."""
     samples: int
     averages: bool
+    loader: int | None = None
+    """Whose batch came last before it."""
 
 
 @dataclass(frozen=True)
@@ -57,16 +59,19 @@ def windows_of(journal: Journal) -> list[OptimizerWindows]:
     used_by_any: set[int] = set()
     suspects: list[list[Pass]] = [[] for _ in journal.optimizers]
     micro_batch = epoch = samples = number = 0
+    loader = None
     for at, event in enumerate(journal.events):
         if isinstance(event, Delivered) and at in trained:
-            micro_batch, samples = micro_batch + 1, event.size
+            micro_batch, samples, loader = micro_batch + 1, event.size, event.loader
         elif isinstance(event, PassBegun) and at in trained:
             epoch += 1
         elif isinstance(event, Backward):
             number += 1
-            made = Pass(number, event.line, micro_batch or number, epoch, samples, event.averages)
+            made = Pass(number, event.line, micro_batch or number, epoch, samples, event.averages, loader)
             if event.moved:  # by a step that is the script's own code, as the first of two
                 used_by_any |= {one.number for of_one in held for one in of_one}
+            if event.in_a_step:
+                used_by_any.add(number)
             for optimizer, cleared in zip(event.reached, event.cleared, strict=True):
                 if cleared:
                     suspects[optimizer] += held[optimizer]
@@ -137,6 +142,23 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
         elif isinstance(event, PassEnded):
             running[event.loader].ended = True
     return found
+
+
+def batches_behind_the_last_pass(journal: Journal) -> list[int]:
+    """Of each loop over a training loader that came to its end: how many of its batches no backward pass follows."""
+    trained = journal.trained()
+    found: list[int] = []
+    waiting, ended = 0, False
+    for at, event in enumerate(journal.events):
+        if isinstance(event, Delivered) and at in trained:
+            found += [waiting] * (ended and waiting > 0)
+            waiting, ended = waiting * (not ended) + 1, False
+        elif isinstance(event, PassEnded):
+            ended = True
+        elif isinstance(event, Backward):
+            waiting = 0
+    found += [waiting] * (ended and waiting > 0)
+    return found if any(isinstance(event, Backward) for event in journal.events) else []
 
 
 def trained_beside_others(journal: Journal) -> set[int]:

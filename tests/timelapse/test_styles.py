@@ -178,6 +178,105 @@ for epoch in range(3):
             optimizer.zero_grad()
             labels = 0
 """
+ATTACKED = """
+held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
+loader = DataLoader(torch.utils.data.Subset(loader.dataset, range(64)), 8, shuffle=True)
+for epoch in range(3):
+    body.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    body.eval()
+    for inputs, *labels in held_out:
+        inputs.requires_grad_(True)
+        loss_of(0, (inputs, *labels)).backward()
+        with torch.no_grad():
+            loss_of(0, (inputs + 0.1 * inputs.grad.sign(), *labels))
+"""
+PROMPTED = """
+body.requires_grad_(False).eval()
+prompt = torch.zeros(8, requires_grad=True)
+optimizer = torch.optim.Adam([prompt], lr=0.1)
+for epoch in range(3):
+    for inputs, *labels in loader:
+        optimizer.zero_grad()
+        loss_of(0, (inputs + prompt, *labels)).backward()
+        optimizer.step()
+"""
+STEPS_IN_BACKWARD = """
+each = {one: torch.optim.SGD([one], lr=0.1) for one in [*body.parameters(), *heads[0].parameters()]}
+
+
+def step(parameter):
+    each[parameter].step()
+    each[parameter].zero_grad()
+
+
+for parameter in each:
+    parameter.register_post_accumulate_grad_hook(step)
+for epoch in range(3):
+    for batch in loader:
+        loss_of(0, batch).backward()
+"""
+CLOSURES = """
+optimizer = torch.optim.LBFGS([*body.parameters(), *heads[0].parameters()], max_iter=5)
+for epoch in range(3):
+    for batch in loader:
+        def closure():
+            optimizer.zero_grad()
+            loss = loss_of(0, batch)
+            loss.backward()
+            return loss
+        optimizer.step(closure)
+"""
+ASKED_FOR = """
+pool, labelled = list(range(24, 96)), list(range(24))
+for turn in range(3):
+    train = DataLoader(torch.utils.data.Subset(loader.dataset, labelled), 8, shuffle=True)
+    body.train()
+    for batch in train:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    body.eval()
+    with torch.no_grad():
+        for batch in DataLoader(torch.utils.data.Subset(loader.dataset, pool), 32):
+            loss_of(0, batch)
+    labelled, pool = labelled + pool[:8], pool[8:]
+"""
+RATES_TRIED = """
+for gamma, turns in ((1.3, 2), (0.9, 3)):
+    optimizer = torch.optim.SGD([*body.parameters(), *heads[0].parameters()], lr=1e-3)
+    schedule = torch.optim.lr_scheduler.ExponentialLR(optimizer, gamma)
+    for epoch in range(turns):
+        for batch in loader:
+            optimizer.zero_grad()
+            loss_of(0, batch).backward()
+            optimizer.step()
+            schedule.step()
+"""
+A_LOADER_A_TASK = """
+loaders = [DataLoader(TensorDataset(x, *targets), 8, shuffle=True) for task in (0, 1)]
+for epoch in range(3):
+    for batches in zip(*loaders):
+        optimizer.zero_grad()
+        for task, batch in enumerate(batches):
+            loss_of(task, batch).backward()
+        optimizer.step()
+"""
+ANOTHER_OPTIMIZER = """
+adam = torch.optim.Adam([*body.parameters(), *heads[0].parameters()])
+schedule = torch.optim.lr_scheduler.ExponentialLR(adam, 0.9)
+for epoch in range(6):
+    for batch in loader:
+        used = adam if epoch < 3 else optimizer
+        used.zero_grad()
+        loss_of(0, batch).backward()
+        used.step()
+    if epoch < 3:
+        schedule.step()
+"""
 
 
 def report_of(folder: Path, text: str) -> PreflightReport:
@@ -205,10 +304,31 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(ZIPPED, id="two loaders in one step"),
         pytest.param(TWO_OBJECTS, id="one split of two datasets with the same data"),
         pytest.param(SCALED_BY_LABELS, id="gradients divided by their window's labels"),
+        pytest.param(ATTACKED, id="gradients taken in an evaluation"),
+        pytest.param(PROMPTED, id="an input is trained"),
+        pytest.param(STEPS_IN_BACKWARD, id="steps within the backward pass"),
+        pytest.param(CLOSURES, id="closures"),
+        pytest.param(ASKED_FOR, id="samples that are asked for when they have been scored"),
+        pytest.param(RATES_TRIED, id="a test of rates ahead of the run"),
+        pytest.param(A_LOADER_A_TASK, id="a loader for each task"),
+        pytest.param(ANOTHER_OPTIMIZER, id="another optimizer from epoch 3 on"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
     assert played(tmp_path, HEAD + loop) == []
+
+
+@pytest.mark.parametrize(
+    ("loop", "numbers"),
+    [
+        (ATTACKED, {"epochs": 3, "micro-batches": 24, "backward passes": 36}),
+        (STEPS_IN_BACKWARD, {"micro-batches": 36, "optimizer steps": 36 * 6}),
+    ],
+    ids=["gradients taken in an evaluation", "steps within the backward pass"],
+)
+def test_its_counts_are_those_of_the_training(loop: str, numbers: dict[str, int], tmp_path: Path):
+    facts = report_of(tmp_path, HEAD + loop).facts
+    assert {name: facts[name] for name in numbers} == numbers
 
 
 def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tmp_path: Path):
@@ -248,6 +368,13 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
             "order: ",
         ),
         ("        optimizer.zero_grad()\n", "", ZIPPED, "window: The gradients of SGD are not cleared"),
+        ("range(64, 96)", "range(60, 96)", ATTACKED, "validation: 4 samples of 36"),
+        (
+            "    if epoch < 3:\n",
+            "    if True:\n",
+            ANOTHER_OPTIMIZER,
+            "horizon: ExponentialLR is stepped 3 times behind",
+        ),
     ],
     ids=[
         "not cleared",
@@ -259,6 +386,8 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         "two splits of two datasets with the same data",
         "each epoch is seeded",
         "not cleared beside two loaders",
+        "samples trained on that an attack evaluates",
+        "the schedule of the optimizer before",
     ],
 )
 def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_path: Path):

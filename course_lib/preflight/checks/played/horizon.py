@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from typing import Any
 
@@ -38,6 +39,15 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             made = counted(calls.calls.made, "call")
             judgement.notes.append(f"horizon: {schedule.name} ends after {made}, and {heir} goes on behind it")
             continue
+        left_by, late = _left_behind(journal, number, schedule)
+        if left_by and _only_rises(schedule, calls.calls.made):
+            own = journal.optimizers[schedule.optimizer].name
+            judgement.notes.append(
+                f"horizon: {schedule.name} only rises while {own} steps, and {left_by} goes on: a test of rates"
+            )
+            continue
+        if late > 1 and _without_its_optimizer(judgement, journal, schedule, left_by, late):
+            return judgement
         if _stepped_twice(judgement, schedule, calls) or _at_its_end(judgement, journal, schedule, calls):
             return judgement
     if final_lr is not None and rates and min(abs(rate - final_lr) for rate in behind) > 0.01 * max(rates):
@@ -95,6 +105,43 @@ def _heir(journal: Journal, number: int) -> str:
             other = journal.schedules[event.schedule]
             heir = other.name if other.optimizer == mine.optimizer else heir
     return heir
+
+
+def _left_behind(journal: Journal, number: int, schedule: SchedulePlayed) -> tuple[str, int]:
+    """What steps behind its optimizer's last step, and how often the schedule is called from there on."""
+    other, late, own_steps, others_steps = "", 0, 0, 0
+    for event in journal.events:
+        if isinstance(event, Step) and event.optimizer == schedule.optimizer:
+            other, late, own_steps, others_steps = "", 0, own_steps + 1, 0
+        elif isinstance(event, Step) and event.optimizer < len(journal.optimizers):
+            others_steps += 1
+            other = journal.optimizers[event.optimizer].name if own_steps and others_steps > 1 else ""
+        elif isinstance(event, ScheduleStep) and event.schedule == number and other:
+            late += 1
+    return other, late
+
+
+def _only_rises(schedule: SchedulePlayed, made: int) -> bool:
+    rates = [rates[0] for rates in schedule.rates[: made + 1] if rates]
+    return len(rates) > 2 and all(before < after for before, after in itertools.pairwise(rates))
+
+
+def _without_its_optimizer(
+    judgement: Judgement, journal: Journal, schedule: SchedulePlayed, other: str, late: int
+) -> bool:
+    """A schedule that goes on behind the last step of its optimizer, for which another steps on the same weights."""
+    held = [held for held in journal.optimizers_of if schedule.optimizer in held]
+    if not any(len(optimizers) > 1 for optimizers in held):
+        return False
+    own = journal.optimizers[schedule.optimizer].name
+    judgement.find(
+        "horizon",
+        f"{schedule.name} is stepped {counted(late, 'time')} behind the last step of its optimizer, {own}; {other} "
+        "steps there.",
+        "The rate of what is trained there does not follow the schedule.",
+        "Make a schedule for the optimizer that steps, where that is made.",
+    )
+    return True
 
 
 def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) -> bool:

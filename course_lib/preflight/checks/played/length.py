@@ -8,7 +8,7 @@ from typing import Any
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement
 from course_lib.timelapse.journal import Journal
-from course_lib.timelapse.windows import LoaderPass, passes_of
+from course_lib.timelapse.windows import LoaderPass, batches_behind_the_last_pass, passes_of
 
 
 def judge_length(journal: Journal) -> Judgement:
@@ -32,6 +32,12 @@ def judge_length(journal: Journal) -> Judgement:
                 "Give the loader samples; drop_last leaves nothing of fewer samples than a batch holds.",
                 at=one.micro_batch,
             )
+    behind = Counter(batches_behind_the_last_pass(journal))
+    for number, often in behind.items():
+        judgement.notes.append(
+            f"length: no backward pass follows the last {counted(number, 'batch', 'batches')} of "
+            f"{counted(often, 'loop')} over the training loader"
+        )
     cut = Counter(_cut(one) for one in passes_of(journal, training=True) if not one.ended)
     for (came, promised), often in cut.items():
         if promised is not None and came < promised:

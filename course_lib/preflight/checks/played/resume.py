@@ -12,7 +12,7 @@ from course_lib.timelapse.journal import Journal, Loaded, Saved
 
 ANY = "*"
 """Among the keys that are read: one that is no text in the source, as in a loop over names."""
-STATES = {"optimizer": "the optimizer's state", "schedule": "the schedule's", "scaler": "the GradScaler's"}
+STATES = {"optimizer": "the optimizer's state", "schedule": "the schedule's state", "scaler": "the GradScaler's state"}
 
 
 def judge_resume(journal: Journal) -> Judgement:

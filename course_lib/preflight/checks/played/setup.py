@@ -54,7 +54,8 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
     ahead: list[Forward] = []
     micro_batch = first = less = 0
     evaluated: set[int] = set()
-    for event in journal.events:
+    used = journal.used()
+    for at, event in enumerate(journal.events):
         if isinstance(event, Forward) and event.has_graph:
             ahead.append(event)
         elif isinstance(event, Forward):
@@ -70,7 +71,7 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
             trained = [one for one in ahead if not reached or journal.optimizers_of[one.module] & reached]
             fewer = [one for one in trained if one.modes < usual.setdefault(one.module, one.modes)]
             # In training mode itself, with parts that are not, it has BatchNorm frozen on purpose.
-            if any(journal.weights[one.module] in evaluated and not one.training for one in fewer):
+            if at in used and any(journal.weights[one.module] in evaluated and not one.training for one in fewer):
                 first, less = first or micro_batch, less + 1
             ahead = []
     if less:

@@ -19,7 +19,11 @@ def judge_validation(journal: Journal) -> Judgement:
     for loader in sorted({one.loader for one in evaluated}):
         passes = [one for one in evaluated if one.loader == loader]
         held_out = _samples(journal, passes)
-        shared = sorted(index for _, index in held_out & _samples(journal, _of_these_weights(passes, training)))
+        of_these = _of_these_weights(passes, training)
+        seen: set[tuple[int, int]] = set()
+        for one in passes:  # what is trained on later, as what an active learner asks for, is held out as yet
+            seen |= _samples(journal, [one]) & _samples(journal, _begun_before(one, of_these))
+        shared = sorted(index for _, index in seen)
         if not held_out or not shared:
             clean = True
         elif len(shared) < len(held_out):
@@ -44,6 +48,10 @@ def _of_these_weights(evaluated: list[LoaderPass], training: list[LoaderPass]) -
     """
     weights = set[int]().union(*(one.evaluated for one in evaluated))
     return [one for one in training if one.trained & weights] or training
+
+
+def _begun_before(evaluation: LoaderPass, training: list[LoaderPass]) -> list[LoaderPass]:
+    return [one for one in training if one.micro_batch < evaluation.micro_batch]
 
 
 def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:

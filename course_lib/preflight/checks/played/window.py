@@ -31,6 +31,12 @@ def judge_windows(journal: Journal) -> Judgement:
         if not of.windows:
             continue
         name = journal.optimizers[number].name
+        calls = journal.closure_calls.get(number, [1])
+        if max(calls) > 1:
+            judgement.notes.append(
+                f"window: a step of {name} calls its closure as often as values ask for, here {calls[-1]:,} times; the "
+                "run's own counts of forwards and backward passes are others"
+            )
         if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
             continue
@@ -172,6 +178,13 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
                 f"window: the {passes:,} backward passes of a batch ({line}) are added up, as the losses of several "
                 "tasks are; where each is the mean over a part of the batch, divide it by their number"
             )
+        loaders = {len({one.loader for one in window.passes if one.line == line}) for window in of.windows}
+        if min(loaders) > 1:
+            judgement.notes.append(
+                f"window: the micro-batches of a step come from {max(loaders)} loaders, and their losses are added up "
+                f"({line}), as those of several tasks are"
+            )
+            continue
         factors = {window.factor for window in of.windows[MOST_REAL:]} or {1.0}
         divisor = 1 / (weights[0].weight * min(factors)) if weights[0].weight and min(factors) else 0.0
         whole = round(divisor)
@@ -199,8 +212,9 @@ def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> No
     if shorter and {round(weight.weight * usual, 3) for weight in journal.loss_weights} == {1.0}:
         held = len(shorter[-1].passes)
         judgement.notes.append(
-            f"window: a short window of {counted(held, 'micro-batch', 'micro-batches')} is divided by {usual:,} as "
-            f"well (micro-batch {shorter[-1].micro_batch:,}): its samples count {held / usual:.3g} times as much"
+            f"window: a short window of {counted(held, 'micro-batch', 'micro-batches')} (micro-batch "
+            f"{shorter[-1].micro_batch:,}): if it is divided by {usual:,} as the others are, its samples count "
+            f"{held / usual:.3g} times as much"
         )
         return
     by_line: dict[str, set[float]] = defaultdict(set)
