@@ -58,6 +58,11 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
     fit_loop = trainer.fit_loop
     epoch_loop = fit_loop.epoch_loop
     last_batch_ended = epoch_loop.restarted_on_train_batch_end and epoch_loop.batch_progress.is_last_batch
+    counted: Any = fit_loop.epoch_progress
+    for counts in (counted.total, counted.current):
+        # Saved behind all that an epoch's end does, as for a SIGTERM: Lightning counts that end once more.
+        counts.completed = min(counts.completed, counts.processed)
+    behind_its_end = epoch_loop.batch_progress.is_last_batch and counted.current.completed == counted.current.ready
     without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
     if without_its_end:
         # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is
@@ -77,8 +82,9 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
         progress.ready = progress.completed + 1
         epoch_loop.restarting = False
         epoch_loop.reset_restart_stage()
-    if fit_loop.restarted_on_epoch_end:
-        fit_loop.epoch_progress.increment_completed()
+    if fit_loop.restarted_on_epoch_end or behind_its_end:
+        if not behind_its_end:
+            fit_loop.epoch_progress.increment_completed()
         RESTARTING.put(fit_loop, False)
         fit_loop.epoch_loop.restarting = False
         fit_loop.reset_restart_stage()

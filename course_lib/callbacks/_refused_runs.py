@@ -8,10 +8,8 @@ from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.model_helpers import is_overridden
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
 
 from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
@@ -134,23 +132,3 @@ def why_within_a_window(progress: dict[str, Any], k: int) -> str:
         "without ExactResume: it does not hold their gradients, so their samples would be lost. Resume from a "
         "checkpoint of a window's end; or lose them, with ExactResume(strict=False) among the callbacks"
     )
-
-
-def warn_of_what_has_not_run(pl_module: LightningModule, own: dict[str, Any], *, epoch_ends: bool) -> None:
-    """Where a checkpoint was saved in a callback's hook, ahead of one of the module that Lightning calls later.
-
-    ``epoch_ends``: Whether the end of the epoch that it was saved in comes now.
-    """
-    if own.get("validation_waits") and not epoch_ends:
-        rank_zero_warn(
-            "this checkpoint was saved ahead of an epoch's validation, which is not made, as the run is over or "
-            "validates by other rules now: a ModelCheckpoint that goes by it has not seen this epoch. Trainer.validate "
-            "makes it"
-        )
-    for hook in own.get("hooks_that_wait", ()):
-        if is_overridden(hook, pl_module) and not (hook == "on_train_epoch_end" and epoch_ends):
-            rank_zero_warn(
-                f"this checkpoint was saved at a batch's end, ahead of {type(pl_module).__name__}.{hook}, which "
-                "Lightning does not call again for it: if that moves a weight, an average or a rate, the run is "
-                "another one. Then resume from an older checkpoint"
-            )

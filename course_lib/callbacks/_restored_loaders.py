@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -68,7 +69,19 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
     loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
     forgetful = [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
     names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
-    if not forgetful or progress["is_last_batch"]:
+    if progress["is_last_batch"]:
+        return ""
+    for loader in loaders:
+        if loader in forgetful or isinstance(loader, MiniDataLoader | ResumableDataLoader):
+            continue
+        if done and sized_len(loader) is None:
+            return (
+                f"this checkpoint was saved within an epoch, after {done} batches of a {type(loader).__name__} without "
+                "a length: Lightning fetches a batch ahead of it, and the saved state counts that one as trained. Give "
+                "the loader a __len__, take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an "
+                "epoch's end"
+            )
+    if not forgetful:
         return ""
     if done:
         return (

@@ -85,9 +85,8 @@ def load_in_its_precision(trainer: Trainer, pl_module: LightningModule, state: d
     Lightning loads it first and converts the module behind that, which rounds what ``precision="64-true"`` had.
     """
     own = pl_module.state_dict()
-    if any(
-        tensor.is_floating_point() and own[name].dtype != tensor.dtype for name, tensor in state.items() if name in own
-    ):
+    floating = {name: one for name, one in state.items() if isinstance(one, Tensor) and one.is_floating_point()}
+    if any(own[name].dtype != tensor.dtype for name, tensor in floating.items() if name in own):
         trainer.precision_plugin.convert_module(pl_module)
         pl_module.load_state_dict(state, strict=pl_module.strict_loading)
 

@@ -24,6 +24,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
 from course_lib._held_generators import ModulesGenerators
@@ -34,7 +35,6 @@ from course_lib._lightning import (
     RESTARTING,
     RESUMING,
     SHOULD_ACCUMULATE,
-    VALIDATION_IS_DUE,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics, _progress
@@ -50,7 +50,6 @@ from course_lib.callbacks._refused_runs import (
     refuse_orders_that_overfitting_leaves,
     refuse_windows_of_evaluations,
     refused_resumes,
-    warn_of_what_has_not_run,
     why_its_epoch_is_none_of_this_run,
     why_within_a_window,
 )
@@ -63,6 +62,7 @@ from course_lib.callbacks._restored_loaders import (
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import finders_of, load_in_its_precision, skippers_of, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
+from course_lib.callbacks._waiting import warn_of_an_epochs_start, warn_of_what_has_not_run, what_waits
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
 
 
@@ -138,7 +138,7 @@ class ExactResume(Callback):
             by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
             batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind an epoch's last batch with
             no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
-            within an epoch, of a loader that does not know its position (torch's DataLoader begins again), or where one
+            within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its length, or where one
             of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
             or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then; or in an
             epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is a callback.
@@ -207,18 +207,17 @@ class ExactResume(Callback):
         refuse_windows_of_evaluations(trainer)
         self.go_on(trainer, pl_module)
         if self._window_end is None:
-            self._remember(trainer, pl_module)
+            self._remember(trainer)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._swaps = _averages.counted_swaps(trainer)
         self._deciders.watch(trainer)
         if is_overridden("on_train_batch_end", pl_module):
-            self._replaced.callback(
-                save_behind_own_hook(trainer, pl_module, lambda: setattr(self, "_before_own_hook", False))
-            )
+            # Which may have logged, and drawn.
+            self._replaced.callback(save_behind_own_hook(trainer, pl_module, lambda: self._end_batch(trainer, False)))
         self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
         for optimizer in trainer.optimizers:
-            self._handles.append(optimizer.register_step_pre_hook(lambda *_: self._begin_step(trainer)))
+            self._handles.append(optimizer.register_step_pre_hook(lambda *step: self._begin_step(trainer, *step)))
         self._seed_generators(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -248,15 +247,15 @@ class ExactResume(Callback):
         if self._micro_batches_begun(trainer) == 1:
             self._seed_generators(trainer)
 
+    def on_before_optimizer_step(self, trainer: Trainer, pl_module: LightningModule, optimizer: Any) -> None:
+        self._stepping = True
+
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         _progress.count_batches_passed_over(trainer, begun=True, ended=False)
-        self._batch_has_ended = self._before_own_hook = True
-        self._metrics.gather_on(trainer)
-        if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
-            self._remember(trainer, pl_module)
-            self._seed_generators(trainer)
+        self._batch_has_ended = True
+        self._end_batch(trainer, before_own_hook=True)
 
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._before_own_hook = False
@@ -265,14 +264,14 @@ class ExactResume(Callback):
         if self._handles:  # training has begun, and this is no sanity check
             self._validated_at = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             if self._micro_batches_begun(trainer) == 0:
-                self._remember(trainer, pl_module)
+                self._remember(trainer)
             self._seed_generators(trainer)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _progress.count_batches_passed_over(trainer, begun=True, ended=True)
         self._batch_has_ended = self._before_own_hook = False
         if not _progress.stopped_within_epoch(trainer):
-            self._remember(trainer, pl_module)
+            self._remember(trainer)
         self._seed_generators(trainer)
 
     def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
@@ -283,8 +282,7 @@ class ExactResume(Callback):
         own["averaged_epoch"] = _averages.averaged_epoch(trainer, self._averaged_epoch)
         own |= {"modes": modes_of(trainer, pl_module), "pruned": was_pruned(trainer, pl_module)}
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
-        validates = trainer.validating and self._validated_at != epoch_loop.batch_progress.total.ready
-        own["within_validation"] = validates and not begun
+        own |= what_waits(trainer, begun, self._batch_has_ended, self._before_own_hook, self._validated_at)
         own["swapped"] = any(swaps.number % 2 for swaps in self._swaps)
         progress: Any = epoch_loop.batch_progress.current
         schedulers = epoch_loop.scheduler_progress.current
@@ -292,14 +290,6 @@ class ExactResume(Callback):
         within_step = begun and self._stepping and not updated
         own["plateau_waits"] = self._batch_has_ended and updated and _metrics.has_plateaus_of_steps(trainer)
         own["loaders_made_in"] = LOADERS_MADE_IN.of(trainer.fit_loop)
-        own["hooks_that_wait"] = ["on_train_batch_end"] * self._before_own_hook
-        epoch_waits = self._batch_has_ended and epoch_loop.batch_progress.is_last_batch
-        own["hooks_that_wait"] += ["on_train_epoch_end"] * epoch_waits
-        own["validation_waits"] = (
-            epoch_waits
-            and self._validated_at != epoch_loop.batch_progress.total.ready
-            and VALIDATION_IS_DUE.of(epoch_loop)(DATA_FETCHER.of(trainer.fit_loop))
-        )
         state, set_back = _averages.trained_state(checkpoint), False
         if within_step or schedulers.ready != schedulers.completed or _averages.an_average_lags(trainer):
             own["within_update"] = True
@@ -336,7 +326,8 @@ class ExactResume(Callback):
         if is_over:
             self._metrics.see_again(trainer)
         _metrics.make_the_validation_that_was_due(trainer, under_way)
-        warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=epoch_ends)
+        warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=epoch_ends)
+        warn_of_an_epochs_start(pl_module, batches)
         # A checkpoint of the next epoch is set back to a window's start behind all that.
         if not epoch_ends and not self._loaded.get("next_epoch_begun"):
             self._refuse(trainer, self._deciders.end_the_epoch(trainer, pl_module))
@@ -368,9 +359,10 @@ class ExactResume(Callback):
         if self._resumed and not self._went_on:
             self._refuse(trainer, why_its_epoch_is_none_of_this_run(trainer))
             put_modes(trainer, pl_module, self._loaded.get("modes"))
+            put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
             if not _progress.leave_an_epoch_without_batches(trainer):
                 RESUMING.put(trainer.fit_loop, False)  # as in on_train_end, which was not called
-            warn_of_what_has_not_run(pl_module, self._loaded, epoch_ends=False)
+            warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=False)
             _averages.end_a_run_that_was_over(trainer, pl_module, self._averaged_epoch)
             if self._seed is not None:
                 self._seed_generators(trainer)  # where the run left them: a second fit draws on
@@ -414,11 +406,20 @@ class ExactResume(Callback):
         self._deciders.leave()
         self._handles, self._swaps = [], []
 
-    def _begin_step(self, trainer: Trainer) -> None:
+    def _begin_step(self, trainer: Trainer, optimizer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         refuse_what_ddp_never_reduces([trainer.model])
-        self._stepping = True
+        # Lightning's closure makes the forward and the backward pass, ahead of on_before_optimizer_step.
+        makes_a_pass_first = len(given) > 1 or named.get("closure") is not None
+        self._stepping |= not makes_a_pass_first or isinstance(optimizer, LBFGS)
 
-    def _remember(self, trainer: Trainer, pl_module: LightningModule) -> None:
+    def _end_batch(self, trainer: Trainer, before_own_hook: bool) -> None:
+        self._before_own_hook = before_own_hook
+        self._metrics.gather_on(trainer)
+        if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
+            self._remember(trainer)
+            self._seed_generators(trainer)
+
+    def _remember(self, trainer: Trainer) -> None:
         self._stepping, self._window_begun = False, False
         loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
         self._window_end = WindowEnd(

@@ -3,14 +3,16 @@
 import copy
 import functools
 import itertools
+import os
 import random
+import signal
 import warnings
 
 import pytest
 import torch
-from lightning.pytorch import LightningDataModule, LightningModule
-from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, WeightAveraging
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch import Callback, LightningDataModule, LightningModule
+from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint, WeightAveraging
+from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
@@ -147,6 +149,50 @@ class LearnsMoreLater(Plain):
     """Its loader is made again in every other epoch, with more samples from epoch 2 on."""
 
 
+class HasExtraState(Plain):
+    """A part of it has a state that is no tensor."""
+
+    class Counting(nn.Linear):
+        seen = 0
+
+        def get_extra_state(self):
+            return {"seen": self.seen}
+
+        def set_extra_state(self, state):
+            self.seen = state["seen"]
+
+    def __init__(self):
+        super().__init__()
+        with torch.random.fork_rng():
+            self.net[0] = self.Counting(3, 4)
+
+    def loss(self, x, y):
+        self.net[0].seen += self.training
+        return super().loss(x, y)
+
+
+class DrawsAtABatchsEnd(Plain):
+    """And where the next batch arrives."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] + 0.1 * torch.randn_like(batch[0]), *batch[1:]) if self.trainer.training else batch
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        torch.rand(())
+
+
+class LogsAtABatchsEnd(Plain):
+    """A schedule goes by what it logs there."""
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.log("own", batch[0].square().sum(), on_step=False, on_epoch=True)
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        schedule = ReduceLROnPlateau(optimizer, factor=0.5, patience=0, threshold=0)
+        return {"optimizer": optimizer, "lr_scheduler": dict(scheduler=schedule, monitor="own")}
+
+
 class Curriculum(LightningDataModule):
     def train_dataloader(self):
         return loader(Samples(11 if self.trainer.current_epoch < 2 else 15))
@@ -200,6 +246,9 @@ KINDS = [
     GetsNoneNowAndThen,
     TrainsInFloat64,
     LearnsMoreLater,
+    HasExtraState,
+    DrawsAtABatchsEnd,
+    LogsAtABatchsEnd,
 ]
 TOLD = [
     "ignore:the loaders of epoch",
@@ -210,7 +259,8 @@ TOLD = [
 
 
 def state_of(module):
-    return [*module.state_dict().values(), *module.buffers()]
+    state = (one for one in module.state_dict().values() if isinstance(one, torch.Tensor))
+    return [*state, *module.buffers()]
 
 
 def from_the_newest(kind, folder, refused, *case, **arguments):
@@ -302,6 +352,101 @@ def test_a_callback_that_saves_ahead_of_the_modules_hook_is_told_of(tmp_path):
     life(AveragesAtABatchsEnd, tmp_path / "own", "every epoch", dies=AlsoSaves(path, 3, "end"))
     with pytest.warns(UserWarning, match="ahead of AveragesAtABatchsEnd.on_train_batch_end"):
         life(AveragesAtABatchsEnd, tmp_path / "again", "every epoch", checkpoint=path)
+
+
+class SetsAtAnEpochsStart(Plain):
+    def on_train_epoch_start(self):
+        self.share = 0.1 * self.current_epoch
+
+
+class MovesAtAValidationsEnd(Weighted):
+    def on_validation_end(self):
+        self.weight.mul_(0.9)
+
+
+class HalvesTheRate(Callback):
+    def on_train_epoch_end(self, trainer, pl_module):
+        trainer.optimizers[0].param_groups[0]["lr"] *= 0.5
+
+
+@pytest.mark.parametrize(
+    ("kind", "saves", "callbacks", "flags", "told"),
+    [
+        (SetsAtAnEpochsStart, "every step", [], {}, "does not call SetsAtAnEpochsStart.on_train_epoch_start again"),
+        (
+            MovesAtAValidationsEnd,
+            "validation",
+            [],
+            {},
+            "saved at a validation's end, ahead of MovesAtAValidationsEnd.on_validation_end",
+        ),
+        (
+            Plain,
+            "every step",
+            [HalvesTheRate()],
+            dict(limit_val_batches=0, max_epochs=1),
+            "saved at a batch's end, ahead of HalvesTheRate.on_train_epoch_end",
+        ),
+    ],
+    ids=["an epoch's start", "a validation's end", "an epoch's end of a callback"],
+)
+def test_a_hook_that_does_not_run_again_is_told_of(kind, saves, callbacks, flags, told, tmp_path):
+    dies = None if flags else Dies(5, "end")  # or at the epoch's end
+    life(kind, tmp_path, saves, callbacks=callbacks, dies=dies, **flags)
+    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    with pytest.warns(UserWarning, match=told):
+        life(kind, tmp_path, saves, callbacks=callbacks, checkpoint=paths[-1], **(flags | dict(max_epochs=2)))
+
+
+class IsToldToEnd(Callback):
+    """By SIGTERM, which Lightning answers behind the epoch's end."""
+
+    def on_train_epoch_end(self, trainer, pl_module):
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+@pytest.mark.parametrize("flags", [dict(max_epochs=3), dict(max_epochs=3, max_steps=100)])
+def test_an_epoch_behind_whose_end_the_run_was_told_to_end_is_not_counted_twice(flags, tmp_path):
+    run = functools.partial(life, Plain, saves="every epoch", limit_val_batches=0, **flags)
+    whole = run(tmp_path / "whole")
+    saver = OnExceptionCheckpoint(tmp_path, "told")
+    with pytest.raises(SIGTERMException):
+        run(tmp_path / "killed", callbacks=[IsToldToEnd(), saver])
+    last = run(tmp_path / "last", checkpoint=tmp_path / "told.ckpt")
+    assert whole.trained[-len(last.trained) :] == last.trained and len(last.trained) == 12
+    assert same(state_of(whole), state_of(last))
+
+
+class WithoutALength:
+    """A loader that has a state."""
+
+    def __init__(self):
+        self.given, self.start = 0, 0
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.start = state["given"]
+
+    def __iter__(self):
+        samples = Samples()
+        self.given, self.start = self.start, 0
+        while self.given < len(samples):
+            self.given += 1
+            yield default_collate([samples[self.given - 1]])
+        self.given = 0
+
+
+def test_a_loader_without_a_length_that_is_read_ahead_of_is_refused_within_an_epoch(tmp_path):
+    saver = ModelCheckpoint(tmp_path, save_top_k=-1, every_n_train_steps=4)
+    fit = functools.partial(
+        quiet_trainer(callbacks=[ExactResume(), saver], enable_checkpointing=True, max_epochs=1).fit
+    )
+    with warnings.catch_warnings(action="ignore"):
+        fit(Plain(), WithoutALength())
+    with pytest.raises(CheckpointError, match="after 4 batches of a WithoutALength without a length"):
+        fit(Plain(), WithoutALength(), ckpt_path=tmp_path / "epoch=0-step=4.ckpt", weights_only=False)
 
 
 def test_the_hooks_are_the_callbacks_own_again_behind_a_fit(tmp_path):
