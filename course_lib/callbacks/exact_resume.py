@@ -138,10 +138,10 @@ class ExactResume(Callback):
             by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
             batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind an epoch's last batch with
             no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
-            within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its length, or where one
-            of these two goes by a mean over the epoch that several ranks have gathered, or a ``torchmetrics.Metric``;
-            or ahead of the run's first batch, of a DataLoader with workers, which has drawn its order by then; or in an
-            epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is a callback.
+            within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its
+            length, or where one of these two goes by a mean that several ranks have gathered, or a torchmetrics
+            ``Metric``; or ahead of the run's first batch, of a DataLoader with workers, whose order is drawn by then;
+            or in an epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
     """
 
     _seed: int | None
