@@ -229,6 +229,7 @@ for epoch in range(3):
             loss.backward()
             return loss
         optimizer.step(closure)
+        closure().item()
 """
 ASKED_FOR = """
 pool, labelled = list(range(24, 96)), list(range(24))

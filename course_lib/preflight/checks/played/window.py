@@ -89,7 +89,7 @@ def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Jou
     skipped = MOST_REAL if journal.skipped_by_scaler else 0
     lost = [one for one in of.lost if one.number > skipped]
     used = {one.line for window in of.windows for one in window.passes}
-    lost = [one for one in lost if one.line in used or not used]
+    lost = [one for one in _untrained(lost, of) if one.line in used or not used]
     if not lost:
         return False
     empty = sum(window.cleared for window in of.windows)
@@ -121,6 +121,12 @@ def _cleared(judgement: Judgement, of: OptimizerWindows, name: str, journal: Jou
     return True
 
 
+def _untrained(passes: list[Pass], of: OptimizerWindows) -> list[Pass]:
+    """Those that are no second look at a micro-batch that was trained, as a closure that is called for its loss."""
+    first = {one.micro_batch: one.number for window in reversed(of.windows) for one in reversed(window.passes)}
+    return [one for one in passes if first.get(one.micro_batch, one.number) >= one.number]
+
+
 def _are_tails(lost: list[Pass], of: OptimizerWindows) -> bool:
     """Whether what is lost came at the ends of epochs: after the last step there."""
     last_step: dict[int, int] = defaultdict(int)
@@ -133,7 +139,7 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """Micro-batches that wait for a step behind an epoch's end, or behind the run's."""
     used = {one.line for window in of.windows for one in window.passes}
     # A play that did not come to its end may have ended within a window.
-    left = [one for one in of.left_over if one.line in used and journal.end == ENDED]
+    left = [one for one in _untrained(of.left_over, of) if one.line in used and journal.end == ENDED]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
     sizes = Counter(len(window.passes) for window in of.windows)
     usual = sizes.most_common(1)[0][0]
