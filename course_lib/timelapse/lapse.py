@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
+import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -18,6 +19,7 @@ REAL_MICRO_BATCHES = 2
 MOST_REAL = 4
 """Real micro-batches where an optimizer has not stepped within the first two."""
 TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
+STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
 
 
@@ -89,8 +91,8 @@ class Lapse:
             torch.set_num_threads(1)  # of what is left to compute; more of them wait for each other on a busy machine
 
     def is_own(self, file: str) -> bool:
-        """Whether it is one of the script's own files: in its folder, or below it."""
-        return file.startswith(self.folder) and "site-packages" not in file
+        """Whether it is one of the script's own files: in its folder, or below it, and of no Python that lies there."""
+        return file.startswith(self.folder) and "site-packages" not in file and not file.startswith(STANDARD_LIBRARY)
 
     def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 from course_lib._words import counted, first_of
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Journal
@@ -19,11 +21,7 @@ def judge_validation(journal: Journal) -> Judgement:
     for loader in sorted({one.loader for one in evaluated}):
         passes = [one for one in evaluated if one.loader == loader]
         held_out = _samples(journal, passes)
-        of_these = _of_these_weights(passes, training)
-        seen: set[tuple[int, int]] = set()
-        for one in passes:  # what is trained on later, as what an active learner asks for, is held out as yet
-            seen |= _samples(journal, [one]) & _samples(journal, _begun_before(one, of_these))
-        shared = sorted(index for _, index in seen)
+        shared = _trained_on_before(journal, passes, _of_these_weights(passes, training))
         if not held_out or not shared:
             clean = True
         elif len(shared) < len(held_out):
@@ -50,8 +48,19 @@ def _of_these_weights(evaluated: list[LoaderPass], training: list[LoaderPass]) -
     return [one for one in training if one.trained & weights] or training
 
 
-def _begun_before(evaluation: LoaderPass, training: list[LoaderPass]) -> list[LoaderPass]:
-    return [one for one in training if one.micro_batch < evaluation.micro_batch]
+def _trained_on_before(journal: Journal, evaluated: list[LoaderPass], training: list[LoaderPass]) -> list[int]:
+    """The indices that are evaluated in a pass behind the beginning of one that trains on them.
+
+    What is trained on later alone, as what an active learner asks for, has been held out until then.
+    """
+    found: set[tuple[int, int]] = set()
+    trained: set[tuple[int, int]] = set()
+    ahead = deque(training)
+    for one in evaluated:
+        while ahead and ahead[0].micro_batch < one.micro_batch:
+            trained |= _samples(journal, [ahead.popleft()])
+        found |= _samples(journal, [one]) & trained
+    return sorted(index for _, index in found)
 
 
 def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:
