@@ -1536,6 +1536,9 @@ class SavesEverywhere(Callback):
     ],
 )
 @pytest.mark.parametrize("generator", [seeded, lambda: None])
+@pytest.mark.filterwarnings(
+    "ignore:this checkpoint was saved at a batch's end, ahead of SavesEverywhere"
+)  # it only saves
 def test_a_trainer_goes_on_from_any_place_of_an_epoch_with_the_next_batch(tmp_path, generator, flags, workers):
     # At an epoch's last batch the loader has an empty rest, which Lightning takes for the next epoch.
     def fit(folder, checkpoint=None, seed=5):

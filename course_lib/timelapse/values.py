@@ -138,13 +138,13 @@ def _call(node: ast.AST, name: str, left: ast.expr, right: ast.expr) -> ast.expr
 def watched(source: bytes, path: str) -> CodeType:
     """The code of a script, in which ``100. * correct`` is a call of :func:`held_operation`, and calls of ``float`` and
     ``int`` are those of :func:`held_float` and :func:`held_int`."""
+    vars(builtins).update(_HELD_CALLS)  # in whatever process the code is run
     code: CodeType = compile(_Watched().visit(ast.parse(source, path)), path, "exec", dont_inherit=True)
     return code
 
 
 def watch_imports(is_own: Callable[[str], bool]) -> None:
     """Change what a script imports of its own files as the script is changed; none of it is kept on disk."""
-    vars(builtins).update(_HELD_CALLS)
 
     @instead_of(SourceFileLoader)
     def get_code(code_of: Any, loader: SourceFileLoader, name: str) -> Any:
