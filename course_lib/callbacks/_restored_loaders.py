@@ -71,16 +71,15 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
     names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
     if progress["is_last_batch"]:
         return ""
-    for loader in loaders:
-        if loader in forgetful or isinstance(loader, MiniDataLoader | ResumableDataLoader):
-            continue
-        if done and sized_len(loader) is None:
-            return (
-                f"this checkpoint was saved within an epoch, after {done} batches of a {type(loader).__name__} without "
-                "a length: Lightning fetches a batch ahead of it, and the saved state counts that one as trained. Give "
-                "the loader a __len__, take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an "
-                "epoch's end"
-            )
+    theirs = [loader for loader in loaders if not isinstance(loader, MiniDataLoader | ResumableDataLoader)]
+    read_ahead = [loader for loader in theirs if loader not in forgetful and sized_len(loader) is None]
+    if done and read_ahead:
+        return (
+            f"this checkpoint was saved within an epoch, after {done} batches of a {type(read_ahead[0]).__name__} "
+            "without a length: Lightning fetches a batch ahead of it, and the saved state counts that one as trained. "
+            "Give the loader a __len__, take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of "
+            "an epoch's end"
+        )
     if not forgetful:
         return ""
     if done:

@@ -292,7 +292,7 @@ class Journal:
 
         It is trained on if a backward pass that a step uses follows one of its batches before the next batch of another
         loop; or a step, where there is no backward pass. So a loop that evaluates is not one of them, on whatever
-        loader, and whether or not it takes gradients.
+        loader, unless a step uses the gradients that it takes.
         """
         read, known = self._trained
         if read == len(self.events):

@@ -393,9 +393,8 @@ class HalvesTheRate(Callback):
 def test_a_hook_that_does_not_run_again_is_told_of(kind, saves, callbacks, flags, told, tmp_path):
     dies = None if flags else Dies(5, "end")  # or at the epoch's end
     life(kind, tmp_path, saves, callbacks=callbacks, dies=dies, **flags)
-    paths = sorted(tmp_path.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     with pytest.warns(UserWarning, match=told):
-        life(kind, tmp_path, saves, callbacks=callbacks, checkpoint=paths[-1], **(flags | dict(max_epochs=2)))
+        life(kind, tmp_path, saves, callbacks=callbacks, checkpoint=newest(tmp_path), **(flags | dict(max_epochs=2)))
 
 
 class IsToldToEnd(Callback):

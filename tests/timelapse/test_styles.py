@@ -26,6 +26,14 @@ def loss_of(task, batch):
     return nn.functional.cross_entropy(heads[task](body(batch[0])), batch[1 + task])
 
 """
+TRAINED = """
+for epoch in range(3):
+    body.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+"""
 IN_TURNS = """
 for epoch in range(3):
     for number, batch in enumerate(loader):
@@ -54,16 +62,13 @@ for epoch in range(4):
     with torch.no_grad():
         loss_of(0, next(iter(loader)))
 """
-EVALUATED_WITH_A_GRAPH = """
-for epoch in range(3):
-    body.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        loss_of(0, batch).backward()
-        optimizer.step()
+EVALUATED_WITH_A_GRAPH = (
+    TRAINED
+    + """\
     body.eval()
     scores = [loss_of(0, batch).item() for batch in DataLoader(loader.dataset, 32)]
 """
+)
 COMPILED = """
 compiled = torch.compile(body, backend="eager")
 for epoch in range(3):
@@ -178,15 +183,13 @@ for epoch in range(3):
             optimizer.zero_grad()
             labels = 0
 """
-ATTACKED = """
+ATTACKED = (
+    """
 held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
 loader = DataLoader(torch.utils.data.Subset(loader.dataset, range(64)), 8, shuffle=True)
-for epoch in range(3):
-    body.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        loss_of(0, batch).backward()
-        optimizer.step()
+"""
+    + TRAINED
+    + """\
     body.eval()
     for inputs, *labels in held_out:
         inputs.requires_grad_(True)
@@ -194,6 +197,7 @@ for epoch in range(3):
         with torch.no_grad():
             loss_of(0, (inputs + 0.1 * inputs.grad.sign(), *labels))
 """
+)
 PROMPTED = """
 body.requires_grad_(False).eval()
 prompt = torch.zeros(8, requires_grad=True)
@@ -397,16 +401,14 @@ def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_p
     assert says.startswith(found), says
 
 
-SCORED_ON_WHAT_IS_TRAINED_ON = """
+SCORED_ON_WHAT_IS_TRAINED_ON = (
+    """
 optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
 first, *_ = next(iter(loader))
-for epoch in range(3):
-    body.train()
-    for batch in loader:
-        optimizer.zero_grad()
-        loss_of(0, batch).backward()
-        optimizer.step()
+"""
+    + TRAINED
+    + """\
     schedule.step()
     body.eval()
     with torch.no_grad():
@@ -416,6 +418,7 @@ with torch.no_grad():
     for batch in loader:
         body.train()(batch[0])
 """
+)
 
 
 def test_a_loop_over_the_training_loader_that_trains_nothing_is_no_epoch(tmp_path: Path):
