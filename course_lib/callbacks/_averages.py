@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
@@ -58,7 +59,7 @@ def begin_averaging_again(trainer: Trainer, pl_module: LightningModule) -> None:
         scheduled = AVERAGING_SCHEDULE.of(callback) is not None and trainer.current_epoch <= callback.swa_end
         if not within_epoch and not scheduled:
             continue
-        state = {name: value.clone() for name, value in pl_module.state_dict().items()}
+        state = copy.deepcopy(pl_module.state_dict())
         groups = [group for optimizer in trainer.optimizers for group in optimizer.param_groups]
         before = [dict(group) for group in groups]
         callback.on_train_epoch_start(trainer, pl_module)

@@ -62,7 +62,8 @@ def go_on_with_next_epoch(trainer: Trainer) -> bool:
     for counts in (counted.total, counted.current):
         # Saved behind all that an epoch's end does, as for a SIGTERM: Lightning counts that end once more.
         counts.completed = min(counts.completed, counts.processed)
-    behind_its_end = epoch_loop.batch_progress.is_last_batch and counted.current.completed == counted.current.ready
+    between_epochs = counted.current.completed == counted.current.ready and not fit_loop.restarted_on_epoch_start
+    behind_its_end = between_epochs and epoch_loop.batch_progress.is_last_batch
     without_its_end = fit_loop.restarted_mid_epoch and last_batch_ended
     if without_its_end:
         # Saved in the last batch's hook: Lightning begins the next epoch without counting it, and a checkpoint that is

@@ -1,4 +1,4 @@
-"""What no optimizer steps: a module's buffers, the parameters that its own code moves, and the rates that it sets.
+"""What no optimizer steps: a module's buffers and extra state, the parameters that its own code moves, and its rates.
 
 They change within a window (BatchNorm's statistics, a momentum encoder), so a checkpoint that is set back to a window's
 start needs them as they were there. A buffer with ``persistent=False`` is in no checkpoint of Lightning's at all.
@@ -12,10 +12,13 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from course_lib._tensors import parameters_of
+
+EXTRA = "_extra_state"
+"""As ``nn.Module.state_dict`` names what ``get_extra_state`` returns."""
 
 
 class Unstepped:
@@ -30,9 +33,11 @@ class Unstepped:
         self._module, self._optimizers = pl_module, trainer.optimizers
         named = pl_module.named_parameters(remove_duplicate=False)
         self._parameters = {name: one for name, one in named if id(one) not in held and _has_numbers(one)}
+        modules = ((name, one) for name, one in pl_module.named_modules() if _has_extra_state(one))
+        self._with_extra_state = {f"{name}.{EXTRA}".lstrip("."): one for name, one in modules}
         self._seen = self._looks()
         self._moved: set[str] = set()
-        self._kept: dict[str, Tensor] = {}
+        self._kept: dict[str, Any] = {}
         self._settings: list[list[dict[str, Any]]] = []
         self._restored = set(restored)
         self._at_first = {name: _version(buffer) for name, buffer in self._buffers()}
@@ -44,6 +49,7 @@ class Unstepped:
         self._seen = seen
         moved = ((name, self._parameters[name]) for name in self._moved)
         self._kept = {name: tensor.detach().clone() for name, tensor in (*self._buffers(), *moved)}
+        self._kept |= {name: copy.deepcopy(one.get_extra_state()) for name, one in self._with_extra_state.items()}
         groups = (optimizer.param_groups for optimizer in self._optimizers)
         self._settings = [[copy.deepcopy(_settings(group)) for group in of_one] for of_one in groups]
 
@@ -108,6 +114,10 @@ def put_not_persistent(pl_module: LightningModule, buffers: Mapping[str, Tensor]
 def _settings(group: dict[str, Any]) -> dict[str, Any]:
     """The rate of a group of parameters, its weight decay, and so on."""
     return {name: value for name, value in group.items() if name != "params"}
+
+
+def _has_extra_state(module: nn.Module) -> bool:
+    return type(module).get_extra_state is not nn.Module.get_extra_state
 
 
 def _has_numbers(parameter: Tensor) -> bool:

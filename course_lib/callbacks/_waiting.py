@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule
@@ -58,6 +59,12 @@ def warn_of_what_has_not_run(trainer: Any, own: dict[str, Any], *, epoch_ends: b
             "makes it"
         )
     module = trainer.lightning_module
+    if own.get("set_back") and (savers := _save_by_themselves(trainer)):
+        rank_zero_warn(
+            f"this checkpoint was saved within a window and set back to its start, but not what "
+            f"{' and '.join(savers)} put into it: that is as it was within the window, whose micro-batches are now "
+            "trained again. If it counts micro-batches or goes by them, it counts some twice"
+        )
     for hook in own.get("hooks_that_wait", ()):
         ends_an_epoch = hook == "on_train_epoch_end"
         if ends_an_epoch and epoch_ends:
@@ -74,9 +81,20 @@ def warn_of_what_has_not_run(trainer: Any, own: dict[str, Any], *, epoch_ends: b
             )
 
 
+def _save_by_themselves(trainer: Any) -> list[str]:
+    """The methods of a reader's own that put something into a checkpoint."""
+    hooks = [(one, hook) for one in trainer.callbacks for hook in ("state_dict", "on_save_checkpoint")]
+    hooks.append((trainer.lightning_module, "on_save_checkpoint"))
+    return [f"{type(one).__name__}.{hook}" for one, hook in hooks if not _is_known(getattr(type(one), hook))]
+
+
 def _ends_epochs_in_its_own_way(callback: Callback) -> bool:
     """Whether it is the reader's own, or goes by a metric to choose the best checkpoint."""
     if isinstance(callback, ModelCheckpoint):
         return callback.monitor is not None
     hook = type(callback).on_train_epoch_end
-    return hook is not Callback.on_train_epoch_end and not hook.__module__.startswith(("lightning.", "course_lib."))
+    return hook is not Callback.on_train_epoch_end and not _is_known(hook)
+
+
+def _is_known(method: Callable[..., Any]) -> bool:
+    return method.__module__.startswith(("lightning.", "course_lib."))

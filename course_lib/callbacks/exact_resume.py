@@ -75,14 +75,14 @@ class ExactResume(Callback):
 
     A checkpoint that is taken inside a window of ``accumulate_grad_batches`` micro-batches is set back to the window's
     start: the loops' counters, the states of the training loader and of the data module, the module's buffers
-    (BatchNorm's running statistics), the parameters that no optimizer has and the module itself moves (a momentum
-    encoder), and the rates. Other parameters, optimizers and schedules have not changed since. Buffers with
+    (BatchNorm's running statistics), its extra state, the parameters that no optimizer has and the module itself moves
+    (a momentum encoder), and the rates. Other parameters, optimizers and schedules have not changed since. Buffers with
     ``persistent=False`` that training has changed are saved, too. (Lightning forgets them.) The run that resumes trains
-    the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks and modules of your own
-    save is not set back: count optimizer steps there, not micro-batches.) So is a checkpoint that is taken when a run
-    has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains the rest of the
-    epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a warning.
-    (Lightning trains on.) Any other checkpoint between windows stays as it is.
+    the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks of your own save, or an
+    ``on_save_checkpoint``, is not set back, and a resume warns of it: count steps there.) So is a checkpoint that is
+    taken when a run has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains
+    the rest of the epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a
+    warning. (Lightning trains on.) Any other checkpoint between windows stays as it is.
 
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
@@ -297,7 +297,7 @@ class ExactResume(Callback):
             started = trainer.fit_loop.epoch_progress.state_dict()["current"]["started"]
             own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
-            set_back = self._window_begun
+            set_back = own["set_back"] = self._window_begun
             own["moved_unseen"] = (
                 self._unstepped.set_back(state, checkpoint["optimizer_states"]) if set_back and self._unstepped else []
             )

@@ -33,6 +33,16 @@ class BufferSnapshot:
         self._held: list[tuple[nn.Module, str, Tensor | None]] | None = None
 
     @property
+    def moving(self) -> list[str]:
+        """The names of the frozen parameters that windows have written to, for a checkpoint."""
+        return [name for name, parameter in self._named_parameters() if parameter in self._moving]
+
+    @moving.setter
+    def moving(self, names: Iterable[str]) -> None:
+        parameters = dict(self._named_parameters())
+        self._moving = {parameters[name] for name in names if name in parameters}
+
+    @property
     def taken(self) -> bool:
         return self._held is not None
 
@@ -94,6 +104,11 @@ class BufferSnapshot:
     def drop(self) -> None:
         self._moving.update(parameter for parameter, _ in self._written_to())
         self._held, self._frozen = None, []
+
+    def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
+        """By the names that they have without DDP, as a run may go on without it."""
+        named = self._model.named_parameters(remove_duplicate=False)
+        return [(name.removeprefix("module."), parameter) for name, parameter in named]
 
     def _written_to(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """The parameters that were frozen when the window began, and still are, and that it has written to."""

@@ -316,9 +316,10 @@ class StepGuard:
         self._forward_hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters and the accepted norms, for a checkpoint."""
+        """The counters, the accepted norms, and which frozen parameters windows have written to, for a checkpoint."""
         self._settle()
-        return {"attempts": self._attempts, "updates": self._updates, "norms": list(self.detector.accepted)}
+        counters = {"attempts": self._attempts, "updates": self._updates}
+        return {**counters, "norms": list(self.detector.accepted), "moving": self._buffers.moving}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._settle()
@@ -326,6 +327,7 @@ class StepGuard:
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
         self.detector.accepted.clear()
         self.detector.accepted.extend(state["norms"])
+        self._buffers.moving = state.get("moving", ())
         self._skips_in_a_row = []
 
     def __reduce__(self) -> tuple[Any, ...]:

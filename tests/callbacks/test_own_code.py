@@ -397,6 +397,36 @@ def test_a_hook_that_does_not_run_again_is_told_of(kind, saves, callbacks, flags
         life(kind, tmp_path, saves, callbacks=callbacks, checkpoint=newest(tmp_path), **(flags | dict(max_epochs=2)))
 
 
+class CountsMicroBatches(Callback):
+    micro_batches = 0
+
+    def on_train_batch_end(self, *_):
+        self.micro_batches += 1
+
+    def state_dict(self):
+        return {"micro_batches": self.micro_batches}
+
+
+class CountsForwards(Plain):
+    forwards = 0
+
+    def loss(self, x, y):
+        self.forwards += 1
+        return super().loss(x, y)
+
+    def on_save_checkpoint(self, checkpoint):
+        checkpoint["forwards"] = self.forwards
+
+
+def test_what_is_saved_as_it_was_within_a_window_is_told_of(tmp_path):
+    path = tmp_path / "within.ckpt"
+    run = functools.partial(life, CountsForwards, tmp_path, "every epoch", 3, callbacks=[CountsMicroBatches()])
+    run(dies=AlsoSaves(path, 5, "forward"))
+    told = r"but not what CountsMicroBatches\.state_dict and CountsForwards\.on_save_checkpoint put into it"
+    with pytest.warns(UserWarning, match=told):
+        run(checkpoint=path)
+
+
 class IsToldToEnd(Callback):
     """By SIGTERM, which Lightning answers behind the epoch's end."""
 

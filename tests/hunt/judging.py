@@ -24,6 +24,7 @@ SECONDS = 180.0
 """What a run may take, with all its lives."""
 MAY_BE_REFUSED: dict[str, str] = {
     # what a refusal says: why it is one
+    r"within the first window of its life, in which the module itself has moved": "nobody has seen that window begin",
     r"in the middle of an update": "some parameters have moved and others have not",
     r"LBFGS evaluates the loss many times a step": "a window of several micro-batches is none of its closures'",
     r"must step without a closure, got LBFGS": "a guard decides before the step",
@@ -102,7 +103,10 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
         # ends one callback's hook of an epoch's end leaves out those of the others.
         same_step = run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks
-        if same_step or any(kill.place == "epoch end" for kill in run.kills):
+        ahead_of_it = (
+            run.saves_the_best and run.saves != "every epoch"
+        )  # saved at a batch's end, which a resume tells of
+        if same_step or ahead_of_it or any(kill.place == "epoch end" for kill in run.kills):
             for one in (*whole, *end):
                 one.pop("best", None)
         _compare_ends(whole, end)
@@ -154,7 +158,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
 
 
 def _was_killed(end: End, kills: list[Any]) -> bool:
-    words_of_a_kill = ["Killed", "a sample cannot be read", "DataLoader worker"]
+    words_of_a_kill = ["Killed", "SIGTERMException", "a sample cannot be read", "DataLoader worker"]
     if any(of_rank is not None for *_, of_rank in kills):  # what the others meet then, where gloo tells them of it
         words_of_a_kill += ["Connection closed by peer", "Connection reset by peer"]
     # A worker that dies torch tells of by a signal: its exception may come anywhere, and become another one there.
@@ -192,8 +196,9 @@ def _trained(folder: Path, life: int, ranks: int) -> bool:
 
 def _compare_with_plain_torch(run: DrawnRun, names: dict[str, Any], end: list[Any], lines: list[Line]) -> None:
     net = trained_by_hand(run, names["make_net"], names["make_optimizer"], lines)
-    # BatchNorm takes the bias ahead of it away again: AdamW steps by the sign of what rounding leaves of its gradient.
-    means_nothing = {"0.bias", "1.running_mean"} if run.batch_norm and run.optimizer == "AdamW" else set()
+    # BatchNorm takes the bias ahead of it away again: all but SGD step by the sign of what rounding leaves of its
+    # gradient.
+    means_nothing = {"0.bias", "1.running_mean"} if run.batch_norm and run.optimizer != "SGD" else set()
     for name, expected in net.state_dict().items():
         if name in means_nothing:
             continue

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 PLACES = (
     *("forward", "start", "before step", "within step", "after step", "end"),
-    *("validation", "within validation", "epoch end", "train end", "loader", "a shorter run"),
+    *("validation", "within validation", "epoch end", "train end", "loader", "a shorter run", "SIGTERM"),
 )
 """Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training;
-``a shorter run``: by a ``max_epochs`` of 1, which the next life raises."""
+``a shorter run``: by a ``max_epochs`` of 1, which the next life raises; ``SIGTERM``: where Lightning answers it."""
 SAVES = ("every step", "every epoch", "every other step", "validation", "a time", "an exception", "by hand")
 LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
 AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs", "StochasticWeightAveraging")
@@ -21,6 +21,11 @@ SCHEDULES = (
     *("every other step", "step of epochs", "every other epoch", "plateau", "plateau of training"),
 )
 """The first three are a loop's as well, and the last one is refused on several ranks."""
+OWN_CODE = (
+    *("moves a target", "counts", "draws", "warms up", "clips"),
+    *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None"),
+)
+"""What a module does by itself, beside its optimizer. On several ranks, the first five."""
 KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
 """What a run is about, and so where faults are looked for, in turn.
 
@@ -78,7 +83,11 @@ class DrawnRun:
     noisy_forward: bool = False
     own_generator: str = ""
     """Of which kind the generator is that the module holds and draws from, in a validation too."""
+    own_code: tuple[str, ...] = ()
+    precision: str = ""
     optimizer: str = "SGD"
+    groups: bool = False
+    """Whether what is trained is in two groups, with rates of their own."""
     by_hand: bool = False
     """Whether the module steps two optimizers by itself."""
     schedule: str = ""
@@ -96,8 +105,8 @@ class DrawnRun:
     windows_by_epoch: bool = False
     max_epochs: int = 2
     max_steps: int = -1
-    limit_train_batches: int | None = None
-    val_check_interval: int | None = None
+    limit_train_batches: int | float | None = None
+    val_check_interval: int | float | None = None
     validates_every: int | None = 1
     """Epochs from a validation to the next; ``None``: ``val_check_interval`` counts on over the epochs' ends."""
     validates_epochs: bool = False
@@ -112,6 +121,8 @@ class DrawnRun:
     more_epochs: int = 0
     """Of a second fit with the same Trainer."""
     saves: str = "every step"
+    saves_the_best: bool = False
+    """Whether another ModelCheckpoint keeps the two best by the loss, and the last one, in a folder of its own."""
     kills: tuple[Kill, ...] = field(default=())
     same_objects: bool = False
     """Whether a life after an exception goes on with the Trainer, module and loader that it had."""
@@ -152,7 +163,12 @@ class DrawnRun:
     def fewest_batches(self) -> int:
         """Of an epoch, on the most ranks."""
         whole = self.primary // ((self.batch_size + self.sized) * max(self.ranks))
-        return whole if self.limit_train_batches is None else min(whole, self.limit_train_batches)
+        return min(whole, self.limit_of(whole))
+
+    def limit_of(self, batches: int) -> int:
+        """How many batches of an epoch ``limit_train_batches`` leaves."""
+        limit = self.limit_train_batches
+        return batches if limit is None else int(limit * batches) if isinstance(limit, float) else limit
 
     @property
     def window_lengths(self) -> dict[int, int]:
@@ -210,8 +226,9 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     saves = draw(one_of(*inside) if windows else one_of("every step", *inside) if within else one_of(*SAVES))
     accumulate_grad_batches = 1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3))
     max_steps = draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if trainer else -1
-    limit_train_batches = draw(one_of(None, None, None, 2 + 3 * windows, 3)) if trainer else None
-    micro_batches = epochs * min(steps, limit_train_batches or steps)
+    limit_train_batches = draw(one_of(None, None, None, None, 2 + 3 * windows, 3, 0.8)) if trainer else None
+    kept = max(1, int(0.8 * steps)) if limit_train_batches == 0.8 else int(limit_train_batches or steps)
+    micro_batches = epochs * min(steps, kept)
     if max_steps != -1:
         micro_batches = min(micro_batches, max_steps * accumulate_grad_batches)
     # The average of one step is the weights, and of two, another one.
@@ -240,7 +257,12 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         noisy_forward=trainer and draw(rarely),
         own_generator=draw(one_of("", "", "", "torch", "numpy", "python")) if trainer else "",
         goes_by_metrics=trainer and several == 1 and draw(rarely),
-        optimizer=draw(one_of("SGD", "AdamW")),
+        own_code=tuple(draw(st.permutations(OWN_CODE[: None if several == 1 else 5]))[:2])
+        if trainer and draw(rarely)
+        else (),
+        precision=draw(one_of(*[""] * 6, "64-true", "bf16-true")) if trainer else "",
+        optimizer=draw(one_of("SGD", "AdamW", "AdamW", "SGD", "fused AdamW", "RMSprop", "Adagrad")),
+        groups=draw(rarely),
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
         callbacks=tuple(callbacks),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
@@ -249,7 +271,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         max_epochs=epochs,
         max_steps=max_steps,
         limit_train_batches=limit_train_batches,
-        val_check_interval=draw(one_of(None, None, 1, 2)) if trainer else None,
+        val_check_interval=draw(one_of(None, None, None, 1, 2, 0.5)) if trainer else None,
         validates_every=draw(one_of(1, 1, 1, 2, None)) if trainer else 1,
         validates_epochs=trainer and draw(often),
         stops_early=draw(one_of(*[""] * 6, "val", "loss")) if trainer and several == 1 else "",
@@ -257,6 +279,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         clips_values=trainer and draw(rarely),
         ranks=ranks,
         saves=saves,
+        saves_the_best=trainer and draw(rarely),
         kills=tuple(
             draw(_kills(several, anywhere, accumulate_grad_batches if windows and draw(mostly) else 1, dies_hard))
             for _ in range(draw(st.integers(1, min(3, 2 + turn // 2))))
@@ -283,6 +306,15 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         run = replace(run, frozen=True, thaws=True)
     if trainer and not run.windows_by_epoch and draw(rarely):  # which Lightning cannot estimate
         run = replace(run, asks_length=True)
+    if run.optimizer == "Adagrad" and run.schedule == "one cycle":  # which wants a momentum
+        run = replace(run, optimizer="RMSprop")
+    if "StepAudit" in run.callbacks:  # which tells of a window that has changed nothing
+        run = replace(run, own_code=tuple(name for name in run.own_code if name != "returns None"))
+    if run.goes_by_metrics:  # what a torchmetrics.Metric had gathered is in no checkpoint
+        run = replace(run, own_code=tuple(name for name in run.own_code if name != "keeps a metric"))
+    if run.precision and any("Averaging" in name for name in run.callbacks):
+        run = replace(run, same_objects=False)  # an average that is made of a converted module is in its precision
+    run = replace(run, groups=run.groups and run.optimizer != "LBFGS")
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
     return _without_what_others_refuse(run)
 
@@ -292,6 +324,11 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     # A share of max_epochs is another one in a shorter run; and no later life is shorter than what has been done.
     may_be_short = run.trainer and not run.same_objects and "StochasticWeightAveraging" not in run.callbacks
     kept = 1 if may_be_short and run.max_epochs > 1 else 0
+    dies_ahead = run.saves == "an exception" and any(kill.place == "end" for kill in run.kills)
+    if run.saves == "by hand" or dies_ahead:  # ahead of the module's own hook, which a resume warns of
+        run = replace(run, own_code=tuple(name for name in run.own_code if name not in ("averages", "draws", "logs")))
+    if not run.trainer:
+        run = replace(run, kills=tuple(_of_a_loop(kill) for kill in run.kills))
     run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
     if run.saves == "an exception":  # in which one rank waits for the others, and they for its gradients
         run = replace(run, kills=tuple(kill if kill.hard else replace(kill, of_rank=None) for kill in run.kills))
@@ -302,6 +339,11 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
         run = replace(run, batch_norm=run.smallest_batch > 1)
+    if isinstance(run.limit_train_batches, float) and run.fewest_batches == 0:
+        run = replace(run, limit_train_batches=None)
+    if isinstance(run.val_check_interval, float):  # a share of an epoch, and it must be a batch at least
+        share = run.val_check_interval if run.val_check_interval * run.fewest_batches >= 1 else None
+        run = replace(run, val_check_interval=share, validates_every=run.validates_every or 1)
     over_epochs = run.validates_every is None
     if (run.val_check_interval or 0) > run.fewest_batches and not over_epochs:
         run = replace(run, val_check_interval=None)
@@ -318,6 +360,10 @@ def _brought(draw: st.DrawFn) -> list[str]:
     if len(brought) > 1 and draw(st.booleans()):
         del brought[0]  # the others bring it
     return ["ExactResume", "StepAudit"] if brought == ["StepAudit"] else brought  # which brings it without its seeds
+
+
+def _of_a_loop(kill: Kill) -> Kill:
+    return replace(kill, place="start") if kill.place == "SIGTERM" else kill
 
 
 def _at_an_epochs_end(kill: Kill) -> Kill:
@@ -368,7 +414,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     quiet = dict(
         dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch"
     )
-    quiet |= dict(goes_by_metrics=False)  # ExactResume keeps them
+    quiet |= dict(goes_by_metrics=False, own_code=(), saves_the_best=False)  # ExactResume keeps them
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 from string import Template
+from typing import NamedTuple
 
 from tests.hunt.pieces import DrawnRun
 from tests.hunt.templates import HEAD, LOOP, TAIL, TRAINER
@@ -14,8 +15,12 @@ from tests.hunt.templates import HEAD, LOOP, TAIL, TRAINER
 OPTIMIZERS = {
     "SGD": "torch.optim.SGD(trained, 0.1, momentum=0.9)",
     "AdamW": "torch.optim.AdamW(trained, 0.05)",
+    "fused AdamW": "torch.optim.AdamW(trained, 0.05, fused=True, amsgrad=True)",
+    "RMSprop": "torch.optim.RMSprop(trained, 0.02, momentum=0.5)",
+    "Adagrad": "torch.optim.Adagrad(trained, 0.1)",
     "LBFGS": "torch.optim.LBFGS(trained, 0.1, max_iter=3)",
 }
+GROUPS = "[dict(params=trained[:1], lr=0.02), dict(params=trained[1:])]"
 SCHEDULES = {
     "": "None",
     "cosine of steps": "torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 50)",
@@ -60,6 +65,68 @@ OWN_NOISE = {
     "python": "self.generator.random()",
 }
 
+
+class OwnCode(NamedTuple):
+    """Lines of a module."""
+
+    parts: str = ""
+    loss: str = ""
+    at_batchs_end: str = ""
+    hooks: str = ""
+
+
+OWN_CODE = {
+    "moves a target": OwnCode(
+        "self.target = make_net().requires_grad_(False)",
+        "loss = loss + nn.functional.mse_loss(self.net(x), self.target(x))",
+        hooks="""
+def on_before_zero_grad(self, optimizer):
+    for its, mine in zip(self.target.parameters(), self.net.parameters()):
+        its.lerp_(mine.detach(), 0.1)
+""".strip(),
+    ),
+    "averages": OwnCode(
+        "self.average = AveragedModel(self.net)",
+        "loss = loss + 0.1 * nn.functional.mse_loss(self.net(x), self.average(x).detach())",
+        "self.average.update_parameters(self.net)",
+    ),
+    "counts": OwnCode(
+        "self.forwards = 0",
+        "self.forwards += 1; loss = loss * (1 + 0.1 * self.forwards)",
+        hooks="""
+def get_extra_state(self):
+    return self.forwards
+
+def set_extra_state(self, state):
+    self.forwards = state
+""".strip(),
+    ),
+    "warms up": OwnCode(
+        hooks="""
+def optimizer_step(self, epoch, batch_idx, optimizer, closure):
+    for group in optimizer.param_groups:
+        group["lr"] = 0.05 * min(1, (self.trainer.global_step + 1) / 5)
+    super().optimizer_step(epoch, batch_idx, optimizer, closure)
+""".strip()
+    ),
+    "clips": OwnCode(
+        hooks="""
+def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+    nn.utils.clip_grad_norm_(self.parameters(), 0.3)
+""".strip()
+    ),
+    "keeps a metric": OwnCode(
+        "self.seen = MeanMetric()",
+        "self.seen(loss.detach()); self.log('seen', self.seen, on_step=False, on_epoch=True)",
+    ),
+    "returns None": OwnCode(),
+    "draws": OwnCode(at_batchs_end="torch.rand(()), np.random.rand(), random.random()"),
+    "keeps a buffer": OwnCode(
+        "self.register_buffer('weight', torch.ones((), dtype=torch.float64), persistent=False)",
+        "loss = loss * self.weight; self.weight = 0.9 * self.weight + 0.1 * loss.detach().clamp(max=2)",
+    ),
+    "logs": OwnCode(at_batchs_end="self.log('rate', self.optimizers().param_groups[0]['lr'])"),
+}
 LOGGED_LAST = "0.1 * sum(one.nan_to_num().clamp(-1, 1) for _, one in sorted(self.trainer.callback_metrics.items()))"
 
 
@@ -91,7 +158,7 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "trained": "list(net.parameters())" if run.thaws else "[one for one in net.parameters() if one.requires_grad]",
-        "optimizer": OPTIMIZERS[run.optimizer],
+        "optimizer": OPTIMIZERS[run.optimizer].replace("(trained", f"({GROUPS}" if run.groups else "(trained"),
         "schedule": SCHEDULES[run.schedule],
         "interval": "epoch" if "epoch" in run.schedule or "plateau" in run.schedule else "step",
         "frequency": 2 if "every other" in run.schedule else 1,
@@ -114,10 +181,15 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     if run.validates and run.saves != "validation":
         # Ahead of what saves at an epoch's end: a checkpoint knows nothing of the hooks behind its own.
         callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
+    if run.saves_the_best:
+        kept = "save_top_k=2, save_last=True, save_on_train_epoch_end=True"
+        callbacks.append(f"ModelCheckpoint(Path(folder, 'two'), monitor='loss', {kept})")
     by_hand = run.saves == "by hand"
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
     )
+    if run.precision:
+        flags["precision"] = run.precision
     if run.max_steps != -1:
         flags["max_steps"] = run.max_steps
     if run.limit_train_batches is not None:
@@ -149,6 +221,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "draws_in_validation": OWN_NOISE[run.own_generator] if run.own_generator else "",
         "goes_by_metrics": f"x = x + {LOGGED_LAST}" if run.goes_by_metrics else "",
         "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
+        **_own_code(run),
         "reduction": "sum" if sums else "mean",
         "returned": "(loss, len(y))" if sums else "loss",
         "callbacks": ", ".join(callbacks),
@@ -164,6 +237,20 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         else "make_optimizer(self.net)",
         "goes_on_in_the_second_fit": f"if {begun}: {raises}" if run.more_epochs else "",
         "second_fit": more_epochs if run.more_epochs else "",
+    }
+
+
+def _own_code(run: DrawnRun) -> dict[str, object]:
+    pieces = [OWN_CODE[name] for name in run.own_code]
+    at_batchs_end = [piece.at_batchs_end for piece in pieces if piece.at_batchs_end]
+    hooks = [piece.hooks for piece in pieces if piece.hooks]
+    if at_batchs_end:
+        hooks.append("\n    ".join(["def on_train_batch_end(self, outputs, batch, batch_idx):", *at_batchs_end]))
+    return {
+        "returns_none": "if number % 5 == 3: return None" if "returns None" in run.own_code else "",
+        "own_parts": "; ".join(piece.parts for piece in pieces if piece.parts),
+        "own_loss": "; ".join(piece.loss for piece in pieces if piece.loss),
+        "own_hooks": "\n\n".join(hooks).replace("\n", "\n    "),
     }
 
 

@@ -7,6 +7,7 @@ import datetime
 import json
 import os
 import random
+import signal
 import tempfile
 from pathlib import Path
 
@@ -21,7 +22,10 @@ from lightning.pytorch.callbacks import (
     StochasticWeightAveraging,
     WeightAveraging,
 )
+from lightning.pytorch.utilities.exceptions import SIGTERMException
+from torchmetrics import MeanMetric
 from torch import nn
+from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
 
 from course_lib import resume, samplers
@@ -111,6 +115,7 @@ class Module(LightningModule):
     def __init__(self, log):
         super().__init__()
         self.net, self.log_path = make_net(), log
+        $own_parts
         $own_generator
         $frozen
         $by_hand
@@ -124,11 +129,15 @@ class Module(LightningModule):
         $own_noise
         $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
+        $own_loss
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         $logs_each_step
         self.may_die("forward")
         $steps_by_hand
+        $returns_none
         return $returned
+
+    $own_hooks
 
     def on_train_epoch_start(self):
         if $thaws and self.current_epoch == 1:
@@ -164,6 +173,8 @@ class Dies(Callback):
     micro_batch, place, hard, begun = 0, "never", False, 0
 
     def at(self, place):
+        if self.place == "SIGTERM" and place == "start" and self.begun == self.micro_batch:
+            signal.raise_signal(signal.SIGTERM)
         if place == self.place and self.begun >= self.micro_batch:
             if self.hard:
                 os._exit(9)
@@ -257,8 +268,8 @@ def life(rank, folder, number, ranks, workers, kills):
         try:
             trainer.fit(module, **given, ckpt_path=newest(folder), weights_only=False)
             break
-        except (Killed, OSError, RuntimeError) as error:
-            expected = isinstance(error, Killed) or "a sample cannot be read" in str(error)
+        except (Killed, SIGTERMException, OSError, RuntimeError) as error:
+            expected = isinstance(error, Killed | SIGTERMException) or "a sample cannot be read" in str(error)
             if not expected or len(kills) < 2:
                 raise
     if shorter:

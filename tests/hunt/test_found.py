@@ -483,6 +483,27 @@ FOUND = {
     "Python's, in a second fit": DrawnRun(
         samples=12, own_generator="python", more_epochs=1, kills=(Kill(16, "forward", hard=True), Kill(1))
     ),
+    # An epoch that was begun by a resume, and saved ahead of its first batch again, was taken for one that has ended.
+    "an epoch's start, saved by hand, twice": DrawnRun(
+        samples=1,
+        callbacks=("ExactResume", "StepAudit"),
+        validates_epochs=True,
+        saves="by hand",
+        kills=(Kill(2), Kill(1, "before step")),
+    ),
+    # What a frozen part had been before the first window behind a resume was not known, and that window was skipped.
+    "a skip behind a resume, with a target network": DrawnRun(
+        samples=7,
+        batch_size=3,
+        own_code=("moves a target",),
+        callbacks=("SkipBadSteps",),
+        bad_sample=0,
+        kills=(Kill(6, "after step"),),
+    ),
+    # It was saved as it was within the window.
+    "a module's extra state, which counts micro-batches": DrawnRun(
+        samples=5, own_code=("counts",), callbacks=("ExactAccumulation",), saves="an exception", kills=(Kill(6),)
+    ),
 }
 
 

@@ -165,7 +165,8 @@ def with_callbacks_in_order(run: TrainingRun, *, opposite: bool) -> Callable[[Pa
             on_train_batch_start=lambda *_: seed_as_another_process(run.batches_begun - 1),
             on_train_batch_end=end,
         )
-        return {name: value.detach().clone() for name, value in run.model.state_dict().items()}
+        tensors = ((name, one) for name, one in run.model.state_dict().items() if isinstance(one, torch.Tensor))
+        return {name: tensor.detach().clone() for name, tensor in tensors}
 
     return trial
 
