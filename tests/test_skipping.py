@@ -587,6 +587,29 @@ def test_a_frozen_parameter_that_the_very_first_window_spoils_is_an_error():
     assert guard.step() is False and model.book.isfinite().all()
 
 
+def test_a_resumed_guard_knows_which_frozen_parameters_move():
+    def begin():
+        torch.manual_seed(0)
+        model = Codebook()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        return model, optimizer, StepGuard(model, optimizer)
+
+    def train(model, optimizer, guard, batch):
+        optimizer.zero_grad()
+        guard.backward(model(batch))
+        return guard.step()
+
+    good = torch.ones(2, 3, dtype=torch.float64)
+    first = begin()
+    assert train(*first, good)
+    second = begin()
+    for mine, its in zip(second, first, strict=True):
+        mine.load_state_dict(its.state_dict())
+    for one in (first, second):
+        assert not train(*one, good * NAN) and train(*one, good)
+    assert state_of(second[0]) == state_of(first[0])
+
+
 def test_a_validation_between_two_windows_keeps_what_it_changed():
     model = make_model()
     guard = make_guard(model)
