@@ -148,7 +148,7 @@ def test_an_end_of_an_epoch_that_is_yet_to_come_is_refused_where_a_stop_goes_by_
         validated_steps(tmp_path, resumes=True)
 
 
-@pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:.*does not have many workers", "ignore:.*not what Hand.state_dict put into it")
 def test_validations_within_a_window_that_is_trained_again_are_seen_once(tmp_path):
     class Hand(Callback):
         """Saves behind each micro-batch, and counts them, which nobody sets back."""

@@ -116,6 +116,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_with_the_next_batch(schedule, fl
         assert torch.equal(resumed.weight, whole.weight)
 
 
+@pytest.mark.filterwarnings("ignore:this checkpoint was saved within a window:UserWarning")  # KeepingModule knows it
 def test_random_runs_go_on_with_the_next_batch(tmp_path):
     rng = random.Random("resumed schedules")
     for case in range(12):
