@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
-from course_lib._generators import CPU_GENERATORS, marks
+from course_lib._generators import CPU_GENERATORS, generators_that_are_set, marks
 from course_lib._occurrences import RepeatedIndices
 from course_lib._ranks import rank_of_this_process, world_size_of
 
@@ -144,10 +144,11 @@ class Draws:
         if self._seen is None:
             return act(argument)
         before = marks()
-        try:
-            return act(argument)
-        finally:
-            self._seen |= {which for which in self._awake if marks()[which] != before[which]}
+        with generators_that_are_set() as were_set:  # as fork_rng does, behind which they stand where they stood
+            try:
+                return act(argument)
+            finally:
+                self._seen |= {which for which in self._awake if marks()[which] != before[which] or which in were_set}
 
     def _end_first_batch(self) -> None:
         assert self._seen is not None

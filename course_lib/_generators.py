@@ -107,6 +107,37 @@ def marks() -> list[object]:
     return [generator.mark() for generator in CPU_GENERATORS]
 
 
+SETTERS = (
+    (0, random, "setstate"),
+    (1, np.random, "set_state"),
+    (2, torch, "set_rng_state"),
+    (2, torch.random, "set_rng_state"),
+)
+"""What sets the state of a generator, by its number in ``CPU_GENERATORS``: where it is found, and its name."""
+
+
+@contextlib.contextmanager
+def generators_that_are_set() -> Iterator[set[int]]:
+    """The numbers of those whose state is set inside by these functions; by others, nobody sees it."""
+    were_set: set[int] = set()
+    own = [getattr(place, name) for _, place, name in SETTERS]
+
+    def noting(which: int, setter: Any) -> Any:
+        def note_and_set(*state: Any, **named: Any) -> Any:
+            were_set.add(which)
+            return setter(*state, **named)
+
+        return note_and_set
+
+    for (which, place, name), setter in zip(SETTERS, own, strict=True):
+        setattr(place, name, noting(which, setter))
+    try:
+        yield were_set
+    finally:
+        for (_, place, name), setter in zip(SETTERS, own, strict=True):
+            setattr(place, name, setter)
+
+
 @contextlib.contextmanager
 def generators_put_back() -> Iterator[None]:
     """Whatever is drawn or seeded inside, the global generators stand afterwards where they stood before."""

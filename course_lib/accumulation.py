@@ -11,7 +11,8 @@ The rule: *the batch counter decides when to step; the sample counter decides ho
         optimizer.step()                                    # summed_loss(model, batch) -> 0-dim loss
 
 What no weighting can make equal, because the forward itself differs: BatchNorm normalises with each micro-batch's
-statistics instead of the window's, and dropout draws other masks. Chapter 04 measures both. And what is no sum over
+statistics instead of the window's, and dropout draws other masks (chapter 04 measures both); and a layer whose state
+each forward moves, such as spectral norm, is another one in the window's second micro-batch. And what is no sum over
 samples (a penalty on the weights) must be multiplied by its micro-batch's count.
 
 Sources: huggingface/transformers #34191 and #34198 (token-level means, found in many trainers in October 2024);
@@ -59,12 +60,14 @@ def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
 
 
 class MicroBatchWindow(list[Any]):
-    """The micro-batches behind one update: a list that knows its place in the epoch."""
+    """The micro-batches behind one update: a list that knows its place in the iteration."""
 
     number: int
-    """1 for the epoch's first window."""
+    """1 for the iteration's first window: of an epoch that a resumed loader goes on with, the first of the rest."""
     number_of_windows: int | None
-    """How many this rank's epoch has; None while that isn't known, and this is not the last."""
+    """How many this rank's epoch has, by ``len``; None while that isn't known, and this is not the last.
+
+    A resumed loader's ``len`` counts what was done before as well, so ask there how far ``number`` comes yourself."""
 
 
 def accumulate(
@@ -138,11 +141,13 @@ def accumulate(
         with nullcontext() if last else _no_reduction(replicas):
             with _forward_through(replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
-            empty = count == 0 and bool(loss.isnan())  # a mean over nothing
-            if empty:
-                loss = loss.nan_to_num()
-            if not empty or (last and replicas):
+            if count or not bool(loss.isnan()):
                 backward(loss * scale)
+            else:  # a mean over nothing
+                loss = loss.nan_to_num()
+                if last and replicas:
+                    with _gradients_as_zeros(model):
+                        backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
     if summed_here:
         _sum_gradients(model, group)
@@ -345,6 +350,18 @@ def _no_reduction(replicas: list[DistributedDataParallel]) -> Iterator[None]:
         for replica in replicas:
             stack.enter_context(replica.no_sync())
         yield
+
+
+@contextmanager
+def _gradients_as_zeros(model: nn.Module) -> Iterator[None]:
+    """For a backward pass that DDP needs, of a loss that is no function of the parameters: 0 * (1 / 0) is NaN."""
+    trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
+    handles = [parameter.register_hook(torch.zeros_like) for parameter in trained]
+    try:
+        yield
+    finally:
+        for handle in handles:
+            handle.remove()
 
 
 @contextmanager

@@ -172,7 +172,8 @@ def predict_throughput(
     else:
         # Whole cycles, behind as many for the fill, which can shift no more batches than are prefetched: a percent.
         cycle, enough = math.lcm(len(loads), len(computes), workers or 1), max(1000, 100 * prefetch * workers)
-        count = min(cycle * math.ceil(enough / cycle), max(enough, 100_000))
+        # Of a cycle that is too long, whole sequences at least.
+        count = min(cycle * math.ceil(enough / cycle), max(enough, 100_000, len(loads), len(computes)))
         traces = simulate_pipeline(loads, computes, workers, prefetch, batches=2 * count + 1)
         seconds = traces[-1].delivered_s - traces[count].delivered_s
     return count / seconds if seconds else math.inf

@@ -86,6 +86,8 @@ class ResumableDataLoader(DataLoader[Any]):
       has a copy that goes on from batch to batch. Make it for each sample, from ``[seed, epoch_of_this_batch(),
       index]``. One that is made from ``torch.initial_seed()`` is no better.
     - GPUs' generators, and threads that draw while the sample is made elsewhere.
+    - Draws behind which the generator is put back (``fork_rng``, Lightning's ``isolate_rng``), unless that shows in a
+      process's first batch, by ``random.setstate``, ``np.random.set_state`` or ``torch.set_rng_state``.
     - A batch sampler of your own that has an index more than once in an epoch: its times are counted in the batches of
       a rank, not of all ranks. (Wrapped in a ``ShardedBatchSampler``, over all.)
 
@@ -104,7 +106,8 @@ class ResumableDataLoader(DataLoader[Any]):
             may yield indices that the dataset does not have, or the dataset is a stream; or an argument would be
             ignored, or batches delivered out of order.
         RuntimeError: While it is read: the dataset or ``collate_fn`` has raised ``StopIteration``, which would end the
-            epoch there without a word.
+            epoch there without a word; or another iteration has begun since beside persistent workers, or a state was
+            loaded.
     """
 
     _is_accelerate_prepared = True
@@ -153,6 +156,8 @@ class ResumableDataLoader(DataLoader[Any]):
         self.seed_samples = bool(seed_samples)
         self._draws = Draws(self.seed_samples)
         self._delivered = 0
+        self._moved_last: dict[str, Any] | None = None
+        """Where the iterator began that moved last; None: none has moved since a state was loaded."""
         self._told_length: int | None = None
         self._restored: dict[str, Any] | None = None
         """The state that was loaded, until its first batch is asked for."""
@@ -194,7 +199,7 @@ class ResumableDataLoader(DataLoader[Any]):
         # called set_epoch. (It makes its iterator before, so that nothing was told then.)
         sampler: Any = self.batch_sampler
         self._turn_to_restored_epoch(told)
-        self._delivered = 0
+        delivered = self._delivered = 0
         epoch = sampler.epoch
         if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
             warnings.warn(
@@ -203,20 +208,41 @@ class ResumableDataLoader(DataLoader[Any]):
                 "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
                 stacklevel=2,
             )
-        self.generator = self._generator_for(sampler.state_dict(batches=0))  # of the workers' first seeds
+        begun = self._moved_last = sampler.state_dict(batches=0)
+        self.generator = self._generator_for(begun)  # of the workers' first seeds
         left = len(sampler)
         for batch in super().__iter__():
-            self._delivered += 1
+            self._follow(begun)
+            delivered += 1
+            self._delivered = delivered
             yield batch
+        self._follow(begun)
         if sampler.epoch != epoch:  # a trainer has told another one
             return
-        if self._delivered < left:
+        if delivered < left:
             raise RuntimeError(
-                f"the epoch ended after {self._delivered} of the {left} batches that were left: the dataset or "
+                f"the epoch ended after {delivered} of the {left} batches that were left: the dataset or "
                 "collate_fn raised StopIteration (a next() without a default does), which torch's loader takes for the "
                 "end of its data. Catch it there, and raise an error of another kind"
             )
         self._turn_to(epoch + 1)
+
+    def _follow(self, begun: dict[str, Any]) -> None:
+        """Have the state be that of the iterator that moved last, which began at ``begun``."""
+        if self._moved_last is begun:
+            return
+        if self._moved_last is None:
+            raise RuntimeError(
+                "a state was loaded while this iteration was under way, which would go on where it is: leave it "
+                "(break), and begin another one, which goes on from that state"
+            )
+        if self.persistent_workers:
+            raise RuntimeError(
+                "another iteration of this loader has begun since, and persistent workers deliver one at a time: make "
+                "a second loader for what looks at the data within an epoch, or leave persistent_workers out"
+            )
+        self.batch_sampler.load_state_dict(begun)  # type: ignore[union-attr]
+        self._moved_last = begun
 
     def _get_iterator(self) -> Any:
         return iterator_with_draws(self, self._draws)
@@ -244,7 +270,10 @@ class ResumableDataLoader(DataLoader[Any]):
         self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the batches that were delivered: the same on every rank."""
+        """Where the epoch stands after the batches that were delivered: the same on every rank.
+
+        Of several iterations at a time (a look at a batch, an accuracy within the epoch), of the one that moved last.
+        """
         return self.batch_sampler.state_dict(batches=self._delivered)  # type: ignore[union-attr, no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -262,6 +291,7 @@ class ResumableDataLoader(DataLoader[Any]):
         sharded: Any = self.sampler
         sharded.told_epoch = None  # by a run that ended within an epoch
         self._delivered, self._ahead, self._restored = 0, 0, state
+        self._moved_last = None
         if self._told_length is None or counted_again or sampler.steps_before == 0:
             return
         from_its_start = copy.copy(sampler)
@@ -335,7 +365,8 @@ def _check_batch_sampler(batch_sampler: Any, num_samples: int) -> None:
             f"batch_sampler must be iterable again and again, got a {type(batch_sampler).__name__}, which is empty "
             "after one epoch: give an object whose __iter__ begins again"
         )
-    missing = [name for name in ("set_epoch", "state_dict", "load_state_dict") if not hasattr(batch_sampler, name)]
+    asked = ("set_epoch", "state_dict", "load_state_dict", "epoch", "steps_before", "__len__")
+    missing = [name for name in asked if not hasattr(batch_sampler, name)]
     if missing:
         raise ValueError(
             f"{type(batch_sampler).__name__} cannot say its position (it has no {', '.join(missing)}): wrap it, as "

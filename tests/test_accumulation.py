@@ -827,3 +827,21 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
             "sparse": "sparse gradients of a plain module are not summed over ranks: wrap it in DDP",
         }.items():
             assert message in result.value[name]
+
+
+def test_a_masked_mean_of_nothing_in_the_last_micro_batch_spoils_no_rank():
+    def masked(model, batch):
+        x, mask = batch
+        return (model(x).squeeze(1) ** 2 * mask).sum() / mask.sum() * mask.sum()
+
+    def gradient_of(rank, wrapped):
+        torch.manual_seed(0)
+        net = nn.Linear(3, 1)
+        window = [(torch.ones(4, 3), torch.ones(4)), (torch.ones(4, 3), torch.full((4,), float(rank > 0)))]
+        accumulate(DistributedDataParallel(net) if wrapped else net, window, masked, lambda batch: batch[1].sum())
+        return net.weight.grad
+
+    by_ddp, by_hand = (run_ranks(gradient_of, args=(wrapped,)) for wrapped in (True, False))
+    assert by_hand[0].value.isfinite().all()
+    for one, other in zip(by_ddp, by_hand, strict=True):
+        torch.testing.assert_close(one.value, other.value)

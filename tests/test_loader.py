@@ -1701,3 +1701,14 @@ def test_an_epoch_without_a_batch_is_not_taken_for_one_that_is_over(workers):
         warnings.simplefilter("error")
         for dataset in (Integers(3), IntegerStream(3)):
             assert list(MiniDataLoader(dataset, batch_size=4, drop_last=True, num_workers=workers)) == []
+
+
+def test_a_position_among_other_batches_of_a_batch_sampler_is_refused():
+    def make(size):
+        return MiniDataLoader(range(8), batch_sampler=BatchSampler(range(8), size, False))
+
+    for one, other in ((4, 2), (2, 4)):
+        loader = make(one)
+        next(iter(loader))
+        with pytest.raises(ValueError, match=f"had batches of {one}, here {other}"):
+            make(other).load_state_dict(loader.state_dict())

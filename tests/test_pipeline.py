@@ -488,3 +488,8 @@ def test_what_is_no_loader_of_its_own_batches_is_refused(loader, message):
 def test_batches_must_be_a_positive_int(batches):
     with pytest.raises(ValueError, match=f"batches must be a positive int, got {batches}"):
         trace(DataLoader(Squares()), batches=batches)
+
+
+def test_sequences_that_are_longer_than_the_simulation_are_played_whole():
+    loads = [0.001] * 100_000 + [0.1] * 50_000
+    assert predict_throughput(loads, 0.0, 1) == pytest.approx(len(loads) / sum(loads), rel=0.01)

@@ -15,6 +15,7 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from course_lib.callbacks import ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
+from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import SizeSchedule
@@ -134,6 +135,43 @@ def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
     expected = ShuffledBatchSampler(12, 3)
     expected.set_epoch(5)
     assert taken(iterator, 10) == list(expected)
+
+
+@pytest.mark.parametrize("kind", [ResumableDataLoader, MiniDataLoader])
+@pytest.mark.parametrize("workers", [0, 2])
+def test_the_state_is_that_of_the_iteration_that_moved_last(kind, workers):
+    def make():
+        torch.manual_seed(5)
+        return kind(list(range(12)), 2, shuffle=True, num_workers=workers)
+
+    loader, seen = make(), []
+    for step, batch in enumerate(loader):
+        seen += batch.tolist()
+        if step == 1:
+            assert len(list(loader)) == 6  # an accuracy on the training set
+            next(iter(loader))  # a look at a batch
+        if step == 3:
+            state = loader.state_dict()
+            break
+    resumed = make()
+    resumed.load_state_dict(state)
+    rest = [index for batch in resumed for index in batch.tolist()]
+    assert len(rest) == 4 and sorted(seen + rest) == list(range(12))
+
+
+def test_what_an_iteration_cannot_go_on_with_is_told():
+    loader = ResumableDataLoader(list(range(12)), 2)
+    batches = iter(loader)
+    next(batches)
+    loader.load_state_dict(loader.state_dict())
+    with pytest.raises(RuntimeError, match="a state was loaded while this iteration was under way"):
+        next(batches)
+    loader = ResumableDataLoader(list(range(12)), 2, num_workers=1, persistent_workers=True)
+    batches = iter(loader)
+    next(batches)
+    next(iter(loader))
+    with pytest.raises(RuntimeError, match="another iteration of this loader has begun since, and persistent workers"):
+        next(batches)
 
 
 def test_persistent_workers_start_again_after_an_abandoned_epoch():

@@ -13,6 +13,7 @@ import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler, Subset, get_worker_info
 
 from course_lib._draws import _seed_of
@@ -538,6 +539,20 @@ class ReadsAnother(Augmented):
         first = drawn()
         inner = [sample for samples, _ in make_loader(Augmented(4)) for sample in samples]
         return int(index), epoch_of_this_batch(), *first, *drawn(), inner
+
+
+@pytest.mark.parametrize("isolated", [torch.random.fork_rng, isolate_rng])
+def test_draws_behind_which_the_generator_is_put_back_are_a_function_of_the_sample(isolated):
+    class Isolated(Dataset):
+        def __len__(self):
+            return 8
+
+        def __getitem__(self, index):
+            with isolated():
+                return index, torch.rand(()).item()
+
+    drawn = [[sample for batch in make_loader(Isolated(), num_workers=n) for sample in batch] for n in (0, 1, 2)]
+    assert drawn[0] == drawn[1] == drawn[2] and len({number for _, number in drawn[0]}) == 8
 
 
 def test_a_loader_within_a_dataset_leaves_the_samples_draws_alone():

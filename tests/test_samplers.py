@@ -30,6 +30,8 @@ from course_lib.samplers import (
     TwoStreamBatchSampler,
     count_batches_everywhere,
 )
+from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
+from course_lib.steps import plan_steps
 from tests import effort
 from tests.operations import operations
 from tests.trainer_oracle import CountingModule, quiet_trainer
@@ -916,3 +918,19 @@ def test_a_propertys_own_error_is_shown():
 
     with pytest.raises(AttributeError, match="'Asks' object has no attribute 'not_there'"):
         Asks(10).lengths  # noqa: B018
+
+
+def test_indices_that_are_more_than_a_number_are_refused():
+    sized = ScheduledBatchSampler(8, SizeSchedule({0: (16, 4)}), num_replicas=1, rank=0, shuffle=False)
+    for batches, told in ((sized, "0@16 of SizedIndex"), ([[0.5]], "0.5 of float"), ([[("cat", 0)]], "of tuple")):
+        with pytest.raises(ValueError, match=f"must yield plain ints, got .*{told}"):
+            list(ShardedBatchSampler(batches, num_replicas=1, rank=0))
+    assert list(ShardedBatchSampler([[np.int64(1), torch.tensor(0)]], num_replicas=1, rank=0)) == [[1, 0]]
+
+
+def test_a_plan_takes_numpys_numbers_of_ranks():
+    for world_size in (np.int8(8), np.int32(8)):
+        for samples in (100, 10**10):
+            sampler = ShuffledBatchSampler(samples, 16)
+            plans = (plan_steps(sampler, world_size=ranks, max_epochs=1) for ranks in (world_size, 8))
+            assert next(plans).total_steps == next(plans).total_steps

@@ -29,6 +29,7 @@ from course_lib.launch import RankError, run_ranks
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from course_lib.skipping import (
     Journal,
+    Skip,
     SpikeDetector,
     StepGuard,
     TooManySkips,
@@ -1249,3 +1250,85 @@ def test_the_command_starts_without_torch():
     assert names["StepGuard"] is StepGuard and names["vote"] is vote
     with pytest.raises(ImportError, match="cannot import name 'StepGuards'"):
         from course_lib.skipping import StepGuards  # noqa: F401
+
+
+class MakesItsBuffer(nn.Module):
+    """Registers a buffer, or gives it its tensor, in a forward."""
+
+    def __init__(self, makes_it_in):
+        super().__init__()
+        self.layer, self.makes_it_in, self.forwards = nn.Linear(3, 1), makes_it_in, 0
+        if makes_it_in:
+            self.register_buffer("mean", None)
+
+    def forward(self, x):
+        self.forwards += 1
+        if self.forwards > self.makes_it_in:
+            if getattr(self, "mean", None) is None:
+                self.register_buffer("mean", torch.zeros(3))
+            self.mean.lerp_(x.mean(0), 0.1)
+        return self.layer(x).square().mean()
+
+
+@pytest.mark.parametrize(("makes_it_in", "on_device"), [(0, False), (1, True), (1, False)])
+def test_a_buffer_that_a_skipped_window_has_made_is_gone(makes_it_in, on_device):
+    model = MakesItsBuffer(makes_it_in)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=on_device)
+    guard = StepGuard(model, optimizer, on_device=on_device)
+    for x in [torch.ones(2, 3)] * makes_it_in + [torch.full((2, 3), NAN)]:
+        optimizer.zero_grad()
+        guard.backward(model(x))
+        updated = guard.step()
+    assert not updated and getattr(model, "mean", None) is None
+
+
+def test_a_buffer_that_grows_is_no_error_on_a_device():
+    class Queue(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.layer = nn.Linear(3, 1)
+            self.register_buffer("seen", torch.zeros(0, 3))
+
+        def forward(self, x):
+            self.seen = torch.cat([self.seen, x])
+            return self.layer(x).square().mean()
+
+    model = Queue()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
+    guard = StepGuard(model, optimizer, on_device=True)
+    for x in (torch.ones(2, 3), torch.ones(2, 3), torch.full((2, 3), NAN), torch.ones(2, 3)):
+        optimizer.zero_grad()
+        guard.backward(model(x))
+        guard.step()
+    assert guard.updates == 3 and torch.equal(model.seen, torch.ones(6, 3))
+
+
+def test_a_norm_whose_squares_overflow_is_no_overflow_of_the_scaler():
+    model = nn.Linear(2, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=2)
+    guard = StepGuard(model, optimizer, scaler=scaler)
+    for _ in range(6):
+        optimizer.zero_grad()
+        guard.backward(model(torch.full((1, 2), 1e20)).sum())
+        assert not guard.step() and model.weight.grad.isfinite().all()
+    assert scaler.get_scale() == 1.0
+
+
+def test_what_cannot_be_averaged_or_stepped_is_told_before_a_step():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    assert len(StepGuard(model, optimizer, averages=nn.ModuleList([AveragedModel(model)])).averages) == 1
+    with pytest.raises(ValueError, match="got one of str, which has no update_parameters"):
+        StepGuard(model, optimizer, averages={"ema": AveragedModel(model)})
+    with pytest.raises(ValueError, match=r"scheduler must be one that has a step\(\), got list"):
+        StepGuard(model, optimizer, scheduler=[LambdaLR(optimizer, lambda step: 1.0)])
+
+
+def test_journals_whose_name_has_brackets_are_found_on_all_ranks(tmp_path):
+    path = tmp_path / "lr[0.1].jsonl"
+    for rank in 0, 1:
+        Journal(path, rank).write(Skip("run", 1, 0, None, None, [rank], rank, "non-finite loss", True, None, None))
+    (tmp_path / "lr[0.1].ranking.jsonl").write_text("no journal\n")
+    skips, torn = read_journal(path)
+    assert [skip.rank for skip in skips] == [0, 1] and torn == 0

@@ -654,3 +654,11 @@ def test_planning_leaves_a_sampler_where_it_stands():
         plan_steps(sampler, max_epochs=5)
         assert sampler.state_dict() == state and sampler.epoch == 2
         assert [*before, *iterator] == dealt(partial(SAMPLERS[kind], 37, 3, "pad"), 2, 2)[1] == list(sampler)
+
+
+def test_plans_of_huge_datasets_are_exact_and_epochs_outside_of_a_plan_run_nothing():
+    assert plan_steps(2**53 + 1, 1, max_epochs=1).total_steps == 2**53 + 1
+    later = plan_steps(100, 10, max_epochs=5, steps_done=25, samples_done=250)
+    assert [later.batches_in_epoch(epoch) for epoch in range(6)][3:] == [10, 10, 0] and later.batches_in_epoch(1) == 0
+    over = plan_steps(100, 10, max_epochs=2, steps_done=20, samples_done=200)
+    assert over.batches_in_epoch(2) == 0

@@ -6,7 +6,7 @@ import copy
 import functools
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Literal, NamedTuple
@@ -110,7 +110,7 @@ class SkipBadSteps(CountsSkips):
         self.attempts = self.updates = 0
         self.uncounted_attempts = self.left_out_of_statistics = 0
         self._guard: StepGuard | None = None
-        self._averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
+        self._averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
         self._guard_arguments: dict[str, Any] = dict(
             averages=self._averages,
             max_norm=max_norm,

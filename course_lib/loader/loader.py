@@ -204,8 +204,8 @@ class MiniDataLoader(DataLoader[Sample]):
             "ranks": getattr(dealer, "num_replicas", 1) or world_size_of(),
             "draws_worker_seed": self._iterator is None or self._iterator.closed,
             "order_drawn": False,  # from the generator as it stood then, behind the seed of new workers
-            "batch_size": self.batch_size,
-            "drop_last": None if self.batch_size is None else self.drop_last,
+            "batch_size": getattr(sampler, "batch_size", self.batch_size),
+            "drop_last": getattr(sampler, "drop_last", None if self.batch_size is None else self.drop_last),
             "samples": None if self._is_stream else length_hint(self.dataset, -1),
             "workers": self.num_workers if self._is_stream else None,
         }
@@ -255,6 +255,7 @@ class _Batches:
 
     def __init__(self, loader: MiniDataLoader[Any]) -> None:
         self._index_sampler, self._dataset, self._is_stream = loader._index_sampler, loader.dataset, loader._is_stream
+        self._loader = weakref.ref(loader)
         self._pins = can_pin(loader)
         self._begin(loader, new_workers=True)
         self._prepare(loader)
@@ -303,6 +304,8 @@ class _Batches:
             raise
         if self._position:
             self._position["batches_delivered"] = self._read
+        if (loader := self._loader()) is not None:
+            loader._position = self._position  # of several iterators, the one that moved last
         self._yielded += 1
         if self._told_length is not None and self._yielded > self._told_length and self._is_stream:
             warnings.warn(

@@ -44,7 +44,7 @@ def measure_peak(
     optimizer: Optimizer | None = None,
     device: torch.device | str | None = None,
 ) -> PeakMemory:
-    """Call ``fn()`` once and measure the most memory that it held at a time.
+    """Call ``fn()`` once and measure the most memory that it held at a time, in this thread and in those of backward.
 
     On a CPU it counts tensor storages, in exact bytes: what operators return, until the last tensor of each is gone.
     It counts neither what kernels take and free inside themselves nor the process's own memory. On CUDA the peak is

@@ -267,7 +267,8 @@ class EpochBatchSampler(ABC):
     def _planned_world_size(self, world_size: int | None) -> int:
         if world_size is None:
             return self.num_replicas or world_size_of()
-        if int_of_at_least(1, "world_size", world_size) != (self.num_replicas or world_size):
+        world_size = int_of_at_least(1, "world_size", world_size)
+        if world_size != (self.num_replicas or world_size):
             raise ValueError(
                 f"this {type(self).__name__} deals to num_replicas={self.num_replicas} ranks wherever it runs, which "
                 f"cannot be planned for world_size={world_size}: leave one of the two out, or make them equal"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import operator
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
@@ -241,7 +242,17 @@ def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
         for part in _parts(sampler):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        return [list(map(int, batch)) for batch in sampler]
+        return [[_plain_index(sampler, index) for index in batch] for batch in sampler]
+
+
+def _plain_index(sampler: Any, index: object) -> int:
+    carries_more = isinstance(index, int) and type(index).__index__ is int.__index__ and type(index) not in (int, bool)
+    if carries_more or not hasattr(type(index), "__index__"):
+        raise ValueError(
+            f"{type(sampler).__name__} must yield plain ints, got {index!r} of {type(index).__name__}: what is more "
+            "than a number would be lost here"
+        )
+    return operator.index(index)  # type: ignore[arg-type]
 
 
 def _read(sampler: Any, seed: int, epoch: int) -> _Read:

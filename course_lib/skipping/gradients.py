@@ -34,6 +34,12 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     return torch.linalg.vector_norm(torch.stack([norm.to(device, widest) for norm in norms]))
 
 
+def are_finite(gradients: Sequence[Tensor]) -> bool:
+    """Whether each element is: the norm alone does not tell, as the squares may overflow."""
+    values = (one.coalesce().values() if one.layout == torch.sparse_coo else one for one in gradients)
+    return all(bool(one.isfinite().all()) for one in values)
+
+
 def _norms(group: list[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:
     """Each tensor's norm, by the function that torch's get_total_norm uses."""
     widened = torch.promote_types(dtype, torch.float32)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -17,7 +17,7 @@ from course_lib._tensors import parameters_of
 from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
 from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
-from course_lib.skipping.gradients import gradient_norm, gradients_of
+from course_lib.skipping.gradients import are_finite, gradient_norm, gradients_of
 from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
@@ -124,7 +124,7 @@ class StepGuard:
         check_limits(max_norm, max_consecutive_skips)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
-        self.averages = tuple(averages) if isinstance(averages, Sequence) else (averages,)
+        self.averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
         check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
@@ -194,7 +194,7 @@ class StepGuard:
         With ``on_device``, what is returned is a tensor: as a condition it works the same, but waits for the device.
 
         Raises:
-            TooManySkips: This was one skip too many in a row; everything is as it was before the first of them.
+            TooManySkips: This was one skip too many in a row; all but a scale that has overflowed is as it was before.
             RuntimeError: A window was rejected after its last backward, or a loss was not finite and its gradients
                 were: other ranks have not heard of it.
         """
@@ -345,7 +345,8 @@ class StepGuard:
             norm, loss_factor = self._signal.read(norm_tensor)  # what waits for a device, once
         own = own_reason(self._signal.rejections, loss_factor)
         reason, kind = self._reason(norm, own, limit), Skip
-        overflow = self.scaler is not None and norm is not None and not math.isfinite(norm)
+        no_norm = norm is not None and not math.isfinite(norm)
+        overflow = self.scaler is not None and no_norm and not are_finite(gradients)
         if overflow and not vote(own is not None, group=self._group):
             reason, kind = OVERFLOW, ScalerOverflow
         skip = None
@@ -429,7 +430,8 @@ class StepGuard:
         if not gradients or self._on_device is False or (self._on_device is None and gradients[0].device.type == "cpu"):
             return False
         # A parameter's first step makes its state, whatever found_inf says: that one is decided on the host.
-        return all(p in self._stepped for p in parameters_of(self.optimizer) if p.grad is not None)
+        stepped = self._stepped.issuperset(p for p in parameters_of(self.optimizer) if p.grad is not None)
+        return stepped and self._buffers.keep_their_shapes
 
     def _settle(self) -> None:
         """Do what follows from a decision that was left on the device."""

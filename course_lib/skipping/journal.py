@@ -6,6 +6,7 @@ import errno
 import json
 import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Iterable
@@ -84,7 +85,8 @@ def read_journal(path: str | os.PathLike[str]) -> tuple[list[Skip], int]:
         OSError: There is no such file, or it can't be read.
     """
     path = Path(path)
-    others = sorted(path.parent.glob(f"{path.stem}.rank*{path.suffix}"))
+    named = re.compile(re.escape(path.stem) + r"\.rank\d+" + re.escape(path.suffix))
+    others = sorted(file for file in path.parent.iterdir() if named.fullmatch(file.name))
     skips, torn = [], 0
     for file in [path, *others]:
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():

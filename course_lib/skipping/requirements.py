@@ -42,6 +42,8 @@ def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], o
 
 
 def check_scheduler(scheduler: Any) -> None:
+    if scheduler is not None and not callable(getattr(scheduler, "step", None)):
+        raise ValueError(f"scheduler must be one that has a step(), got {type(scheduler).__name__}: give one")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself")
     if goes_by_lr_factor(scheduler) and not is_lr_factor(scheduler):
@@ -56,6 +58,11 @@ def check_scheduler(scheduler: Any) -> None:
 def check_averages(model: nn.Module, averages: Iterable[Any]) -> None:
     shapes = [parameter.shape for parameter in model.parameters()]
     for average in averages:
+        if not callable(getattr(average, "update_parameters", None)):
+            raise ValueError(
+                f"averages must be an AveragedModel or several of them, got one of {type(average).__name__}, which has "
+                "no update_parameters"
+            )
         if isinstance(average, AveragedModel) and [p.shape for p in average.module.parameters()] != shapes:
             raise ValueError(
                 "averages must be made of the guard's model, got an AveragedModel of another: its parameters have "

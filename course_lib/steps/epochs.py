@@ -74,7 +74,9 @@ class EqualEpochs:
     def batches(self) -> int:
         """Micro-batches of one rank in a full epoch: those that ``limit_train_batches`` leaves."""
         if isinstance(self.limit_train_batches, float):
-            return int(self.batches_dealt * self.limit_train_batches)
+            # A Trainer's own arithmetic; but 1.0 is no share, and a float has 53 bits.
+            share = self.limit_train_batches
+            return self.batches_dealt if share == 1.0 else int(self.batches_dealt * share)
         return min(self.batches_dealt, self.limit_train_batches)
 
     @property

@@ -263,11 +263,16 @@ class StepPlan:
         return done + (1 - done) * (step - self.steps_done) / planned
 
     def batches_in_epoch(self, epoch: int) -> int:
-        """Micro-batches that one rank runs in this epoch; the last epoch may be cut short, later ones run none."""
+        """Micro-batches that one rank runs in this epoch: 0 ahead of the plan's first one, and behind its last.
+
+        The last epoch may be cut short.
+        """
         epoch, per_epoch = int_of_at_least(0, "epoch", epoch), self.batches_per_epoch
+        if self.spans and epoch < self.spans[0].first_epoch:
+            return 0
         if epoch < self.epochs_completed:
             return per_epoch if isinstance(per_epoch, int) else at_epoch(per_epoch, epoch)
-        stopped_inside = epoch == self.epochs_completed and self.total_steps and self.windows[-1].epoch == epoch
+        stopped_inside = epoch == self.epochs_completed and len(self.windows) and self.windows[-1].epoch == epoch
         return self.windows[-1].stop if stopped_inside else 0
 
     def explain(self) -> str:
