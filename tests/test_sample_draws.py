@@ -551,7 +551,10 @@ def test_draws_behind_which_the_generator_is_put_back_are_a_function_of_the_samp
             with isolated():
                 return index, torch.rand(()).item()
 
-    drawn = [[sample for batch in make_loader(Isolated(), num_workers=n) for sample in batch] for n in (0, 1, 2)]
+    drawn = [
+        [sample for batch in make_loader(Isolated(), collate_fn=list, num_workers=n) for sample in batch]
+        for n in (0, 1, 2)
+    ]
     assert drawn[0] == drawn[1] == drawn[2] and len({number for _, number in drawn[0]}) == 8
 
 

@@ -16,7 +16,8 @@ something, as a worker that still starts would seem to grow, and only above a th
 Not seen: strings that a *variable* replaces by longer ones (`text += line`), and new lists of what are no tensors
 (`rows = [*rows, row]`), buffers that are no containers (`bytearray`, `BytesIO`, `array.array`), and tuples that hold
 one another, until the process itself grows by a mebibyte a step; cycles of Python objects, as they are collected after
-each step. `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by neither.
+each step. `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by
+neither.
 
 Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #13246 (workers copy what they read).
 """
