@@ -146,7 +146,7 @@ def accumulate(
             else:  # a mean over nothing
                 loss = loss.nan_to_num()
                 if last and replicas:
-                    with _gradients_as_zeros(model):
+                    with gradients_as_zeros(model):
                         backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
     if summed_here:
@@ -353,8 +353,8 @@ def _no_reduction(replicas: list[DistributedDataParallel]) -> Iterator[None]:
 
 
 @contextmanager
-def _gradients_as_zeros(model: nn.Module) -> Iterator[None]:
-    """For a backward pass that DDP needs, of a loss that is no function of the parameters: 0 * (1 / 0) is NaN."""
+def gradients_as_zeros(model: nn.Module) -> Iterator[None]:
+    """For a backward pass that must be made, of a mean over nothing: its gradients are NaN, and so is 0 times them."""
     trained = (parameter for parameter in model.parameters() if parameter.requires_grad)
     handles = [parameter.register_hook(torch.zeros_like) for parameter in trained]
     try:

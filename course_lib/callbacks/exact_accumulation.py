@@ -13,7 +13,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import Optimizer
 
 from course_lib._lightning import SHOULD_ACCUMULATE
-from course_lib.accumulation import NothingToAverage, checked_count, checked_loss_sum, count_window
+from course_lib.accumulation import (
+    NothingToAverage,
+    checked_count,
+    checked_loss_sum,
+    count_window,
+    gradients_as_zeros,
+)
 from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization, skippers_of
@@ -38,10 +44,10 @@ class ExactAccumulation(Callback):
 
     When the window's last backward has run, the gradients are multiplied by ``k · W / N``: Lightning divided by ``k``,
     DDP by the ``W`` ranks, and ``N`` is the window's count over all ranks (one collective of four numbers a window).
-    Clipping and every ``on_before_optimizer_step`` come after it. A window whose count is 0 on all ranks raises; where
-    there is a ``SkipBadSteps``, it is skipped. ``accumulate_grad_batches`` may change from epoch to epoch. Under
-    ``16-mixed`` the scaler sees sums, so its scale settles lower. BatchNorm's statistics and dropout's draws stay those
-    of each micro-batch.
+    Clipping and every ``on_before_optimizer_step`` come after it. A micro-batch whose count is 0 adds nothing, also
+    where its mean is NaN; a window whose count is 0 on all ranks raises, or, where there is a ``SkipBadSteps``, is
+    skipped. ``accumulate_grad_batches`` may change from epoch to epoch. Under ``16-mixed`` the scaler sees sums, so its
+    scale settles lower. BatchNorm's statistics and dropout's draws stay those of each micro-batch.
 
     Attributes:
         global_count: The count over all ranks of the last window, what its gradient was divided by.
@@ -57,7 +63,7 @@ class ExactAccumulation(Callback):
         self._counts: dict[int, float] = {}
         self._batch_idx = 0
         self._counting = True
-        self._replaced = ExitStack()
+        self._replaced, self._without_gradients = ExitStack(), ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
@@ -80,7 +86,7 @@ class ExactAccumulation(Callback):
 
         @functools.wraps(training_step)
         def counted_step(*args: Any, **kwargs: Any) -> Any:
-            return self._take_count(training_step(*args, **kwargs))
+            return self._take_count(pl_module, training_step(*args, **kwargs))
 
         # A Trainer looks for batch_idx in the signature of what was wrapped, one wrapper deep.
         counted_step.__wrapped__ = getattr(training_step, "__wrapped__", training_step)
@@ -95,7 +101,7 @@ class ExactAccumulation(Callback):
         finally:
             self._counting = True
 
-    def _take_count(self, output: Any) -> Any:
+    def _take_count(self, pl_module: LightningModule, output: Any) -> Any:
         if output is None or not self._counting:
             return output
         if isinstance(output, tuple) and len(output) == 2:
@@ -107,7 +113,10 @@ class ExactAccumulation(Callback):
                 f'or {{"loss": loss_sum, "count": count}}, got a {type(output).__name__}{keys}'
             )
         count = checked_count(output["count"])
-        checked_loss_sum(output["loss"], count)
+        loss = checked_loss_sum(output["loss"], count)
+        if count == 0 and bool(loss.isnan()):  # a mean over nothing
+            output = {**output, "loss": loss.nan_to_num()}
+            self._without_gradients.enter_context(gradients_as_zeros(pl_module))
         self._counts[self._batch_idx] = count  # once, also where an optimizer calls its closure again (LBFGS)
         return output
 
@@ -122,6 +131,7 @@ class ExactAccumulation(Callback):
             self._counts = {}
 
     def on_after_backward(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._without_gradients.close()
         # Ahead of every on_before_optimizer_step, so that the order of the callbacks does not matter.
         if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
             self._average(trainer, pl_module)
@@ -162,4 +172,5 @@ class ExactAccumulation(Callback):
         self._replaced.close()
 
     def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        self._without_gradients.close()
         self._replaced.close()

@@ -144,6 +144,24 @@ def test_a_dict_is_taken_as_a_tuple_is_and_its_other_keys_go_on():
         torch.testing.assert_close(model.outputs[0]["loss"], loss_sum(fresh, batches[0]).detach() / K)
 
 
+class MaskedMean(Classifier):
+    def training_step(self, batch):
+        x, y = batch
+        labelled = (y != -100).sum()
+        return nn.functional.cross_entropy(self.net(x), y, ignore_index=-100) * labelled, labelled
+
+
+def test_a_mean_of_nothing_adds_nothing():
+    batches = ragged(6)
+    for _, y in (batches[1], batches[5]):
+        y.fill_(-100)
+    means, sums = MaskedMean(), Classifier()
+    for model in (means, sums):
+        fit(model, batches)
+    assert weights(means).isfinite().all()
+    torch.testing.assert_close(weights(means), weights(sums))
+
+
 def test_a_micro_batch_that_is_left_out_is_not_counted():
     class LeavesOut(Classifier):
         def training_step(self, batch, batch_idx):
