@@ -8,8 +8,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.autograd.graph import saved_tensors_hooks
 
-from course_lib._tensors import storages_of
-
 
 def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -> int:
     """Call ``forward()`` and count the bytes that its graph saves, each storage once.
@@ -30,9 +28,9 @@ def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -
     saved: dict[int, Any] = {}
 
     def pack(tensor: Tensor) -> Tensor:
-        for storage in storages_of(tensor):
-            if id(storage) not in own:
-                saved[id(storage)] = storage  # kept, so that its id stays its own
+        storage = tensor.untyped_storage()
+        if id(storage) not in own:
+            saved[id(storage)] = storage  # kept, so that its id stays its own
         return tensor
 
     with saved_tensors_hooks(pack, lambda tensor: tensor):
