@@ -67,7 +67,8 @@ class MicroBatchWindow(list[Any]):
     number_of_windows: int | None
     """How many this rank's epoch has, by ``len``; None while that isn't known, and this is not the last.
 
-    A resumed loader's ``len`` counts what was done before as well: there ``number`` ends below it."""
+    A resumed loader's ``len`` counts what was done before as well: there ``number`` ends below it.
+    """
 
 
 def accumulate(

@@ -48,7 +48,7 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        self._held = [(m, name, b) for m in self._model.modules() for name, b in m._buffers.items()]
+        self._held = self._buffers_now()
         for module, name, buffer in self._held:
             if buffer is None or _is_expanded(buffer):
                 continue
@@ -101,22 +101,27 @@ class BufferSnapshot:
             elif now is not None:
                 now.copy_(torch.where(where.to(now.device), copy, now))
 
-        if where is None:
-            known = {(module, name) for module, name, _ in self._held or ()}
-            for module in self._model.modules():
-                for name in [name for name in module._buffers if self.taken and (module, name) not in known]:
+        if where is None and self._held is not None:
+            known = {(module, name) for module, name, _ in self._held}
+            for module, name, _ in self._buffers_now():
+                if (module, name) not in known:
                     delattr(module, name)  # the window has made it
 
     @property
     def keep_their_shapes(self) -> bool:
         """Whether the buffers are those of the window's beginning, so that ``put_back(where)`` can restore them."""
-        now = {(module, name): b for module in self._model.modules() for name, b in module._buffers.items()}
-        before = {(module, name): b for module, name, b in self._held or ()}
-        return {place: _shape(b) for place, b in now.items()} == {place: _shape(b) for place, b in before.items()}
+        now, before = (
+            {(module, name): None if buffer is None else buffer.shape for module, name, buffer in buffers}
+            for buffers in (self._buffers_now(), self._held or ())
+        )
+        return now == before
 
     def drop(self) -> None:
         self._moving.update(parameter for parameter, _ in self._written_to())
         self._held, self._frozen = None, []
+
+    def _buffers_now(self) -> list[tuple[nn.Module, str, Tensor | None]]:
+        return [(m, name, b) for m in self._model.modules() for name, b in m._buffers.items()]
 
     def _named_parameters(self) -> list[tuple[str, nn.Parameter]]:
         """By the names that they have without DDP, as a run may go on without it."""
@@ -126,10 +131,6 @@ class BufferSnapshot:
     def _written_to(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """The parameters that were frozen when the window began, and still are, and that it has written to."""
         return [(p, copy) for p, version, copy in self._frozen if p._version != version and not p.requires_grad]
-
-
-def _shape(buffer: Tensor | None) -> torch.Size | None:
-    return None if buffer is None else buffer.shape
 
 
 def _is_expanded(buffer: Tensor) -> bool:

@@ -24,9 +24,7 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        values = gradient.detach()
-        if values.layout == torch.sparse_coo:
-            values = values.coalesce().values()
+        values = _values(gradient.detach())
         groups.setdefault((values.device, values.dtype), []).append(values)
     device = gradients[0].device
     norms = [norm for (_, dtype), group in groups.items() for norm in _norms(group, dtype)]
@@ -36,8 +34,11 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
 
 def are_finite(gradients: Sequence[Tensor]) -> bool:
     """Whether each element is: the norm alone does not tell, as the squares may overflow."""
-    values = (one.coalesce().values() if one.layout == torch.sparse_coo else one for one in gradients)
-    return all(bool(one.isfinite().all()) for one in values)
+    return all(bool(_values(gradient).isfinite().all()) for gradient in gradients)
+
+
+def _values(gradient: Tensor) -> Tensor:
+    return gradient.coalesce().values() if gradient.layout == torch.sparse_coo else gradient
 
 
 def _norms(group: list[Tensor], dtype: torch.dtype) -> Sequence[Tensor]:

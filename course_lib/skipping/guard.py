@@ -345,8 +345,8 @@ class StepGuard:
             norm, loss_factor = self._signal.read(norm_tensor)  # what waits for a device, once
         own = own_reason(self._signal.rejections, loss_factor)
         reason, kind = self._reason(norm, own, limit), Skip
-        no_norm = norm is not None and not math.isfinite(norm)
-        overflow = self.scaler is not None and no_norm and not are_finite(gradients)
+        not_finite = norm is not None and not math.isfinite(norm)
+        overflow = self.scaler is not None and not_finite and not are_finite(gradients)
         if overflow and not vote(own is not None, group=self._group):
             reason, kind = OVERFLOW, ScalerOverflow
         skip = None

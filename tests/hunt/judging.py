@@ -103,9 +103,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
         # ends one callback's hook of an epoch's end leaves out those of the others.
         same_step = run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks
-        ahead_of_it = (
-            run.saves_the_best and run.saves != "every epoch"
-        )  # saved at a batch's end, which a resume tells of
+        # One that is saved at an epoch's last batch has not seen its end, which a resume tells of.
+        ahead_of_it = run.saves_the_best and run.saves != "every epoch"
         if same_step or ahead_of_it or any(kill.place == "epoch end" for kill in run.kills):
             for one in (*whole, *end):
                 one.pop("best", None)

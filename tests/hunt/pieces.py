@@ -309,9 +309,9 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     if run.optimizer == "Adagrad" and run.schedule == "one cycle":  # which wants a momentum
         run = replace(run, optimizer="RMSprop")
     if "StepAudit" in run.callbacks:  # which tells of a window that has changed nothing
-        run = replace(run, own_code=tuple(name for name in run.own_code if name != "returns None"))
+        run = _without_code(run, "returns None")
     if run.goes_by_metrics:  # what a torchmetrics.Metric had gathered is in no checkpoint
-        run = replace(run, own_code=tuple(name for name in run.own_code if name != "keeps a metric"))
+        run = _without_code(run, "keeps a metric")
     if run.precision and any("Averaging" in name for name in run.callbacks):
         run = replace(run, same_objects=False)  # an average that is made of a converted module is in its precision
     run = replace(run, groups=run.groups and run.optimizer != "LBFGS")
@@ -326,7 +326,7 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     kept = 1 if may_be_short and run.max_epochs > 1 else 0
     dies_ahead = run.saves == "an exception" and any(kill.place == "end" for kill in run.kills)
     if run.saves == "by hand" or dies_ahead:  # ahead of the module's own hook, which a resume warns of
-        run = replace(run, own_code=tuple(name for name in run.own_code if name not in ("averages", "draws", "logs")))
+        run = _without_code(run, "averages", "draws", "logs")
     if not run.trainer:
         run = replace(run, kills=tuple(_of_a_loop(kill) for kill in run.kills))
     run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
@@ -360,6 +360,10 @@ def _brought(draw: st.DrawFn) -> list[str]:
     if len(brought) > 1 and draw(st.booleans()):
         del brought[0]  # the others bring it
     return ["ExactResume", "StepAudit"] if brought == ["StepAudit"] else brought  # which brings it without its seeds
+
+
+def _without_code(run: DrawnRun, *names: str) -> DrawnRun:
+    return replace(run, own_code=tuple(name for name in run.own_code if name not in names))
 
 
 def _of_a_loop(kill: Kill) -> Kill:
