@@ -5,6 +5,7 @@ import pickle
 import random
 import re
 import sys
+import warnings
 from collections import Counter
 from itertools import chain
 from types import SimpleNamespace
@@ -635,6 +636,23 @@ def test_unequal_counts_are_an_error_before_they_are_a_hang():
     with pytest.raises(RankError, match="rank 0: 3, rank 1: 4"):
         run_ranks(count, args=(False,))
     assert count_batches_everywhere(range(5)) == 5
+
+
+@pytest.mark.parametrize(("num_samples", "told"), [(3, [1, 0]), (4, [0, 0])])
+def test_more_ranks_that_the_rest_of_an_epoch_fits_and_a_later_one_does_not_are_warned_of(num_samples, told):
+    # The run would end by an error when the next epoch begins, hours later.
+    state = ShuffledBatchSampler(num_samples, 1).state_dict() | {"position": num_samples - 2}
+
+    def warned(rank):
+        sampler = ShuffledBatchSampler(num_samples, 1)
+        sampler.load_state_dict(state)
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            assert len(list(sampler)) == 1
+        assert all("the rest of epoch 0 may fit 2 ranks, and no later epoch does" in str(w.message) for w in caught)
+        return len(caught)
+
+    assert [result.value for result in run_ranks(warned)] == told
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -243,11 +243,13 @@ class EpochMetrics:
             return ""
         lost = {name for key in self._lost for name in self._names[key]}
         wanted = _names_that_decide(trainer)
+        if trainer.fit_loop.epoch_loop.batch_progress.is_last_batch:  # no batch logs it again
+            wanted |= {str(checkpoints.monitor) for checkpoints in callbacks_of_kind(trainer, ModelCheckpoint)}
         if not lost & wanted:
             return ""
         return (
-            f"this checkpoint was saved within an epoch, and a ReduceLROnPlateau or an EarlyStopping goes by "
-            f"{', '.join(sorted(lost & wanted))}, a mean over all of the epoch's batches: what several ranks, or a "
-            "torchmetrics.Metric, have gathered of it is not in the checkpoint. Resume from a checkpoint of an epoch's "
-            "end, or let it go by a metric of the validation"
+            "this checkpoint was saved within an epoch, or ahead of its end, and a ReduceLROnPlateau, an EarlyStopping "
+            f"or a ModelCheckpoint goes by {', '.join(sorted(lost & wanted))}, a mean over all of the epoch's batches: "
+            "what several ranks, or a torchmetrics.Metric, have gathered of it is not in the checkpoint. Resume from a "
+            "checkpoint of an epoch's end, or let it go by a metric of the validation"
         )

@@ -49,6 +49,16 @@ def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
     return False
 
 
+def draw_the_epochs_order_again(trainer: Trainer) -> None:
+    """Iterate the loaders of an epoch that had begun, and had delivered nothing, once the generators have been seeded.
+
+    Lightning has iterated them before that, and calls no hook at this epoch's start: it was called before the save.
+    """
+    fit_loop = trainer.fit_loop
+    if fit_loop.restarted_mid_epoch and trainer.current_epoch and not fit_loop.epoch_loop.batch_progress.current.ready:
+        iter(DATA_FETCHER.of(fit_loop))
+
+
 def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
     """Count ``reload_dataloaders_every_n_epochs`` from the epoch in which a checkpoint's loaders were made."""
     fit_loop, epoch = trainer.fit_loop, trainer.current_epoch

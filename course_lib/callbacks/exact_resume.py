@@ -37,7 +37,7 @@ from course_lib._lightning import (
     SHOULD_ACCUMULATE,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
-from course_lib.callbacks import _averages, _metrics, _progress
+from course_lib.callbacks import _averages, _metrics, _progress, _restored_loaders
 from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
 from course_lib.callbacks._other_ranks import (
     count_batches_again,
@@ -54,11 +54,6 @@ from course_lib.callbacks._refused_runs import (
     why_within_a_window,
 )
 from course_lib.callbacks._replaced_methods import save_behind_own_hook, save_nothing_for_the_exception
-from course_lib.callbacks._restored_loaders import (
-    make_loaders_again_when_due,
-    restore_loaders,
-    why_loaders_are_elsewhere,
-)
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import finders_of, load_in_its_precision, skippers_of, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
@@ -140,7 +135,7 @@ class ExactResume(Callback):
             no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its
             length, or where one of these two goes by a mean that several ranks have gathered, or a torchmetrics
-            ``Metric``; or ahead of the run's first batch, of a DataLoader with workers, whose order is drawn by then;
+            ``Metric`` (behind the epoch's last batch a ``ModelCheckpoint``, too); or ahead of the run's first batch, of a DataLoader with workers, whose order is drawn by then;
             or in an epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
     """
 
@@ -219,6 +214,7 @@ class ExactResume(Callback):
         for optimizer in trainer.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(lambda *step: self._begin_step(trainer, *step)))
         self._seed_generators(trainer)
+        _restored_loaders.draw_the_epochs_order_again(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         refuse_windows_of_evaluations(trainer)
@@ -325,6 +321,7 @@ class ExactResume(Callback):
         epoch_ends = self._validates_every is not None
         if is_over:
             self._metrics.see_again(trainer)
+        self._refuse(trainer, self._metrics.why_refused(trainer))
         _metrics.make_the_validation_that_was_due(trainer, under_way)
         warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=epoch_ends)
         warn_of_an_epochs_start(pl_module, batches)
@@ -339,14 +336,13 @@ class ExactResume(Callback):
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         if not self._loaded_own:
             self._refuse(trainer, why_within_a_window(batches, window_length(trainer)))
-        why = why_loaders_are_elsewhere(trainer, batches)
+        why = _restored_loaders.why_loaders_are_elsewhere(trainer, batches)
         self._refuse(trainer, why, strict=self.strict and not self._brought)
-        self._refuse(trainer, self._metrics.why_refused(trainer))
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
-        self._turns_to_next_epoch = restore_loaders(trainer, next_epoch)
+        self._turns_to_next_epoch = _restored_loaders.restore_loaders(trainer, next_epoch)
         if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins
             count_batches_again(trainer)  # of loaders whose states Lightning had not loaded
-        make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
+        _restored_loaders.make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)
         self._deciders.end_a_run_that_was_stopped(trainer)

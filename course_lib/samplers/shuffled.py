@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,6 +96,22 @@ class ShuffledBatchSampler(EpochBatchSampler):
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
         return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).start(steps)
+
+    def __iter__(self) -> Iterator[list[int]]:
+        world_size, rank = self._world()
+        if self._position and rank == 0:
+            self._warn_of_later_epochs(world_size)
+        return super().__iter__()
+
+    def _warn_of_later_epochs(self, world_size: int) -> None:
+        try:
+            self._check(0, world_size)
+        except ValueError as error:
+            warnings.warn(
+                f"the rest of epoch {self.epoch} may fit {world_size} ranks, and no later epoch does, so go on with "
+                f"fewer ranks unless this epoch is the last one: {error}",
+                stacklevel=3,
+            )
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)

@@ -38,9 +38,14 @@ MAY_BE_REFUSED: dict[str, str] = {
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }
 """A refusal that says none of these is a fault: else a library that refuses everything would pass."""
+OF_A_LATER_EPOCH = r'tail="spread" cannot deal the \d+ samples to'
+"""What a loop on more ranks is told when that epoch comes: its sampler does not know that one comes, and has warned."""
 NOT_A_RUN = (
     r"Expected more than 1 value per channel",  # BatchNorm, of a batch of one
     r"`val_check_interval` \(\d+\) must be less than or equal",
+    r"AMP and the LBFGS optimizer are not compatible",
+    r"does not allow for gradient clipping because it performs unscaling",  # a fused one, beside a scaler
+    r"Integer division with addcdiv",  # an average of BatchNorm's count of batches, on a GPU
 )
 """What torch and Lightning refuse by themselves, whatever is beside it."""
 
@@ -113,7 +118,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
 
 
 def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float) -> list[Any]:
-    end = played(life, run.ranks[0], (folder, 0, run.ranks[0], run.workers[0], []), ends)
+    arguments = folder, 0, run.ranks[0], run.workers[0], []
+    end = played(life, run.ranks[0], arguments, ends, clean=run.device != "cpu")
     if end.values:
         return end.values
     if any(re.search(pattern, end.error) for pattern in NOT_A_RUN):
@@ -135,7 +141,8 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
         kills_of_life, number = lives_to_come[0], len(ranks_of_lives)
         ranks, workers = run.ranks_of(min(number, len(parts))), run.workers_of(min(number, len(parts)))
         ranks_of_lives.append(ranks)
-        end = played(life, ranks, (folder, number, ranks, workers, kills_of_life), ends)
+        arguments = folder, number, ranks, workers, kills_of_life
+        end = played(life, ranks, arguments, ends, clean=run.device != "cpu")
         if end.values:
             return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
         if end.hung:
@@ -143,6 +150,8 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
         refused = _refusal(end)
         if _was_killed(end, kills_of_life):
             del lives_to_come[0]
+        elif not run.trainer and re.search(OF_A_LATER_EPOCH, refused):
+            raise Refused(refused)
         elif not refused or _trained(folder, number, ranks):
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
         else:

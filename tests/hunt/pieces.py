@@ -54,6 +54,8 @@ class DrawnRun:
     """A whole run: its data, its loader, its network, what is beside it, and how it is stopped."""
 
     samples: int
+    device: str = "cpu"
+    """Or ``"cuda"``, of one process alone."""
     trainer: bool = True
     """A Lightning Trainer's run; else that of a loop with ``windows``, ``accumulate`` and ``StepGuard``."""
     batch_size: int = 2
@@ -196,7 +198,7 @@ def one_of(*values: object) -> st.SearchStrategy:
 
 
 @st.composite
-def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
+def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> DrawnRun:
     """A run of what the README admits: of one kind, with more micro-batches and more lives from turn to turn."""
     rarely, often, mostly = one_of(False, False, False, True), st.booleans(), one_of(True, True, False)
     ranks: tuple[int, ...] = (1,)
@@ -236,8 +238,10 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
     anywhere = st.integers(first, max(first, min(micro_batches, 12)))
     # Nothing is saved for a process that dies at once, and what comes behind it is the run itself.
     dies_hard = rarely if saves == "an exception" else often
+    precisions = [""] * 6 + ["64-true", "bf16-true"] + ["16-mixed"] * 4 * (device == "cuda")
     run = DrawnRun(
         samples=samples,
+        device=device,
         trainer=trainer,
         batch_size=batch_size,
         shuffle=draw(one_of(True, True, False)),
@@ -260,7 +264,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int) -> DrawnRun:
         own_code=tuple(draw(st.permutations(OWN_CODE[: None if several == 1 else 5]))[:2])
         if trainer and draw(rarely)
         else (),
-        precision=draw(one_of(*[""] * 6, "64-true", "bf16-true")) if trainer else "",
+        precision=draw(one_of(*precisions)) if trainer else "",
         optimizer=draw(one_of("SGD", "AdamW", "AdamW", "SGD", "fused AdamW", "RMSprop", "Adagrad")),
         groups=draw(rarely),
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),

@@ -39,12 +39,20 @@ class End:
     hung: bool = False
 
 
-def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], ends: float) -> End:
-    """One life, in as many processes as it has ranks; the run has until ``ends``, by ``time.monotonic()``."""
+def played(
+    life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], ends: float, *, clean: bool = False
+) -> End:
+    """One life, in as many processes as it has ranks; the run has until ``ends``, by ``time.monotonic()``.
+
+    Args:
+        clean: Also one process alone is a rank, and so no fork of this one: CUDA is refused to forks of a process in which
+            something has asked for it.
+    """
     seconds = min(SECONDS, ends - time.monotonic())
     if seconds <= 0:
         raise Unfinished
-    end = _forked(lambda: life(0, *arguments), seconds) if ranks == 1 else _of_ranks(life, ranks, arguments, seconds)
+    alone = ranks == 1 and not clean
+    end = _forked(lambda: life(0, *arguments), seconds) if alone else _of_ranks(life, ranks, arguments, seconds)
     if end.hung and seconds < SECONDS:
         raise Unfinished
     return end
@@ -52,7 +60,8 @@ def played(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], end
 
 def _of_ranks(life: Callable[..., Any], ranks: int, arguments: tuple[Any, ...], seconds: float) -> End:
     try:
-        return End([result.value for result in run_ranks(life, ranks, args=arguments, timeout=seconds)])
+        results = run_ranks(life, ranks, args=arguments, timeout=seconds, backend="gloo")
+        return End([result.value for result in results])
     except RankTimeout as error:
         return End([], "RankTimeout", str(error), hung=True)
     except RankError as error:

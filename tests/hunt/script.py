@@ -55,12 +55,12 @@ CALLBACKS = {
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
 OWN_GENERATORS = {
-    "torch": "torch.Generator().manual_seed(7)",
+    "torch": "torch.Generator(DEVICE).manual_seed(7)",
     "numpy": "np.random.default_rng(7)",
     "python": "random.Random(7)",
 }
 OWN_NOISE = {
-    "torch": "torch.rand((), generator=self.generator).item()",
+    "torch": "torch.rand((), generator=self.generator, device=DEVICE).item()",
     "numpy": "self.generator.random()",
     "python": "self.generator.random()",
 }
@@ -150,6 +150,7 @@ def _head(run: DrawnRun) -> dict[str, object]:
     layers = ["nn.Linear(3, 4)", *["nn.BatchNorm1d(4)"] * run.batch_norm, *["nn.Dropout(0.5)"] * run.dropout]
     return {
         "samples": run.samples,
+        "device": run.device,
         "bad_sample": "" if run.bad_sample is None else f"self.x[{run.bad_sample}] = float('nan')",
         "python_noise": "x = x + random.random()" if "python" in run.noise else "",
         "numpy_noise": "x = x + np.random.rand()" if "numpy" in run.noise else "",
@@ -257,7 +258,7 @@ def _own_code(run: DrawnRun) -> dict[str, object]:
 def _loop(run: DrawnRun) -> dict[str, object]:
     guarded, k = "SkipBadSteps" in run.callbacks, run.accumulate_grad_batches
     backward = "guard.backward" if guarded else "torch.Tensor.backward"
-    mean = f"{backward}(nn.functional.mse_loss(model(batch[0]), batch[1]) / {k})"
+    mean = f"{backward}(nn.functional.mse_loss(model(batch[0].to(DEVICE)), batch[1].to(DEVICE)) / {k})"
     window = f"accumulate(model, window, summed_loss, lambda batch: len(batch[1]), backward={backward})"
     clip = ", max_norm=0.5" if run.clip else ""
     closure = "lambda: evaluated(model, optimizer, window)" if run.optimizer == "LBFGS" else ""
@@ -314,7 +315,7 @@ def _loader(run: DrawnRun) -> str:
 
 
 def _loader_options(run: DrawnRun) -> str:
-    options = "collate_fn=collate, num_workers=workers"
+    options = "collate_fn=collate, num_workers=workers" + ", pin_memory=True" * (run.device != "cpu")
     if any(run.workers):
         of_workers = f"persistent_workers={run.persistent}, prefetch_factor={run.prefetch_factor}"
         options += f", **(dict({of_workers}) if workers else {{}})"

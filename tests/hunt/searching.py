@@ -53,8 +53,11 @@ class Hunt:
         runs: float = math.inf,
         shrink_seconds: float = SHRINK_SECONDS,
         over: Any = None,
+        device: str = "cpu",
     ) -> None:
         self.seed, self.runs, self.shrink_seconds = seed, runs, shrink_seconds
+        self.device = device
+        self.kinds = [kind for kind in KINDS if device == "cpu" or kind != "ranks"]
         self.over = threading.Event() if over is None else over
         self.ends = time.monotonic() + 60 * minutes
         self.outcomes: Counter[str] = Counter()
@@ -75,7 +78,7 @@ class Hunt:
         return self.found is None and (self.over.is_set() or self.outcomes.total() >= self.runs)
 
     def _try_some(self, number: int) -> None:
-        turn, kind = divmod(number, len(KINDS))
+        turn, kind = divmod(number, len(self.kinds))
 
         # One more than AT_ONCE: hypothesis begins with the simplest run, which is the same for all seeds.
         @hypothesis_seed(self.seed * 1_000_003 + number)
@@ -88,7 +91,7 @@ class Hunt:
             suppress_health_check=list(HealthCheck),
             report_multiple_bugs=False,
         )
-        @given(drawn_runs(KINDS[kind], turn))
+        @given(drawn_runs(self.kinds[kind], turn, self.device))
         def try_one(run: DrawnRun) -> None:
             self._try_one(run)
 
@@ -131,6 +134,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument(
         "--processes", type=int, default=2, help="how many search at once, each by seeds of its own (2)"
     )
+    parser.add_argument("--device", default="cpu", choices=["cpu", "cuda"], help="where they train (cpu)")
     parser.add_argument("--shrink", type=float, default=SHRINK_SECONDS, help="seconds to shrink what is found (120)")
     arguments = parser.parse_args(argv)
     with tempfile.TemporaryDirectory(prefix="hunt-", ignore_cleanup_errors=True) as folder:
@@ -143,7 +147,7 @@ def _search_in_processes(arguments: argparse.Namespace, folder: str) -> int:
     began, hunters = time.monotonic(), []
     for process in range(arguments.processes):
         seed = arguments.seed * 1000 + process
-        hunt = Hunt(seed, arguments.minutes, arguments.runs, arguments.shrink, over)
+        hunt = Hunt(seed, arguments.minutes, arguments.runs, arguments.shrink, over, arguments.device)
         hunters.append(context.Process(target=_hunt_in_its_process, args=(hunt, folder, answers)))
         hunters[-1].start()
     ends = began + 60 * arguments.minutes + ANSWER_SECONDS

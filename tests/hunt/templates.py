@@ -4,6 +4,7 @@ HEAD = '''
 """A run that was drawn at random."""
 
 import datetime
+import io
 import json
 import os
 import random
@@ -36,6 +37,8 @@ from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
 from course_lib.skipping import StepGuard
+
+DEVICE = "$device"
 
 
 class Samples(Dataset):
@@ -103,6 +106,12 @@ def of_this_rank(kills, rank):
 def write(path, **line):
     with open(path, "a") as file:
         print(json.dumps(line), file=file)
+
+
+def on_the_cpu(end):
+    file = io.BytesIO()
+    torch.save(end, file)
+    return torch.load(io.BytesIO(file.getvalue()), map_location="cpu", weights_only=False)
 
 
 def newest(folder):
@@ -247,7 +256,7 @@ def life(rank, folder, number, ranks, workers, kills):
         $flags
         devices=ranks,
         strategy="ddp" if ranks > 1 else "auto",
-        accelerator="cpu",
+        accelerator=DEVICE,
         logger=False,
         enable_progress_bar=False,
         enable_model_summary=False,
@@ -275,7 +284,7 @@ def life(rank, folder, number, ranks, workers, kills):
     if shorter:
         raise Killed
     $second_fit
-    return outcome(trainer, module)
+    return on_the_cpu(outcome(trainer, module))
 
 
 def outcome(trainer, module):
@@ -283,6 +292,7 @@ def outcome(trainer, module):
     averages = [callback._average_model for callback in trainer.callbacks if hasattr(callback, "_average_model")]
     # A run that is resumed in the epoch that makes no steps has no use for SWALR; the rates tell what it did.
     averages_epochs = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
+    monitors = [callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", "")]
     schedules = [] if averages_epochs else [config.scheduler for config in trainer.lr_scheduler_configs]
     return dict(
         weights=module.state_dict(),
@@ -292,7 +302,7 @@ def outcome(trainer, module):
         average=[model.state_dict() for model in averages if model is not None],
         counters=[trainer.global_step, trainer.current_epoch],
         audited=[callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)],
-        best=[str(one.best_model_score) for one in trainer.checkpoint_callbacks if getattr(one, "monitor", "")],
+        best=[str(on_the_cpu(one.best_model_score)) for one in monitors],
     )
 '''
 
@@ -303,7 +313,7 @@ class Unusable(Exception):
 
 def summed_loss(model, batch):
     $refuses_a_sample
-    return nn.functional.mse_loss(model(batch[0]), batch[1], reduction="sum")
+    return nn.functional.mse_loss(model(batch[0].to(DEVICE)), batch[1].to(DEVICE), reduction="sum")
 
 
 def cannot_be_used(act):
@@ -327,7 +337,7 @@ def life(rank, folder, number, ranks, workers, kills):
     torch.manual_seed(100 * number + rank)  # each process has a seed of its own
     samples = Samples()
     data = $data
-    net = make_net()
+    net = make_net().to(DEVICE)
     $frozen
     model = nn.parallel.DistributedDataParallel(net) if ranks > 1 else net
     made = make_optimizer(net)
@@ -388,12 +398,13 @@ def life(rank, folder, number, ranks, workers, kills):
                 save()
             at("end")
         at("epoch end")
-    return dict(
+    end = dict(
         weights={f"net.{name}": value for name, value in net.state_dict().items()},
         optimizer=optimizer.state_dict()["state"],
         rates=[group["lr"] for group in optimizer.param_groups],
         counters=[done, updates, $guards_counters],
     )
+    return on_the_cpu(end)
 '''
 
 TAIL = """

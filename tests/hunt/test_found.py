@@ -504,6 +504,23 @@ FOUND = {
     "a module's extra state, which counts micro-batches": DrawnRun(
         samples=5, own_code=("counts",), callbacks=("ExactAccumulation",), saves="an exception", kills=(Kill(6),)
     ),
+    # Its order was drawn ahead of the seeds of that epoch.
+    "torch's loader, and an exception ahead of an epoch's first batch, behind a resume": DrawnRun(
+        samples=12,
+        loader="DataLoader",
+        stops_early="val",
+        saves="an exception",
+        kills=(Kill(1, "within validation"), Kill(9, "loader")),
+    ),
+    # Lightning raised, at the end of that epoch: of two ranks, the mean is not in the checkpoint.
+    "two ranks, and a ModelCheckpoint that goes by the mean of an epoch whose last batch was saved": DrawnRun(
+        samples=20,
+        ranks=(2,),
+        limit_train_batches=2,
+        validates_epochs=True,
+        saves_the_best=True,
+        kills=(Kill(3, "end", hard=True),),
+    ),
 }
 
 

@@ -1,6 +1,7 @@
 """The hunt itself: a fixed sample of it finds nothing, and in a library with a fault it finds that fault."""
 
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -24,6 +25,14 @@ def test_a_sample_of_the_hunt_finds_nothing(seed):
     hunt.search()
     assert hunt.found is None, f"{hunt.why}\n\n{script_of(hunt.found)}"
     assert hunt.outcomes["right"] > 0.7 * hunt.outcomes.total(), hunt.outcomes
+
+
+@pytest.mark.gpu
+def test_a_sample_of_the_hunt_on_a_gpu_finds_nothing():
+    command = [sys.executable, "-m", "tests.hunt", "--device", "cuda", "--minutes", "60", "--processes", "1"]
+    done = subprocess.run([*command, "--runs", "12"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0, done.stdout
+    assert int(re.findall(r"(\d+) right", done.stdout)[0]) > 6, done.stdout
 
 
 def test_what_is_played_is_what_is_printed(tmp_path):
