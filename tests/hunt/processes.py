@@ -45,8 +45,8 @@ def played(
     """One life, in as many processes as it has ranks; the run has until ``ends``, by ``time.monotonic()``.
 
     Args:
-        clean: Also one process alone is a rank, and so no fork of this one: CUDA is refused to forks of a process in which
-            something has asked for it.
+        clean: Also one process alone is a rank, and so no fork of this one: CUDA is refused to forks of a process in
+            which something has asked for it.
     """
     seconds = min(SECONDS, ends - time.monotonic())
     if seconds <= 0:
