@@ -136,7 +136,8 @@ class ExactResume(Callback):
             within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its
             length, or where one of these two goes by a mean that several ranks have gathered, or a torchmetrics
             ``Metric`` (behind the epoch's last batch a ``ModelCheckpoint``, too); or ahead of the run's first batch, of
-            a DataLoader with workers, whose order is drawn by then; or in an epoch that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
+            a DataLoader with workers, whose order is drawn by then; or in an epoch that ``max_epochs`` leaves out. Or a
+            ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
     """
 
     _seed: int | None
