@@ -9,6 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, LOADERS_MADE_IN, STATES_TO_LOAD
+from course_lib._words import counted
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 
@@ -81,22 +82,21 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
     names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
     if progress["is_last_batch"]:
         return ""
-    theirs = [loader for loader in loaders if not isinstance(loader, MiniDataLoader | ResumableDataLoader)]
-    read_ahead = [loader for loader in theirs if loader not in forgetful and sized_len(loader) is None]
-    if done and read_ahead:
+    saved_within = f"this checkpoint was saved within an epoch, after {counted(done, 'batch', 'batches')}"
+    read_ahead = [loader for loader in loaders if loader not in forgetful and sized_len(loader) is None]
+    if read_ahead:
         return (
-            f"this checkpoint was saved within an epoch, after {done} batches of a {type(read_ahead[0]).__name__} "
-            "without a length: Lightning fetches a batch ahead of it, and the saved state counts that one as trained. "
-            "Give the loader a __len__, take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of "
-            "an epoch's end"
+            f"{saved_within} of a {type(read_ahead[0]).__name__} without a length: Lightning fetches a batch ahead of "
+            "it, and the saved state counts that one as trained. Give the loader a __len__, take a "
+            "course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an epoch's end"
         )
     if not forgetful:
         return ""
     if done:
         return (
-            f"this checkpoint was saved within an epoch, after {done} batches, and a {names} does not know where it "
-            "was: it begins the epoch's batches again and leaves out as many at the end. Take a "
-            "course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an epoch's end"
+            f"{saved_within}, and a {names} does not know where it was: it begins the epoch's batches again and leaves "
+            "out as many at the end. Take a course_lib.resume.ResumableDataLoader, or resume from a checkpoint of an "
+            "epoch's end"
         )
     if any(getattr(loader, "num_workers", 0) for loader in forgetful):
         return (

@@ -32,6 +32,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"an EarlyStopping goes by a metric that is yet to come": "the epoch's end, and its validation",
     r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
     r"StochasticWeightAveraging has been in a fit before": "it makes its schedule once",
+    r"without a length: Lightning fetches a batch ahead": "its position is that of what has been fetched",
     r"does not know where it was": "torch's loader, within an epoch",
     r"had drawn its order": "torch's loader with workers, ahead of the first batch",
     r"which needs frequency=1: Lightning counts a larger one in batches": "updates that are skipped are no batches",

@@ -26,6 +26,8 @@ OWN_CODE = (
     *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None"),
 )
 """What a module does by itself, beside its optimizer. On several ranks, the first five."""
+BESIDE = ("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode")
+"""What a Trainer has, and what changes nothing."""
 KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
 """What a run is about, and so where faults are looked for, in turn.
 
@@ -64,6 +66,10 @@ class DrawnRun:
     sampler: str = "ShuffledBatchSampler"
     loader: str = "ResumableDataLoader"
     """Or ``MiniDataLoader``, or torch's ``DataLoader``, which is resumed at an epoch's end alone."""
+    stream: bool = False
+    """Whether its dataset has no length."""
+    second_loader: str = ""
+    """The mode of a CombinedLoader that reads another loader like the first one beside it."""
     reload_every: int = 0
     """Epochs after which a data module makes the loader again."""
     noise: tuple[str, ...] = ()
@@ -99,6 +105,7 @@ class DrawnRun:
     """Whether the module asks for ``estimated_stepping_batches`` where it makes its optimizers."""
     callbacks: tuple[str, ...] = ("ExactResume",)
     """In this order, the averages among them."""
+    beside: tuple[str, ...] = ()
     bad_sample: int | None = None
     unusable: int | None = None
     """A sample at which a loop's loss raises an exception; the loop goes on with the next window."""
@@ -120,6 +127,8 @@ class DrawnRun:
 
     ranks: tuple[int, ...] = (1,)
     """Of each life; the last one's go on."""
+    strategy: str = ""
+    """The argument of a DDPStrategy."""
     more_epochs: int = 0
     """Of a second fit with the same Trainer."""
     saves: str = "every step"
@@ -213,7 +222,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
     if not trainer:
         callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
     sized = trainer and about in ("a Trainer", "ranks") and draw(rarely)
-    batch_norm = several == 1 and draw(one_of(True, True, True, False) if about == "averages" else often)
+    batch_norm = draw(one_of(True, True, True, False) if about == "averages" else often if several == 1 else rarely)
     batch_size = draw(st.integers(1 + batch_norm, 4))
     windows = about in ("windows", "averages", "a loop")
     # Micro-batches of an epoch; of the last one, any part. With windows, some more, so that several of these end.
@@ -269,6 +278,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
         groups=draw(rarely),
         schedule=draw(one_of("", *SCHEDULES[: None if several == 1 else -1] if trainer else SCHEDULES[:3])),
         callbacks=tuple(callbacks),
+        beside=tuple(name for name in BESIDE if draw(rarely)) if trainer else (),
         bad_sample=draw(st.integers(0, samples - 1)) if "SkipBadSteps" in callbacks and draw(often) else None,
         accumulate_grad_batches=accumulate_grad_batches,
         windows_by_epoch=trainer and not sized and draw(rarely),
@@ -282,6 +292,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
         clip=draw(rarely),
         clips_values=trainer and draw(rarely),
         ranks=ranks,
+        strategy=draw(one_of("", *STRATEGIES)) if trainer and several > 1 else "",
         saves=saves,
         saves_the_best=trainer and draw(rarely),
         kills=tuple(
@@ -308,7 +319,9 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
         run = replace(run, more_epochs=1)
     if trainer and several == 1 and not run.by_hand and draw(rarely):
         run = replace(run, frozen=True, thaws=True)
-    if trainer and not run.windows_by_epoch and draw(rarely):  # which Lightning cannot estimate
+    if trainer and not (run.sized or run.stream) and draw(rarely):
+        run = replace(run, second_loader=draw(one_of("max_size_cycle", "min_size")))
+    if trainer and not (run.windows_by_epoch or run.stream) and draw(rarely):  # which Lightning cannot estimate
         run = replace(run, asks_length=True)
     if run.optimizer == "Adagrad" and run.schedule == "one cycle":  # which wants a momentum
         run = replace(run, optimizer="RMSprop")
@@ -334,7 +347,9 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
     if not run.trainer:
         run = replace(run, kills=tuple(_of_a_loop(kill) for kill in run.kills))
     run = replace(run, kills=run.kills[:kept] + tuple(_at_an_epochs_end(kill) for kill in run.kills[kept:]))
-    if run.saves == "an exception":  # in which one rank waits for the others, and they for its gradients
+    if (
+        run.saves == "an exception" or "a checkpoint of an exception" in run.beside
+    ):  # in which one rank waits for the others, and they for its gradients
         run = replace(run, kills=tuple(kill if kill.hard else replace(kill, of_rank=None) for kill in run.kills))
     if run.by_hand and run.same_objects:  # which Lightning leaves in eval mode, and ExactResume cannot be there
         awake = (replace(kill, place="end") if "validation" in kill.place else kill for kill in run.kills)
@@ -404,10 +419,12 @@ def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         return run
     # Workers that are new after a resume draw anew here; and a loader that forgets is told of by a strict callback.
     quiet = dict(noise=(), collate_draws=False) if any(run.workers) else {}
+    if draw(one_of(False, False, True)):
+        quiet |= dict(stream=True, shuffle=False, noise=(), reload_every=0, limit_train_batches=None)
+        quiet |= dict(val_check_interval=None if isinstance(run.val_check_interval, float) else run.val_check_interval)
     explicit = ("ExactResume", *(name for name in run.callbacks if name != "ExactResume"))
-    return replace(
-        run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=_plain(run.tail)
-    )
+    tail = "spread" if "stream" in quiet else _plain(run.tail)
+    return replace(run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=tail)
 
 
 def _plain(tail: str) -> str:
@@ -428,4 +445,5 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
 
 
+STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True", "broadcast_buffers=False")
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")

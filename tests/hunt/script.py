@@ -54,6 +54,16 @@ CALLBACKS = {
     "EMAWeightAveraging of epochs": "EMAWeightAveraging(decay=0.9, update_every_n_steps=3, update_starting_at_epoch=0)",
     "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
+BESIDE = {
+    "a log": {"log_every_n_steps": 1},
+    "no sanity check": {"num_sanity_val_steps": 0},
+    "no inference mode": {"inference_mode": False},
+}
+CALLBACKS_BESIDE = {
+    "a log": "LearningRateMonitor()",
+    "a timer": "Timer(interval='step')",
+    "a checkpoint of an exception": "OnExceptionCheckpoint(Path(folder, 'exception'))",
+}
 OWN_GENERATORS = {
     "torch": "torch.Generator(DEVICE).manual_seed(7)",
     "numpy": "np.random.default_rng(7)",
@@ -185,6 +195,9 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     if run.saves_the_best:
         kept = "save_top_k=2, save_last=True, save_on_train_epoch_end=True"
         callbacks.append(f"ModelCheckpoint(Path(folder, 'two'), monitor='loss', {kept})")
+    callbacks += [CALLBACKS_BESIDE[name] for name in run.beside if name in CALLBACKS_BESIDE]
+    for name in run.beside:
+        flags |= BESIDE.get(name, {})
     by_hand = run.saves == "by hand"
     callbacks.append(
         "SavesByHand(folder)" if by_hand else f"ModelCheckpoint(folder, save_top_k=-1, {SAVES[run.saves]})"
@@ -224,6 +237,10 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
         **_own_code(run),
         "reduction": "sum" if sums else "mean",
+        "takes_a_second_batch": "batch, (second, *_) = batch['first'], batch['second']" if run.second_loader else "",
+        "loss_of_a_second_batch": "loss = loss + self.net(second).square().sum()" if run.second_loader else "",
+        "strategy": f"DDPStrategy({run.strategy})",
+        "logger": "CSVLogger(folder)" if "a log" in run.beside else "False",
         "returned": "(loss, len(y))" if sums else "loss",
         "callbacks": ", ".join(callbacks),
         "flags": " ".join(f"{name}={value!r}," for name, value in flags.items()),
@@ -285,7 +302,10 @@ def _loop(run: DrawnRun) -> dict[str, object]:
 def _data(run: DrawnRun, held_out: str) -> str:
     if run.sized:
         return _sized_data(run, held_out)
-    return f"MakesLoaders(lambda: {_loader(run)}{held_out})" if run.reload_every else _loader(run)
+    loader = _loader(run)
+    if run.second_loader:
+        loader = f"CombinedLoader({{'first': {loader}, 'second': {loader}}}, {run.second_loader!r})"
+    return f"MakesLoaders(lambda: {loader}{held_out})" if run.reload_every else loader
 
 
 def _sized_data(run: DrawnRun, held_out: str) -> str:
@@ -297,6 +317,8 @@ def _sized_data(run: DrawnRun, held_out: str) -> str:
 def _loader(run: DrawnRun) -> str:
     n, b, options = run.samples, run.batch_size, _loader_options(run)
     order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
+    if run.stream:
+        return f"{run.loader}(Stream(samples), {b}, {options})"
     if run.loader != "ResumableDataLoader":
         return f"{run.loader}(samples, {b}, shuffle={run.shuffle}, drop_last={run.tail == 'drop'}, {options})"
     if run.sampler == "":

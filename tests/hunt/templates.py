@@ -19,15 +19,22 @@ from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
+    LearningRateMonitor,
     ModelCheckpoint,
+    OnExceptionCheckpoint,
     StochasticWeightAveraging,
+    Timer,
     WeightAveraging,
 )
+from lightning.pytorch.loggers import CSVLogger
+from lightning.pytorch.strategies import DDPStrategy
+from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
 from torchmetrics import MeanMetric
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
+from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
+from torch.utils.data import get_worker_info
 
 from course_lib import resume, samplers
 from course_lib.accumulation import accumulate, windows
@@ -64,6 +71,18 @@ class Samples(Dataset):
         $torch_noise
         $asks_epoch
         return x, self.y[index], index
+
+
+class Stream(IterableDataset):
+    """The samples in their order, shared out to the workers."""
+
+    def __init__(self, samples):
+        self.samples = samples
+
+    def __iter__(self):
+        worker = get_worker_info()
+        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
+        return (self.samples[index] for index in range(first, len(self.samples), step))
 
 
 def collate(samples):
@@ -130,6 +149,7 @@ class Module(LightningModule):
         $by_hand
 
     def training_step(self, batch):
+        $takes_a_second_batch
         x, y, indices = batch
         number = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
         line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
@@ -138,6 +158,7 @@ class Module(LightningModule):
         $own_noise
         $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
+        $loss_of_a_second_batch
         $own_loss
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         $logs_each_step
@@ -255,9 +276,9 @@ def life(rank, folder, number, ranks, workers, kills):
         callbacks=[dies, $callbacks],
         $flags
         devices=ranks,
-        strategy="ddp" if ranks > 1 else "auto",
+        strategy=$strategy if ranks > 1 else "auto",
         accelerator=DEVICE,
-        logger=False,
+        logger=$logger,
         enable_progress_bar=False,
         enable_model_summary=False,
     )

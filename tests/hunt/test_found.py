@@ -512,6 +512,10 @@ FOUND = {
         saves="an exception",
         kills=(Kill(1, "within validation"), Kill(9, "loader")),
     ),
+    # Lightning had fetched a batch ahead, and that batch was never trained: those checkpoints are refused.
+    "a stream that is read by a MiniDataLoader, within an epoch": DrawnRun(
+        samples=8, loader="MiniDataLoader", stream=True, max_epochs=1, kills=(Kill(3),)
+    ),
     # Lightning raised, at the end of that epoch: of two ranks, the mean is not in the checkpoint.
     "two ranks, and a ModelCheckpoint that goes by the mean of an epoch whose last batch was saved": DrawnRun(
         samples=20,
