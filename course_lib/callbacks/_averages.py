@@ -96,9 +96,10 @@ def end_a_run_that_was_over(trainer: Trainer, pl_module: LightningModule, averag
     """
     progress: Any = trainer.fit_loop.epoch_progress.current
     ahead_of_its_end = progress.processed < progress.started  # of the last epoch, as max_steps may have it
-    last_is_missing = averaged is not None and averaged < progress.processed - 1
+    last_epoch = progress.processed - (not ahead_of_its_end)
+    last_is_missing = ahead_of_its_end if averaged is None else averaged < last_epoch
     for callback in callbacks_of_kind(trainer, WeightAveraging):
-        if ahead_of_its_end or last_is_missing:
+        if last_is_missing:
             callback.on_train_epoch_end(trainer, pl_module)
         callback.on_train_end(trainer, pl_module)
     count_the_last_epoch_as_ended(trainer)

@@ -12,6 +12,8 @@ from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
 from course_lib.callbacks._replaced_methods import save_nothing_for_the_exception
@@ -54,6 +56,21 @@ def say_that_batches_are_counted_again(checkpoint: dict[str, Any]) -> None:
     for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
         if isinstance(state, dict) and "position" in state:  # others refuse a key that they do not know
             state[COUNTED_AGAIN] = True
+
+
+def warn_of_buffers_of_other_ranks(trainer: Trainer) -> None:
+    """Where each rank of a resumed run had buffers of its own: a checkpoint holds those of the first one."""
+    model = trainer.model
+    if (
+        isinstance(model, DistributedDataParallel)
+        and not model.broadcast_buffers
+        and any(True for _ in model.buffers())
+    ):
+        rank_zero_warn(
+            "with broadcast_buffers=False each rank has buffers of its own (BatchNorm's statistics), of which this "
+            "checkpoint holds those of the first rank: the others go on with these, so that what they validate by them "
+            "is something else for a while"
+        )
 
 
 def count_batches_again(trainer: Any) -> None:

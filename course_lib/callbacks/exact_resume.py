@@ -44,6 +44,7 @@ from course_lib.callbacks._other_ranks import (
     refuse_an_epoch_that_ranks_cannot_share,
     say_that_batches_are_counted_again,
     since_ranks,
+    warn_of_buffers_of_other_ranks,
 )
 from course_lib.callbacks._refused_runs import (
     refuse_loaders_that_part,
@@ -326,6 +327,7 @@ class ExactResume(Callback):
         _metrics.make_the_validation_that_was_due(trainer, under_way)
         warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=epoch_ends)
         warn_of_an_epochs_start(pl_module, batches)
+        warn_of_buffers_of_other_ranks(trainer)
         # A checkpoint of the next epoch is set back to a window's start behind all that.
         if not epoch_ends and not self._loaded.get("next_epoch_begun"):
             self._refuse(trainer, self._deciders.end_the_epoch(trainer, pl_module))

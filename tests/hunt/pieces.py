@@ -358,6 +358,8 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
         run = replace(run, batch_size=max(2, run.batch_size))
         run = replace(run, samples=run.samples + (run.smallest_batch == 1))
         run = replace(run, batch_norm=run.smallest_batch > 1)
+    if run.batch_norm and run.strategy == "broadcast_buffers=False":  # each rank's buffers, which a resume warns of
+        run = replace(run, strategy="")
     if isinstance(run.limit_train_batches, float) and run.fewest_batches == 0:
         run = replace(run, limit_train_batches=None)
     if isinstance(run.val_check_interval, float):  # a share of an epoch, and it must be a batch at least
@@ -440,6 +442,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch"
     )
     quiet |= dict(goes_by_metrics=False, own_code=(), saves_the_best=False)  # ExactResume keeps them
+    quiet |= dict(beside=tuple(name for name in run.beside if name != "a checkpoint of an exception"))
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
     audited = run.callbacks if draw(st.booleans()) else tuple(one for one in run.callbacks if one == "StepAudit")
     return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)

@@ -512,6 +512,16 @@ FOUND = {
         saves="an exception",
         kills=(Kill(1, "within validation"), Kill(9, "loader")),
     ),
+    # The epoch's average was taken once more, as the checkpoint's counters were those of the window's end.
+    "SIGTERM in the last step, an average of epochs, and a checkpoint of the exception": DrawnRun(
+        samples=9,
+        callbacks=("EMAWeightAveraging of epochs", "ExactResume"),
+        beside=("a checkpoint of an exception",),
+        accumulate_grad_batches=2,
+        max_steps=2,
+        saves="validation",
+        kills=(Kill(4), Kill(2, "SIGTERM")),
+    ),
     # Lightning had fetched a batch ahead, and that batch was never trained: those checkpoints are refused.
     "a stream that is read by a MiniDataLoader, within an epoch": DrawnRun(
         samples=8, loader="MiniDataLoader", stream=True, max_epochs=1, kills=(Kill(3),)
