@@ -157,6 +157,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
         else:
             _judge_refusal(refused)
+            _forget_the_last_fit(folder, number, ranks)
             if len(kills_of_life) > 1:  # a second fit with the same objects: a reader makes new ones
                 lives_to_come[:1] = [[kill] for kill in kills_of_life[1:]]
                 continue
@@ -198,6 +199,13 @@ def _trained(folder: Path, life: int, ranks: int) -> bool:
         if any("number" in line for line in itertools.takewhile(lambda line: "begins" not in line, latest_first)):
             return True
     return False
+
+
+def _forget_the_last_fit(folder: Path, life: int, ranks: int) -> None:
+    """It was refused, and has trained nothing; the next one may go on from elsewhere, without a word of its own."""
+    for path in (folder / f"life-{life}-{rank}.jsonl" for rank in range(ranks)):
+        if path.exists():
+            path.write_text(path.read_text().rpartition('{"begins"')[0])
 
 
 # ------------------------------------------------------------------------------------------------------- oracles
