@@ -123,8 +123,7 @@ def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: 
     end = played(life, run.ranks[0], arguments, ends, clean=run.device != "cpu")
     if end.values:
         return end.values
-    if any(re.search(pattern, end.error) for pattern in NOT_A_RUN):
-        raise NoRun(end.error)
+    _judge_what_others_refuse(end)
     sentence = _refusal(end)
     if sentence and not _trained(folder, 0, run.ranks[0]):
         _judge_refusal(sentence)
@@ -148,6 +147,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
             return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
         if end.hung:
             raise Wrong(f"life {number} hangs: {end.details}")
+        _judge_what_others_refuse(end)  # on other ranks, a batch of one may come later
         refused = _refusal(end)
         if _was_killed(end, kills_of_life):
             del lives_to_come[0]
@@ -185,6 +185,11 @@ def _refusal(end: End) -> str:
     files = re.findall(r'File "([^"]+)"', end.details)
     by_library = bool(files) and "course_lib" in files[-1]
     return sentence if by_library or kind in ("MisconfigurationException", "CheckpointError") else ""
+
+
+def _judge_what_others_refuse(end: End) -> None:
+    if any(re.search(pattern, end.error) for pattern in NOT_A_RUN):
+        raise NoRun(end.error)
 
 
 def _judge_refusal(sentence: str) -> None:
