@@ -331,6 +331,8 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
         run = _without_code(run, "keeps a metric")
     if run.precision and any("Averaging" in name for name in run.callbacks):
         run = replace(run, same_objects=False)  # an average that is made of a converted module is in its precision
+        # And a validation rounds it: a resume's sanity check is one more.
+        run = replace(run, beside=tuple(dict.fromkeys((*run.beside, "no sanity check"))))
     run = replace(run, groups=run.groups and run.optimizer != "LBFGS")
     run = replace(run, same_objects=False) if run.windows_by_epoch else run
     return _without_what_others_refuse(run)
