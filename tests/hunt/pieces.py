@@ -353,6 +353,7 @@ def _without_what_others_refuse(run: DrawnRun) -> DrawnRun:
         run.saves == "an exception" or "a checkpoint of an exception" in run.beside
     ):  # in which one rank waits for the others, and they for its gradients
         run = replace(run, kills=tuple(kill if kill.hard else replace(kill, of_rank=None) for kill in run.kills))
+        run = replace(run, batch_norm=run.batch_norm and max(run.ranks) == 1)  # else one may have a batch of one sample
     if run.by_hand and run.same_objects:  # which Lightning leaves in eval mode, and ExactResume cannot be there
         awake = (replace(kill, place="end") if "validation" in kill.place else kill for kill in run.kills)
         run = replace(run, kills=tuple(awake))
