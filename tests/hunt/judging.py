@@ -147,7 +147,8 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
             return end.values, ranks_of_lives  # also where a kill was drawn behind the run's end
         if end.hung:
             raise Wrong(f"life {number} hangs: {end.details}")
-        _judge_what_others_refuse(end)  # on other ranks, a batch of one may come later
+        if run.changes_ranks:  # a batch of one may come then; on the same ranks, it is a fault
+            _judge_what_others_refuse(end)
         refused = _refusal(end)
         if _was_killed(end, kills_of_life):
             del lives_to_come[0]
