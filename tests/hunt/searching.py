@@ -28,8 +28,9 @@ from hypothesis import seed as hypothesis_seed
 
 import course_lib.callbacks  # noqa: F401
 from course_lib.launch import warm_up
+from tests.hunt.draws import drawn_runs
 from tests.hunt.judging import judge
-from tests.hunt.pieces import KINDS, DrawnRun, drawn_runs, pieces_of
+from tests.hunt.pieces import KINDS, DrawnRun, pieces_of
 from tests.hunt.script import script_of
 
 AT_ONCE = 3

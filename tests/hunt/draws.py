@@ -1,0 +1,259 @@
+"""Draws a whole run of what the README admits: each function takes the run so far, and draws fields of its own."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from hypothesis import strategies as st
+
+from tests.hunt.admitted import admitted
+from tests.hunt.pieces import (
+    AVERAGES,
+    BESIDE,
+    CALLBACKS,
+    LOOP_SAVES,
+    OWN_CODE,
+    PLACES,
+    SAMPLERS,
+    SAVES,
+    SCHEDULES,
+    STRATEGIES,
+    DrawnRun,
+    Kill,
+)
+
+
+def one_of(*values: object) -> st.SearchStrategy:
+    return st.sampled_from(values)
+
+
+RARELY, OFTEN, MOSTLY = one_of(False, False, False, True), st.booleans(), one_of(True, True, False)
+
+
+@st.composite
+def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> DrawnRun:
+    """A run about one kind of piece, with more micro-batches and more lives from turn to turn."""
+    run = _with_callbacks(draw, about, device)
+    run = _of_a_length(draw, run, about, turn)
+    for with_its_pieces in (_with_data, _with_a_network, _with_an_optimizer, _with_flags, _with_own_code):
+        run = with_its_pieces(draw, run)
+    run = _with_kills(draw, run, about, turn)
+    if about in OF_A_KIND:
+        run = OF_A_KIND[about](draw, run)
+    return admitted(_with_a_second_one(draw, run))
+
+
+def _with_callbacks(draw: st.DrawFn, about: str, device: str) -> DrawnRun:
+    ranks: tuple[int, ...] = (1,)
+    if about == "ranks":
+        ranks = draw(one_of(*[(2,)] * 6, (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
+    trainer = about != "a loop" and (about != "ranks" or draw(MOSTLY))
+    average = draw(one_of(*AVERAGES[1:], *AVERAGES[1:3])) if about == "averages" else ""
+    brought = ["ExactResume", *[name for name in CALLBACKS[1:] if draw(OFTEN)]]
+    if len(brought) > 1 and draw(OFTEN):
+        del brought[0]  # the others bring it
+    if brought == ["StepAudit"]:  # which brings it without its seeds
+        brought = ["ExactResume", "StepAudit"]
+    callbacks = draw(st.permutations(brought + ([average] if average else [])))
+    if average and draw(MOSTLY):
+        callbacks = [average, *(name for name in callbacks if name != average)]  # it has saved ahead of the others
+    if not trainer:
+        callbacks = [name for name in callbacks if name in ("ExactAccumulation", "SkipBadSteps")]
+    beside = tuple(name for name in BESIDE if draw(RARELY)) if trainer else ()
+    return DrawnRun(1, device=device, trainer=trainer, ranks=ranks, callbacks=tuple(callbacks), beside=beside)
+
+
+def _of_a_length(draw: st.DrawFn, run: DrawnRun, about: str, turn: int) -> DrawnRun:
+    """Samples, batches, windows and epochs: with windows some more, so that several of these end."""
+    several = max(run.ranks)
+    batch_norm = draw(one_of(True, True, True, False) if run.average else OFTEN if several == 1 else RARELY)
+    batch_size = draw(st.integers(1 + batch_norm, 4))
+    sized = run.trainer and about in ("a Trainer", "ranks") and draw(RARELY)
+    windows = about in ABOUT_WINDOWS
+    # A rank's place shows behind a save within an epoch.
+    steps = draw(st.integers(1 + (about == "ranks" and draw(MOSTLY)), min(8, 4 + 2 * windows + turn)))
+    samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(OFTEN)
+    return replace(
+        run,
+        samples=max(several, samples),
+        batch_norm=batch_norm,
+        batch_size=batch_size,
+        sized=sized,
+        accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
+        windows_by_epoch=run.trainer and not sized and draw(RARELY),
+        max_epochs=draw(st.integers(1, 3)),
+        max_steps=draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if run.trainer else -1,
+        limit_train_batches=draw(one_of(*[None] * 4, 2 + 3 * windows, 3, 0.8)) if run.trainer else None,
+    )
+
+
+def _with_data(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    # Two streams need an index each.
+    sampler = "ShuffledBatchSampler" if run.sized else draw(one_of("", "", *SAMPLERS[run.samples < 3 :]))
+    return replace(
+        run,
+        shuffle=draw(MOSTLY),
+        tail=draw(one_of("spread", "spread", "drop", "pad")),
+        sampler=sampler,
+        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("torch", "numpy", "python"))),
+        collate_draws=draw(RARELY),
+        asks_epoch=draw(RARELY),
+        workers=tuple(draw(st.lists(one_of(0, 0, 0, 0, 0, 1, 2), min_size=1, max_size=2))),
+        persistent=draw(OFTEN),
+        prefetch_factor=draw(one_of(2, 1, 4)),
+        bad_sample=draw(st.integers(0, run.samples - 1)) if "SkipBadSteps" in run.callbacks and draw(OFTEN) else None,
+    )
+
+
+def _with_a_network(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    precisions = [""] * 6 + ["64-true", "bf16-true"] + ["16-mixed"] * 4 * (run.device == "cuda")
+    return replace(
+        run,
+        dropout=run.trainer and draw(OFTEN),
+        frozen=draw(RARELY),
+        noisy_forward=run.trainer and draw(RARELY),
+        own_generator=draw(one_of("", "", "", "torch", "numpy", "python")) if run.trainer else "",
+        precision=draw(one_of(*precisions)) if run.trainer else "",
+    )
+
+
+def _with_an_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    schedules = SCHEDULES[: None if max(run.ranks) == 1 else -1] if run.trainer else SCHEDULES[:3]
+    return replace(
+        run,
+        optimizer=draw(one_of("SGD", "AdamW", "AdamW", "SGD", "fused AdamW", "RMSprop", "Adagrad")),
+        groups=draw(RARELY),
+        schedule=draw(one_of("", *schedules)),
+        clip=draw(RARELY),
+        clips_values=run.trainer and draw(RARELY),
+    )
+
+
+def _with_flags(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    if not run.trainer:
+        return replace(run, saves=draw(one_of(*LOOP_SAVES)))
+    alone = max(run.ranks) == 1
+    return replace(
+        run,
+        saves=draw(one_of(*SAVES)),
+        saves_the_best=draw(RARELY),
+        val_check_interval=draw(one_of(None, None, None, 1, 2, 0.5)),
+        validates_every=draw(one_of(1, 1, 1, 2, None)),
+        validates_epochs=draw(OFTEN),
+        stops_early=draw(one_of(*[""] * 6, "val", "loss")) if alone else "",
+        strategy="" if alone else draw(one_of("", *STRATEGIES)),
+    )
+
+
+def _with_own_code(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    if not run.trainer:
+        return run
+    alone = max(run.ranks) == 1
+    return replace(
+        run,
+        goes_by_metrics=alone and draw(RARELY),
+        own_code=tuple(draw(st.permutations(OWN_CODE[: None if alone else 5]))[:2]) if draw(RARELY) else (),
+        same_objects=alone and draw(RARELY),
+    )
+
+
+def _with_kills(draw: st.DrawFn, run: DrawnRun, about: str, turn: int) -> DrawnRun:
+    """Within the run, and where a fault of its kind would show."""
+    epoch = math.ceil(run.samples / (run.batch_size * max(run.ranks)))
+    micro_batches = run.max_epochs * min(epoch, max(1, run.limit_of(epoch)))
+    if run.max_steps != -1:
+        micro_batches = min(micro_batches, run.max_steps * run.accumulate_grad_batches)
+    within = about == "ranks" and epoch > 1 and draw(MOSTLY)
+    # A ModelCheckpoint saves once a step: within a window, a reader's own hand saves most often, and an exception.
+    inside = (*("by hand", "by hand", "an exception") * 2, "a time", "validation") if run.trainer else LOOP_SAVES
+    if about in ABOUT_WINDOWS or within:
+        run = replace(run, saves=draw(one_of("every step", *inside) if within else one_of(*inside)))
+    # The average of one step is the weights, and of two, another one.
+    first = 1 + min(2 * run.accumulate_grad_batches if run.average and draw(MOSTLY) else within, micro_batches - 1)
+    anywhere = st.integers(first, max(first, min(micro_batches, 12)))
+    window = run.accumulate_grad_batches if about in ABOUT_WINDOWS and draw(MOSTLY) else 1
+    # Nothing is saved for a process that dies at once, and what comes behind it is the run itself.
+    dies_hard = RARELY if run.saves == "an exception" else OFTEN
+    lives = draw(st.integers(1, min(3, 2 + turn // 2)))
+    return replace(run, kills=tuple(_a_kill(draw, max(run.ranks), anywhere, window, dies_hard) for _ in range(lives)))
+
+
+def _a_kill(
+    draw: st.DrawFn, ranks: int, micro_batches: st.SearchStrategy, window: int, dies_hard: st.SearchStrategy
+) -> Kill:
+    """Anywhere; or behind the first micro-batch of a window of several, ahead of its step."""
+    micro_batch = draw(micro_batches)
+    if window > 1:
+        places: tuple[str, ...] = ("forward", "start", "end")
+        micro_batch = (micro_batch - 1) // window * window + draw(st.integers(2, window))
+    else:
+        places = PLACES if ranks == 1 else ("forward", "start", "end", "before step")
+    return Kill(
+        micro_batch=micro_batch,
+        place=draw(one_of(*places)),
+        hard=draw(dies_hard),
+        of_rank=draw(one_of(None, None, 0, 1)) if ranks > 1 else None,
+    )
+
+
+def _of_a_loop(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    if "ExactAccumulation" not in run.callbacks:
+        return run
+    run = replace(run, unusable=draw(one_of(None, 0, run.samples // 2)))
+    if "SkipBadSteps" in run.callbacks or not draw(RARELY):
+        return run
+    return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", ""))
+
+
+def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    loader = draw(one_of("ResumableDataLoader", "MiniDataLoader", "MiniDataLoader", "DataLoader"))
+    run = replace(run, loader=loader, reload_every=draw(one_of(0, 0, 1, 2)), sized=False)
+    if loader == "ResumableDataLoader":
+        return run
+    # Workers that are new after a resume draw anew here; and a loader that forgets is told of by a strict callback.
+    quiet = dict(noise=(), collate_draws=False) if any(run.workers) else {}
+    if draw(one_of(False, False, True)):
+        quiet |= dict(stream=True, shuffle=False, noise=(), reload_every=0, limit_train_batches=None)
+        quiet |= dict(val_check_interval=None if isinstance(run.val_check_interval, float) else run.val_check_interval)
+    explicit = ("ExactResume", *(name for name in run.callbacks if name != "ExactResume"))
+    tail = "drop" if run.tail == "drop" and not quiet.get("stream") else "spread"
+    return replace(run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=tail)
+
+
+def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    if draw(one_of("LBFGS", "by hand")) == "LBFGS":
+        return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
+    # Nothing here goes on within an epoch of it.
+    quiet = dict(
+        dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch"
+    )
+    quiet |= dict(goes_by_metrics=False, own_code=(), saves_the_best=False)  # ExactResume keeps them
+    quiet |= dict(beside=tuple(name for name in run.beside if name != "a checkpoint of an exception"))
+    quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more
+    audited = run.callbacks if draw(OFTEN) else tuple(one for one in run.callbacks if one == "StepAudit")
+    return replace(run, **quiet, by_hand=True, callbacks=audited, windows_by_epoch=False, accumulate_grad_batches=1)
+
+
+def _with_a_second_one(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
+    """A second fit, a second set of parameters, a second loader; and a question that Lightning reads the loader for."""
+    if not run.trainer:
+        return run
+    alone = max(run.ranks) == 1
+    # A second fit is Lightning's to refuse where the first has left its marks: a limit that is reached, one epoch more
+    # for the averages, a window's length that a scheduler has set.
+    may_go_on = run.max_steps == -1 and not (run.windows_by_epoch or run.average or run.by_hand or run.stops_early)
+    may_go_on &= "plateau" not in run.schedule  # whose last step is left out where a run was over
+    if alone and may_go_on and draw(RARELY):
+        run = replace(run, more_epochs=1)
+    if alone and not run.by_hand and draw(RARELY):
+        run = replace(run, frozen=True, thaws=True)
+    if not (run.sized or run.stream) and draw(RARELY):
+        run = replace(run, second_loader=draw(one_of("max_size_cycle", "min_size")))
+    if not (run.windows_by_epoch or run.stream) and draw(RARELY):  # which Lightning cannot estimate
+        run = replace(run, asks_length=True)
+    return run
+
+
+ABOUT_WINDOWS = ("windows", "averages", "a loop")
+OF_A_KIND = {"a loop": _of_a_loop, "loaders": _with_another_loader, "optimizers": _with_another_optimizer}
