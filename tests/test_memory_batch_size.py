@@ -144,6 +144,9 @@ def test_a_table_per_shape():
     found = find_batch_sizes([8, 16], model, lambda n, side: torch.ones(n, 1, side, side), optimizer, limit_bytes=10**6)
     assert found[8].batch_size > 4 * found[16].batch_size
     assert all(0.95 * 10**6 < fitted.measured_bytes <= 10**6 for fitted in found.values())
+    options = dict(limit_bytes=10**6, max_batch_size=2)
+    of_a_list = find_batch_sizes([[1, 8, 8]], model, lambda n, shape: torch.ones(n, *shape), optimizer, **options)
+    assert of_a_list[1, 8, 8].batch_size == 2
 
 
 def test_without_a_limit_a_fraction_of_what_is_free(remembered):

@@ -670,6 +670,7 @@ def test_more_ranks_that_the_rest_of_an_epoch_fits_and_a_later_one_does_not_are_
         (lambda: TwoStreamBatchSampler([1], [], 1, 1), "secondary_indices must be a sequence of at least one index"),
         (lambda: TwoStreamBatchSampler([-1], [2], 1, 1), "primary_indices must hold integers of at least 0"),
         (lambda: TwoStreamBatchSampler([0.5], [2], 1, 1), "primary_indices must hold integers"),
+        (lambda: TwoStreamBatchSampler(["a"], [2], 1, 1), r"must hold integers of at least 0, got \['a'\]"),
         (lambda: ShardedBatchSampler(3), "batch_sampler must be iterable"),
         (
             lambda: ShardedBatchSampler(BatchSampler(DistributedSampler(range(9), 2, 0), 2, False)),

@@ -43,7 +43,11 @@ from tests.test_schedules import STEPWISE, by_hand, random_schedule
         ),
         (lambda: SizeSchedule.with_budget({0: 32}, budget=2048, multiple_of=8), "no batch of 8.*at least 8,192"),
         (lambda: SizeSchedule.with_budget({0: 32}, budget=8, cost=lambda size: 0), "must be above 0 and finite"),
+        (lambda: SizeSchedule.with_budget({0: 32}, 1.0, cost=lambda size: 1e-10), "1e\\+10 samples.*in another unit"),
+        (lambda: SizeSchedule.with_budget({0: 32}, 1e300, cost=lambda size: 1e-10), "inf samples.*in another unit"),
         (lambda: SizeSchedule.from_batch_sizes({0: 32, 1: 64}, {32: 8}), "no batch size for size 64"),
+        (lambda: SizeSchedule.from_batch_sizes([(0, 32)], {32: 8}), r"sizes must be \{start: size\}, got"),
+        (lambda: SizeSchedule.from_batch_sizes({0: 32}, [(32, 8)]), r"table must be \{size or shape: batch size\}"),
         (
             lambda: SizeSchedule.from_batch_sizes({0: 32}, {(3, 32, 32): 8, (1, 32, 32): 9}),
             r"several batch sizes \[8, 9\] for size 32: give 32 itself",

@@ -684,6 +684,7 @@ def test_the_norm_is_that_of_one_long_vector():
     gradients = [torch.randn(3, 4), torch.randn(7).double(), torch.randn(5).bfloat16(), torch.tensor(2.0)]
     whole = torch.cat([g.double().reshape(-1) for g in gradients])
     assert gradient_norm(gradients).item() == pytest.approx(whole.norm().item(), rel=1e-6)
+    assert gradient_norm([]) == torch.nn.utils.get_total_norm([]) == 0
     assert gradient_norm([torch.full((4,), 200.0, dtype=torch.float16)]).dtype == torch.float32
     assert gradient_norm([torch.full((70_000,), 250.0, dtype=torch.float16)]).isfinite()
 

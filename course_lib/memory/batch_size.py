@@ -184,12 +184,14 @@ def find_batch_sizes(
 
     table = find_batch_sizes([128, 160, 224], model, lambda n, side: images(n, side), optimizer)
     {shape: fitted.batch_size for shape, fitted in table.items()}
+
+    A shape that is a list is a tuple in what is returned.
     """
 
     def fit(shape: Any) -> FittedBatchSize:
         return find_batch_size(model, lambda size: batch_fn(size, shape), optimizer, **options)
 
-    return {shape: fit(shape) for shape in shapes}
+    return {tuple(shape) if isinstance(shape, list) else shape: fit(shape) for shape in shapes}
 
 
 # ---------------------------------------------------------------------------------------------------------- all ranks

@@ -204,5 +204,5 @@ def _indices(name: str, indices: Sequence[int]) -> Ints:
     if array.ndim != 1 or array.size == 0:
         raise ValueError(f"{name} must be a sequence of at least one index, got {indices!r}")
     if array.dtype.kind not in "iu" or array.min() < 0:
-        raise ValueError(f"{name} must hold integers of at least 0, got {array.dtype} from {array.min()}")
+        raise ValueError(f"{name} must hold integers of at least 0, got {indices!r:.200}")
     return array.astype(np.int64)

@@ -39,6 +39,11 @@ def fit_budget(
             f"a budget of {budget:,} holds no batch of {multiple_of}: {told} a sample. Give a budget of at least "
             f"{max(too_large.values()) * multiple_of:,}, or leave these sizes out"
         )
+    if max_batch_size is None and budget / min(costs.values(), default=budget) >= 2**31:
+        raise ValueError(
+            f"a budget of {budget:,} holds {budget / min(costs.values()):.0e} samples: are the costs {costs!r} in "
+            "another unit than the budget? Give max_batch_size where they are meant so"
+        )
     fitted = {}
     for size, each in costs.items():
         batch_size = int(min(_held(budget, each), most)) // multiple_of * multiple_of

@@ -121,9 +121,7 @@ class SizeSchedule:
         Raises:
             ValueError: The budget does not hold ``multiple_of`` samples of some size.
         """
-        if not isinstance(sizes, Mapping):
-            raise ValueError(f"sizes must be {{start: size}}, got {sizes!r}")
-        sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in sizes.items()}
+        sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in _by_start(sizes).items()}
         fitted = fit_budget(sizes.values(), budget, dims, cost, multiple_of, max_batch_size)
         made = cls([(start, size, fitted[size].batch_size) for start, size in sizes.items()], **schedule)
         stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
@@ -140,7 +138,9 @@ class SizeSchedule:
                 it ends with: ``(3, 64, 64)`` the sizes 64 and (64, 64). ``(512,)`` fits the size 512.
             schedule: ``unit``, ``effective_batch_size`` and ``accumulate_grad_batches`` as above.
         """
-        return cls([(start, size, batch_size_in(table, size)) for start, size in sizes.items()], **schedule)
+        if not isinstance(table, Mapping):
+            raise ValueError(f"table must be {{size or shape: batch size}}, got {table!r}")
+        return cls([(start, size, batch_size_in(table, size)) for start, size in _by_start(sizes).items()], **schedule)
 
     def stage_at(
         self, *, epoch: int | None = None, optimizer_step: int | None = None, samples: int | None = None
@@ -250,3 +250,9 @@ class SizeSchedule:
         k = self.all_stages.accumulate_grad_batches
         window = f", accumulate_grad_batches={k}" if k > 1 else ""
         return f"SizeSchedule({{{stages}}}, unit={self.unit!r}{effective}{window})"
+
+
+def _by_start(sizes: object) -> Mapping[Any, Any]:
+    if not isinstance(sizes, Mapping):
+        raise ValueError(f"sizes must be {{start: size}}, got {sizes!r}")
+    return sizes

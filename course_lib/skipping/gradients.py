@@ -20,8 +20,10 @@ def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm over all elements of all gradients: 0-dim, at least float32, on the first gradient's device.
 
     NaN or infinite where any element is, and where the squares overflow (float32: elements from 1e19). Sparse gradients
-    count by their coalesced values. Nothing is read by the host.
+    count by their coalesced values. Of no gradients it is 0. Nothing is read by the host.
     """
+    if not gradients:
+        return torch.zeros(())
     groups: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
         values = _values(gradient.detach())
