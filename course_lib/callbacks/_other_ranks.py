@@ -69,7 +69,7 @@ def warn_of_buffers_of_other_ranks(trainer: Trainer) -> None:
         rank_zero_warn(
             "with broadcast_buffers=False each rank has buffers of its own (BatchNorm's statistics), of which this "
             "checkpoint holds those of the first rank: the others go on with these, so that what they validate by them "
-            "is something else for a while"
+            "is something else for a while. Leave that flag out, and all ranks have those of the first one"
         )
 
 
