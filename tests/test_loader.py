@@ -1438,7 +1438,18 @@ def test_a_bad_state_is_refused():
     stream = MiniDataLoader(Stream(6, "int", False, {}), 2)
     stream.load_state_dict(state)
     with pytest.raises(RuntimeError, match="the stream is over before the position"):
-        iter(stream)
+        next(iter(stream))
+
+
+@pytest.mark.parametrize("num_workers", [0, 1])
+def test_what_a_stream_raises_on_its_way_to_a_position_comes_with_the_first_batch(num_workers):
+    # Lightning hides what iter(loader) raises: its own end then asks for an iterator that is not there.
+    state = within_an_epoch(MiniDataLoader(Stream(6, "int", False, {}), 2, num_workers=num_workers))
+    loader = MiniDataLoader(Stream(6, "int", False, {0: "value"}), 2, num_workers=num_workers)
+    loader.load_state_dict(state)
+    batches = iter(loader)
+    with pytest.raises(ValueError, match="sample 0"):
+        next(batches)
 
 
 def within_an_epoch(loader):

@@ -261,7 +261,6 @@ class _Batches:
         self._pins = can_pin(loader)
         self._begin(loader, new_workers=True)
         self._prepare(loader)
-        self._read_again()
 
     def _begin(self, loader: MiniDataLoader[Any], new_workers: bool) -> None:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
@@ -281,8 +280,9 @@ class _Batches:
         self._fetch = loader._make_fetch()
 
     def _read_again(self) -> None:
+        """Come to a stream's position; not in ``iter(loader)``, where Lightning hides what a sample raises."""
         try:
-            for _ in range(self._position["batches_delivered"] - self._read):
+            for _ in range(self._position.get("batches_delivered", 0) - self._read):
                 self._next_batch()
         except StopIteration:
             raise RuntimeError("the stream is over before the position of the state that was loaded") from None
@@ -297,6 +297,7 @@ class _Batches:
         raise NotImplementedError(f"{type(self).__name__} cannot be pickled: give the other process the loader")
 
     def __next__(self) -> Any:
+        self._read_again()
         try:
             batch = self._next_batch()
         except StopIteration:
@@ -363,8 +364,6 @@ class _LeftEpoch(_Batches):
         if not self._is_stream:
             self._come_to_position(ahead=loader.num_workers * (loader.prefetch_factor or 0))
 
-    def _read_again(self) -> None: ...
-
 
 class _WorkerBatches(_Batches):
     """The iterator over an epoch that workers fetch: a task is dealt for each batch that is delivered."""
@@ -389,7 +388,6 @@ class _WorkerBatches(_Batches):
             self._crew.send(worker, EpochBegins())
         self._begin(loader, new_workers=False)
         self._deal_first()
-        self._read_again()
 
     def _deal_first(self) -> None:
         self._turns = deque(range(len(self._workers)))  # of the workers that have more to read

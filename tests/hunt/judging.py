@@ -106,6 +106,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
         cut_short = run.max_steps != -1 or (was_over and run.stops_early != "")
         _leave_out_the_last_epochs_end(whole, end, was_over, cut_short)
+        if was_over:
+            _leave_out_the_other_ranks_statistics(whole[1:] + end[1:])
         # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
         # ends one callback's hook of an epoch's end leaves out those of the others.
         same_step = run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks
@@ -255,6 +257,12 @@ def _leave_out_the_last_epochs_end(whole: list[Any], stopped: list[Any], was_ove
             end.pop("best", None)
         if was_over:
             end.update(rates=[], schedules=[])
+
+
+def _leave_out_the_other_ranks_statistics(ends: list[Any]) -> None:
+    """A checkpoint holds the first rank's: the others take those over in their next forward pass, and none comes."""
+    for end in ends:
+        end["weights"] = {name: value for name, value in end["weights"].items() if ".running_" not in name}
 
 
 def _compare_ends(whole: list[Any], stopped: list[Any]) -> None:
