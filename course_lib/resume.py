@@ -65,8 +65,9 @@ class ResumableDataLoader(DataLoader[Any]):
         loader_arguments: Whatever else torch's DataLoader takes, but for ``sampler``, ``generator`` and
             ``in_order=False``.
 
-    A loop without ``set_epoch`` gets a new order in each epoch: a loader that has been read to its end turns to the
-    next. ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
+    A loop without ``set_epoch`` gets a new order in each epoch: a loader that has delivered an epoch's last batch turns
+    to the next when that iteration ends or is left. One that is left earlier begins again where it began.
+    ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
     Trainers that would put a ``DistributedSampler`` into a loader leave this one alone: ``loader.sampler`` is one.
     So does ``accelerator.prepare(loader)``, which returns it as it is. It therefore does not move the batches to the
     device (do it with ``batch.to(accelerator.device)``), and ``accelerator.accumulate`` is not told where an epoch
@@ -215,7 +216,12 @@ class ResumableDataLoader(DataLoader[Any]):
             self._follow(begun)
             delivered += 1
             self._delivered = delivered
-            yield batch
+            try:
+                yield batch
+            except GeneratorExit:  # left by a loop that counts, or a zip(): the epoch has ended all the same
+                if delivered == left and sampler.epoch == epoch and self._moved_last is begun:
+                    self._turn_to(epoch + 1)
+                raise
         self._follow(begun)
         if sampler.epoch != epoch:  # a trainer has told another one
             return

@@ -1,5 +1,6 @@
 """Stopped anywhere, resumed anyhow: what was delivered before and after is the epoch, once."""
 
+import itertools
 import os
 import pickle
 import random
@@ -530,3 +531,36 @@ def test_what_a_wrapped_sampler_remembers_otherwise_begins_again():
     assert batches(stopped) == first
     resumed.load_state_dict(stopped.state_dict())
     assert batches(resumed) == first != second  # the bound that the docstring says
+
+
+def exactly(loader):
+    batches = iter(loader)
+    for _ in range(len(loader.batch_sampler)):
+        yield next(batches)
+
+
+ASKS_FOR_NO_MORE = {
+    "islice": lambda loader: itertools.islice(loader, len(loader.batch_sampler)),
+    "zip": lambda loader: (batch for _, batch in zip(range(len(loader.batch_sampler)), loader, strict=False)),
+    "next": exactly,
+}
+
+
+@pytest.mark.parametrize("read", ASKS_FOR_NO_MORE)
+def test_a_loop_that_asks_for_no_batch_more_has_the_epochs_of_one_that_does(read):
+    def made():
+        return ResumableDataLoader(range(8), batch_size=2, shuffle=True, seed=3)
+
+    def epochs_of(loader, taken, number=3):
+        return [[batch.tolist() for batch in taken(loader)] for _ in range(number)]
+
+    whole, states, loader = epochs_of(made(), iter), [], made()
+    for epoch in whole:
+        for batch, expected in zip(ASKS_FOR_NO_MORE[read](loader), epoch, strict=True):
+            assert batch.tolist() == expected
+            states.append(loader.state_dict())
+    for done, state in enumerate(states[:-1], start=1):
+        stopped = made()
+        stopped.load_state_dict(state)
+        rest = list(itertools.chain(*epochs_of(stopped, ASKS_FOR_NO_MORE[read], 3 - done // 4)))
+        assert rest == list(itertools.chain(*whole))[done:], done

@@ -135,7 +135,7 @@ class Deciders:
             )
         if at_end:
             for config in due:
-                config.scheduler.step(float(self._metrics[str(config.monitor)]))
+                pl_module.lr_scheduler_step(config.scheduler, self._metrics[str(config.monitor)])
             for stop in unchecked:
                 stop.on_train_epoch_end(trainer, pl_module)
             self._checked_epochs = [ended] * len(self._checked_epochs)

@@ -43,6 +43,17 @@ def count_batches_passed_over(trainer: Trainer, *, begun: bool, ended: bool) -> 
         counts.completed = counts.ready - (not ended)
 
 
+def end_batch(trainer: Trainer, batch: Any, batch_idx: int) -> None:
+    """Count those that were passed over; and clear the gradients where a window begins with a batch of ``None``.
+
+    Lightning clears them within a window's first training step: here the last window's would be added to this one's.
+    """
+    count_batches_passed_over(trainer, begun=True, ended=False)
+    if batch is None and batch_idx % trainer.accumulate_grad_batches == 0:
+        for optimizer in trainer.optimizers:
+            optimizer.zero_grad()
+
+
 def stopped_within_epoch(trainer: Trainer) -> bool:
     """Whether the run was told to stop there, by a callback or ``max_steps``."""
     # At a stop that a callback or max_steps asked for, a Trainer counts the epoch as run, and would leave out the rest.

@@ -8,7 +8,7 @@ from itertools import islice
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import LBFGS
 
@@ -16,6 +16,14 @@ from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
 from course_lib.callbacks._trainer import accumulation_by_epoch, finders_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
+
+
+def refuse_steps_by_another(trainer: Trainer, pl_module: LightningModule) -> None:
+    if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
+        raise MisconfigurationException(
+            "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that "
+            f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
+        )
 
 
 def refuse_loaders_that_part(trainer: Any) -> None:

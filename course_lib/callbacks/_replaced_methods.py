@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, SupportsIndex
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -52,11 +53,52 @@ class _TakenApart:
         return (*parts[:2], kept | self.own, *parts[3:])
 
 
-def save_behind_own_hook(trainer: Trainer, pl_module: LightningModule, ran: Callable[[], None]) -> Callable[[], None]:
+def call_around_the_hooks(
+    trainer: Trainer,
+    pl_module: LightningModule,
+    begin_batch: Callable[[], None],
+    end_batch: Callable[[], None],
+    **behind: Callable[[], None],
+) -> ExitStack:
+    """Have the functions called where no callback is: the module's own hooks, and other callbacks, may draw and move.
+
+    ``begin_batch`` ahead of every callback's ``on_train_batch_start``; ``end_batch`` behind the module's
+    ``on_train_batch_end``, and ahead of those that save there; ``behind``: behind the module's hooks of these names.
+    Returns what puts the hooks back.
+    """
+    stack = ExitStack()
+    stack.callback(_call_ahead(trainer, begin_batch))
+    stack.callback(_save_behind_own_hook(trainer, pl_module, end_batch))
+    own = {name: _and_then(getattr(pl_module, name), ran) for name, ran in behind.items()}
+    stack.callback(replace_methods(pl_module, **own))
+    return stack
+
+
+def _call_ahead(trainer: Trainer, ran: Callable[[], None]) -> Callable[[], None]:
+    first = trainer.callbacks[0]  # type: ignore[attr-defined]
+    own = first.on_train_batch_start
+
+    def on_train_batch_start(*given: Any, **named: Any) -> None:
+        ran()
+        own(*given, **named)
+
+    vars(first)["on_train_batch_start"] = on_train_batch_start
+    return lambda: vars(first).pop("on_train_batch_start", None)
+
+
+def _and_then(own: Callable[..., Any], ran: Callable[[], None]) -> Callable[..., Any]:
+    def hook(*given: Any, **named: Any) -> Any:
+        returned = own(*given, **named)
+        ran()
+        return returned
+
+    return hook
+
+
+def _save_behind_own_hook(trainer: Trainer, pl_module: LightningModule, ran: Callable[[], None]) -> Callable[[], None]:
     """Have the callbacks that save at a batch's end do so behind the module's own ``on_train_batch_end``.
 
     Lightning calls the callbacks first, and what the module does there (an average, a rate) would be in no checkpoint.
-    ``ran`` is called between the two. Returns what puts the hooks back.
     """
     savers = list(trainer.checkpoint_callbacks)
     own = pl_module.on_train_batch_end

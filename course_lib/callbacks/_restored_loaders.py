@@ -60,6 +60,12 @@ def draw_the_epochs_order_again(trainer: Trainer) -> None:
         iter(DATA_FETCHER.of(fit_loop))
 
 
+def turn_to_the_next_epoch(trainer: Trainer, has_ended: bool) -> None:
+    """In a run that is resumed, where the iterators that Lightning has made are of an epoch that has ended."""
+    if has_ended and trainer.fit_loop.is_resuming:
+        iter(DATA_FETCHER.of(trainer.fit_loop))
+
+
 def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
     """Count ``reload_dataloaders_every_n_epochs`` from the epoch in which a checkpoint's loaders were made."""
     fit_loop, epoch = trainer.fit_loop, trainer.current_epoch
@@ -75,11 +81,37 @@ def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
         )
 
 
+def warn_of_draws(trainer: Trainer, progress: dict[str, Any]) -> None:
+    """Where what samples draw at random is in no checkpoint: in workers that went on, or ahead of this run's seeds."""
+    within_epoch = progress["current"]["ready"] and not progress["is_last_batch"]
+    for loader in COMBINED_LOADER.of(trainer.fit_loop).flattened:
+        if isinstance(loader, ResumableDataLoader):
+            continue
+        if getattr(loader, "num_workers", 0) and (within_epoch or getattr(loader, "persistent_workers", False)):
+            why = "its workers' generators went on from batch to batch, and are in no checkpoint"
+        elif sized_len(loader) is None:
+            why = "Lightning fetches the first batch of a loader without a length ahead of this run's seeds"
+        else:
+            continue
+        rank_zero_warn(
+            f"what the samples of a {type(loader).__name__} draw at random (an augmentation) is not what they would "
+            f"have drawn if this run had not been stopped: {why}. Where they draw nothing, all is well; else take a "
+            "course_lib.resume.ResumableDataLoader"
+        )
+
+
 def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:
     """Why loaders that have no state begin with other batches than those that come next in a checkpoint, or ``""``."""
     loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
     forgetful = [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
     names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
+    drawing = [loader for loader in forgetful if _draws_by_a_generator_of_its_own(loader)]
+    if drawing and trainer.current_epoch:
+        return (
+            f"the order of a {type(drawing[0]).__name__} comes from a generator of its own, which is in no checkpoint: "
+            "it begins with the orders of the first epochs again. Leave generator= out (the order then comes from the "
+            "global generators, which are seeded here), or take a course_lib.resume.ResumableDataLoader"
+        )
     if progress["is_last_batch"]:
         return ""
     saved_within = f"this checkpoint was saved within an epoch, after {counted(done, 'batch', 'batches')}"
@@ -105,3 +137,9 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
             "checkpoint. Or take a course_lib.resume.ResumableDataLoader, which knows its order"
         )
     return ""
+
+
+def _draws_by_a_generator_of_its_own(loader: Any) -> bool:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return any(getattr(part, "generator", None) is not None for part in parts)

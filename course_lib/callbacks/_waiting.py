@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule
+from lightning.pytorch import Callback
 from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
@@ -36,14 +36,17 @@ def what_waits(
     }
 
 
-def warn_of_an_epochs_start(pl_module: LightningModule, batches: dict[str, Any]) -> None:
+def warn_of_an_epochs_start(trainer: Any, batches: dict[str, Any]) -> None:
     """Where a run goes on within an epoch, whose first hook Lightning does not call again."""
-    within_epoch = batches["current"]["ready"] and not batches["is_last_batch"]
-    if within_epoch and is_overridden("on_train_epoch_start", pl_module):
+    module = trainer.lightning_module
+    owners = [module] * is_overridden("on_train_epoch_start", module)
+    owners += [one for one in trainer.callbacks if not _is_known(type(one).on_train_epoch_start)]
+    if owners and batches["current"]["ready"] and not batches["is_last_batch"]:
         rank_zero_warn(
-            f"this checkpoint was saved within an epoch, and Lightning does not call {type(pl_module).__name__}."
-            "on_train_epoch_start again for it: what that sets and no checkpoint holds, as a plain attribute, is now "
-            "what __init__ has made of it. Set it in on_train_batch_start, or go by self.current_epoch where it is read"
+            "this checkpoint was saved within an epoch, and Lightning does not call "
+            f"{' and '.join(f'{type(one).__name__}.on_train_epoch_start' for one in owners)} again for it: what that "
+            "sets and no checkpoint holds, as a plain attribute, is now what __init__ has made of it. Set it in "
+            "on_train_batch_start, or go by the Trainer's current_epoch where it is read"
         )
 
 

@@ -21,15 +21,12 @@ from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
 from course_lib._held_generators import ModulesGenerators
 from course_lib._lightning import (
-    DATA_FETCHER,
     LOADERS_MADE_IN,
     MODULE_MODE,
     RESTARTING,
@@ -37,7 +34,7 @@ from course_lib._lightning import (
     SHOULD_ACCUMULATE,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
-from course_lib.callbacks import _averages, _metrics, _progress, _restored_loaders
+from course_lib.callbacks import _averages, _metrics, _progress, _refused_runs, _replaced_methods, _restored_loaders
 from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
 from course_lib.callbacks._other_ranks import (
     count_batches_again,
@@ -46,15 +43,6 @@ from course_lib.callbacks._other_ranks import (
     since_ranks,
     warn_of_buffers_of_other_ranks,
 )
-from course_lib.callbacks._refused_runs import (
-    refuse_loaders_that_part,
-    refuse_orders_that_overfitting_leaves,
-    refuse_windows_of_evaluations,
-    refused_resumes,
-    why_its_epoch_is_none_of_this_run,
-    why_within_a_window,
-)
-from course_lib.callbacks._replaced_methods import save_behind_own_hook, save_nothing_for_the_exception
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import finders_of, load_in_its_precision, skippers_of, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
@@ -167,11 +155,7 @@ class ExactResume(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
-            raise MisconfigurationException(
-                "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that "
-                f"does not accumulate by its own count, got {type(trainer.strategy).__name__}"
-            )
+        _refused_runs.refuse_steps_by_another(trainer, pl_module)
         _averages.refuse_a_second_fit(trainer)
         _averages.refuse_two_averages(trainer)
         self._forget()
@@ -188,7 +172,7 @@ class ExactResume(Callback):
         say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         self._loaded_own = own is not None
-        for why in refused_resumes(trainer, own or {}):
+        for why in _refused_runs.refused_resumes(trainer, own or {}):
             self._refuse(trainer, why)
         load_in_its_precision(trainer, pl_module, _averages.trained_state(checkpoint))
         gathered = own and own.get("gathered")
@@ -199,9 +183,9 @@ class ExactResume(Callback):
         self._held.look_at(pl_module)
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        refuse_loaders_that_part(trainer)
-        refuse_orders_that_overfitting_leaves(trainer)
-        refuse_windows_of_evaluations(trainer)
+        _refused_runs.refuse_loaders_that_part(trainer)
+        _refused_runs.refuse_orders_that_overfitting_leaves(trainer)
+        _refused_runs.refuse_windows_of_evaluations(trainer)
         self.go_on(trainer, pl_module)
         if self._window_end is None:
             self._remember(trainer)
@@ -209,32 +193,31 @@ class ExactResume(Callback):
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
         self._swaps = _averages.counted_swaps(trainer)
         self._deciders.watch(trainer)
-        if is_overridden("on_train_batch_end", pl_module):
-            # Which may have logged, and drawn.
-            self._replaced.callback(save_behind_own_hook(trainer, pl_module, lambda: self._end_batch(trainer, False)))
+        self._replaced = _replaced_methods.call_around_the_hooks(
+            trainer,
+            pl_module,
+            self._begin_batch,
+            lambda: self._end_batch(trainer, False),
+            on_train_start=lambda: self._begin_training(trainer),
+            on_train_epoch_start=lambda: self._begin_epoch(trainer),
+            on_validation_end=lambda: self._seed_generators(trainer),
+        )
         self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
         for optimizer in trainer.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(lambda *step: self._begin_step(trainer, *step)))
         self._seed_generators(trainer)
-        _restored_loaders.draw_the_epochs_order_again(trainer)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        refuse_windows_of_evaluations(trainer)
-        if self._resumed:
-            count_batches_again(trainer)
+        _refused_runs.refuse_windows_of_evaluations(trainer)
+        if self._resumed or self.reseed:  # an audit alone leaves a run as it is
+            count_batches_again(trainer)  # one epoch may be longer than another
         self._seed_generators(trainer)  # a loader that was made again for this epoch has drawn
         if self._validates_every is not None:
             trainer.val_check_batch, self._validates_every = self._validates_every, None
-        if self._turns_to_next_epoch and trainer.fit_loop.is_resuming:
-            iter(DATA_FETCHER.of(trainer.fit_loop))  # Lightning's own is of the epoch that ended
-        self._turns_to_next_epoch = False
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         _progress.count_batches_passed_over(trainer, begun=False, ended=False)
         self._batch_has_ended = self._before_own_hook = False
-        if not self._window_begun and self._unstepped is not None:  # behind all that the module's own hooks did
-            self._unstepped.keep()
-            self._window_begun = True
         if self._resumed:
             # The scheduler does it in on_train_epoch_start, which is not called here, and refuses it in on_train_start.
             trainer.accumulate_grad_batches = window_length(trainer)
@@ -251,7 +234,7 @@ class ExactResume(Callback):
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        _progress.count_batches_passed_over(trainer, begun=True, ended=False)
+        _progress.end_batch(trainer, batch, batch_idx)
         self._batch_has_ended = True
         self._end_batch(trainer, before_own_hook=True)
 
@@ -326,7 +309,7 @@ class ExactResume(Callback):
         self._refuse(trainer, self._metrics.why_refused(trainer))
         _metrics.make_the_validation_that_was_due(trainer, under_way)
         warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=epoch_ends)
-        warn_of_an_epochs_start(pl_module, batches)
+        warn_of_an_epochs_start(trainer, batches)
         warn_of_buffers_of_other_ranks(trainer)
         # A checkpoint of the next epoch is set back to a window's start behind all that.
         if not epoch_ends and not self._loaded.get("next_epoch_begun"):
@@ -338,9 +321,10 @@ class ExactResume(Callback):
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
         if not self._loaded_own:
-            self._refuse(trainer, why_within_a_window(batches, window_length(trainer)))
+            self._refuse(trainer, _refused_runs.why_within_a_window(batches, window_length(trainer)))
         why = _restored_loaders.why_loaders_are_elsewhere(trainer, batches)
         self._refuse(trainer, why, strict=self.strict and not self._brought)
+        _restored_loaders.warn_of_draws(trainer, batches)
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = _restored_loaders.restore_loaders(trainer, next_epoch)
         if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins
@@ -356,7 +340,7 @@ class ExactResume(Callback):
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._resumed and not self._went_on:
-            self._refuse(trainer, why_its_epoch_is_none_of_this_run(trainer))
+            self._refuse(trainer, _refused_runs.why_its_epoch_is_none_of_this_run(trainer))
             put_modes(trainer, pl_module, self._loaded.get("modes"))
             put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
             if not _progress.leave_an_epoch_without_batches(trainer):
@@ -405,6 +389,20 @@ class ExactResume(Callback):
         self._deciders.leave()
         self._handles, self._swaps = [], []
 
+    def _begin_training(self, trainer: Trainer) -> None:
+        self._seed_generators(trainer)
+        _restored_loaders.draw_the_epochs_order_again(trainer)
+
+    def _begin_epoch(self, trainer: Trainer) -> None:
+        self._seed_generators(trainer)
+        _restored_loaders.turn_to_the_next_epoch(trainer, self._turns_to_next_epoch)
+        self._turns_to_next_epoch = False
+
+    def _begin_batch(self) -> None:
+        if not self._window_begun and self._unstepped is not None:  # behind all that the module's own hooks did
+            self._unstepped.keep()
+            self._window_begun = True
+
     def _begin_step(self, trainer: Trainer, optimizer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
         refuse_what_ddp_never_reduces([trainer.model])
         # Lightning's closure makes the forward and the backward pass, ahead of on_before_optimizer_step.
@@ -443,7 +441,7 @@ class ExactResume(Callback):
 
     def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:
         if why and (self.strict if strict is None else strict):
-            save_nothing_for_the_exception(trainer)
+            _replaced_methods.save_nothing_for_the_exception(trainer)
             raise CheckpointError(why)
         if why:
             rank_zero_warn(why)

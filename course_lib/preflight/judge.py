@@ -222,6 +222,8 @@ def _checked(
             raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
     if expect is not None and "memory" in expect:
         int_of_at_least(1, "expect['memory']", expect["memory"])
+    if expect is not None and isinstance(expect.get("frozen"), str):
+        raise ValueError(f"expect['frozen'] must be prefixes of names in a list, got {expect['frozen']!r}")
     if not seconds > 0:
         raise ValueError(f"seconds must be positive, got {seconds!r}")
     return dict(expect or {})

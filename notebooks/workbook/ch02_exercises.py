@@ -82,7 +82,7 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
             "the call changed a global generator.\nEverything that draws from it later now depends on your order. "
             "Make a generator of your own: np.random.default_rng(...)."
         )
-    return _fault_of_pairs(made, words) or _fault_of_order(made, words)
+    return _fault_of_pairs(made, words, bucket_batches) or _fault_of_order(made, words)
 
 
 def _fault_of_dealing(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
@@ -104,7 +104,7 @@ def _fault_of_dealing(made: Callable[..., list[list[int]]], words: list[int]) ->
     return None
 
 
-def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
+def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int], answer: Any) -> str | None:
     batches = made(words, 32, 0, 0)
     if made(words, 32, 0, 1) == batches:
         if made(words, 32, 1, 1) != made(words, 32, 1, 0):
@@ -113,7 +113,7 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int]) -> s
         return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
     if made(words, 32, 1, 0) == batches and made(words, 32, 1, 1) == made(words, 32, 0, 1):
         return "seed 1 comes in the orders of seed 0.\nThe seed belongs in the generator, too, not the epoch alone."
-    return _collision(made)
+    return _collision(made, answer)
 
 
 def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> str | None:
@@ -183,7 +183,7 @@ def _global_generators() -> list[Any]:
     return [numpys, random.getstate(), torch.get_rng_state().tolist()]
 
 
-def _collision(made: Callable[..., list[list[int]]]) -> str | None:
+def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
     """Two pairs (seed, epoch) that give one order, and why."""
 
     def order(seed: int, epoch: int) -> list[list[int]]:
@@ -220,24 +220,16 @@ def _collision(made: Callable[..., list[list[int]]]) -> str | None:
     for pair, made_order in made_of.items():
         if (other := of_order.setdefault(made_order, pair)) != pair:
             return told(pair, other, "Sums, products, remainders and bits of the two are one number for many pairs.")
-    if (pairs := pairs_of_one_number(order)) and order(*pairs[0]) == order(*pairs[1]):
+    if (pairs := pairs_of_one_number(order, answer)) and order(*pairs[0]) == order(*pairs[1]):
         return told(*pairs, "A sum of multiples of the two is one number for many pairs.")
     return None
 
 
-def pairs_of_one_number(order: Callable[[int, int], Any]) -> tuple[tuple[int, int], tuple[int, int]] | None:
+def pairs_of_one_number(
+    order: Callable[[int, int], Any], answer: Any = None
+) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Two pairs of one number, if the answer makes a generator of whole numbers that grow evenly with either."""
-    seeds: list[int] = []
-
-    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(seed: Any = None) -> Any:
-            if np.size(seed) == 1 and isinstance(number := np.ravel(seed)[0], numbers.Integral):
-                seeds.append(int(number))
-            return make(seed)
-
-        return made
-
-    with mock.patch.object(np.random, "default_rng", noted(np.random.default_rng)):
+    with _numbers_of_generators(getattr(answer, "__globals__", {})) as seeds:
         for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
             order(*pair)
     if len(seeds) != 4:
@@ -247,6 +239,36 @@ def pairs_of_one_number(order: Callable[[int, int], Any]) -> tuple[tuple[int, in
         return None
     common = math.gcd(of_seed, of_epoch)
     return (of_epoch // common, 0), (0, of_seed // common)
+
+
+@contextlib.contextmanager
+def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
+    """The whole numbers that generators are made of meanwhile, also by what is imported as one of ``names``."""
+    seeds: list[int] = []
+
+    def note(seed: Any) -> None:
+        if np.size(seed) == 1 and isinstance(number := np.ravel(seed)[0], numbers.Integral):
+            seeds.append(int(number))
+
+    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
+        def made(seed: Any = None) -> Any:
+            note(seed)
+            return make(seed)
+
+        return made
+
+    class NotedGenerator(torch.Generator):
+        def manual_seed(self, seed: int) -> torch.Generator:
+            note(seed)
+            return super().manual_seed(seed)
+
+    makers = (np.random.default_rng, np.random.PCG64, np.random.RandomState, random.Random)
+    instead = {id(make): noted(make) for make in makers} | {id(torch.Generator): NotedGenerator}
+    with contextlib.ExitStack() as stack:
+        for place in (vars(np.random), vars(random), vars(torch), names):
+            changed = {name: instead[id(value)] for name, value in place.items() if id(value) in instead}
+            stack.enter_context(mock.patch.dict(place, changed))
+        yield seeds
 
 
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)

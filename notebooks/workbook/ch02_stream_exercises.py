@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import random
 import types
+import weakref
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -104,16 +105,22 @@ def _reason_of_error(error: Exception, info: Any) -> str:
 
 def _fault_of_reading(share: Any) -> str | None:
     drawn: list[int] = []
+    kept = weakref.WeakSet[Line]()
 
     def stream() -> Iterator[str]:
         for i in range(ENDLESS):
             drawn.append(i)
-            yield f"line {i}"
+            line = Line(f"line {i}")
+            kept.add(line)
+            yield line
+            del line
 
     for worker, workers in ((0, 0), (0, 1), (1, 2)):
         drawn.clear()
         info: Any = types.SimpleNamespace(id=worker, num_workers=workers) if workers else None
-        for given, _ in enumerate(itertools.islice(share(stream(), info), 50), start=1):
+        for given, _ in enumerate(itertools.islice(share(stream(), info), 200), start=1):
+            if len(kept) > 100:
+                return f"{len(kept)} lines that were read are in memory when {given} have been given out.\n{KEPT}"
             if len(drawn) > given * max(1, workers) + 100:
                 who = f"worker {worker} of {workers}" if workers else "without workers, one process"
                 return (
@@ -121,6 +128,13 @@ def _fault_of_reading(share: Any) -> str | None:
                     "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come."
                 )
     return None
+
+
+class Line(str):
+    """A text of which it can be seen whether anything still holds it."""
+
+
+KEPT = "A list of what was read holds the whole stream in the end. Let a line go when it is passed on."
 
 
 def _dealt(lines: Iterable[Any], workers: int, remainder: int) -> Iterator[Any]:
@@ -145,6 +159,14 @@ def _by_rows(lines: Any, info: Any) -> Any:
         return
     while row := list(itertools.islice(lines, info.num_workers)):
         yield row[info.id]
+
+
+def _keeping_them(lines: Any, info: Any) -> Any:
+    kept = []
+    for number, line in enumerate(lines):
+        kept.append(line)
+        if info is None or number % info.num_workers == info.id:
+            yield kept[number]
 
 
 def _by_content(lines: Any, info: Any) -> Any:
@@ -188,5 +210,6 @@ share = PropertyExercise(
         "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come.": (
             lambda lines, info: lines if info is None else list(lines)[info.id :: info.num_workers]
         ),
+        KEPT: _keeping_them,
     },
 )

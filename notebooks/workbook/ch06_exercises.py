@@ -258,11 +258,13 @@ def _fault_of_orders(make: Any) -> str | None:
             other = of_order.setdefault(str(order), (seed, epoch))
             if other != (seed, epoch):
                 return _one_order((seed, epoch), other)
-            turned = of_circle.setdefault(str(order[begin:] + order[:begin]), epoch)
+            circle = order[begin:] + order[:begin]
+            backwards = circle[:1] + circle[:0:-1]
+            turned = of_circle.setdefault(str(min(circle, backwards)), epoch)
             if turned != epoch:
                 return (
-                    f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere: the same samples meet in "
-                    "nearly the same batches. Draw a new order in each epoch."
+                    f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere or from its end: the same "
+                    "samples meet in nearly the same batches. Draw a new order in each epoch."
                 )
     of_factors = [pair for factor in FACTORS for pair in ((0, factor), (factor, 0))]
     for pair in of_factors + WRITTEN_ALIKE:

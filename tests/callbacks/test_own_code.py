@@ -16,11 +16,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException, SI
 from torch import nn
 from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import DataLoader, Dataset, default_collate
+from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
 from course_lib.callbacks import CheckpointError, ExactResume
 from course_lib.callbacks._unstepped import Unstepped
+from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
+from course_lib.samplers import ShardedBatchSampler
 from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, same
 from tests.trainer_oracle import quiet_trainer
 
@@ -193,6 +195,64 @@ class LogsAtABatchsEnd(Plain):
         return {"optimizer": optimizer, "lr_scheduler": dict(scheduler=schedule, monitor="own")}
 
 
+class IsShaken(Plain):
+    """What arrives is augmented, by numbers that are drawn behind all hooks."""
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        return (batch[0] + 0.1 * torch.randn_like(batch[0]), *batch[1:]) if self.trainer.training else batch
+
+
+class DrawsWhereItStarts(IsShaken):
+    def on_train_start(self):
+        torch.rand(())
+
+
+class DrawsEverywhere(Callback):
+    def on_train_start(self, *_):
+        torch.rand(())
+
+    on_train_epoch_start = on_train_batch_end = on_validation_end = on_train_start
+
+
+class HasACallbackThatDraws(IsShaken):
+    def configure_callbacks(self):  # they come behind those of the Trainer
+        return [DrawsEverywhere()]
+
+
+class WarmsUp(Callback):
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        pl_module.weight += 0.1
+        trainer.optimizers[0].param_groups[0]["lr"] *= 0.97
+
+
+class WarmsUpByACallback(Weighted):
+    ahead = (WarmsUp(),)
+
+
+class StepsItsScheduleItself(LogsAtABatchsEnd):
+    def lr_scheduler_step(self, scheduler, metric):
+        scheduler.step(-metric)
+
+
+class Grows:
+    """Four batches in epoch 0, six in epoch 1, and so on."""
+
+    epoch = 0
+
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __len__(self):
+        return 4 + 2 * self.epoch
+
+    def __iter__(self):
+        order = torch.randperm(2 * len(self)).tolist()
+        return iter([order[i : i + 2] for i in range(0, len(order), 2)])
+
+
+class HasEpochsThatGrow(Plain): ...
+
+
 class Curriculum(LightningDataModule):
     def train_dataloader(self):
         return loader(Samples(11 if self.trainer.current_epoch < 2 else 15))
@@ -220,12 +280,14 @@ def life(kind, folder, saves, k=1, dies=None, checkpoint=None, callbacks=(), **f
     data = dict(train_dataloaders=loader(), val_dataloaders=held_out())
     if kind is GetsNoneNowAndThen:
         data["train_dataloaders"] = loader(collate_fn=usable)
+    if kind is HasEpochsThatGrow:
+        data["train_dataloaders"] = ResumableDataLoader(Samples(16), batch_sampler=ShardedBatchSampler(Grows()))
     if kind is TrainsInFloat64:
         flags["precision"] = "64-true"
     if kind is LearnsMoreLater:
         data, flags["reload_dataloaders_every_n_epochs"] = dict(datamodule=Curriculum()), 2
     saver = ModelCheckpoint(folder, save_top_k=-1, **SAVES[saves])
-    callbacks = [*callbacks, ExactResume(), *([dies] if dies else []), saver]
+    callbacks = [*getattr(kind, "ahead", ()), *callbacks, ExactResume(), *([dies] if dies else []), saver]
     flags = dict(max_epochs=3, accumulate_grad_batches=k, val_check_interval=2) | flags
     trainer = quiet_trainer(callbacks=callbacks, enable_checkpointing=True, **flags)
     try:
@@ -249,8 +311,14 @@ KINDS = [
     HasExtraState,
     DrawsAtABatchsEnd,
     LogsAtABatchsEnd,
+    DrawsWhereItStarts,
+    HasACallbackThatDraws,
+    WarmsUpByACallback,
+    StepsItsScheduleItself,
+    HasEpochsThatGrow,
 ]
 TOLD = [
+    "ignore:.*does not call DrawsEverywhere.on_train_epoch_start again",
     "ignore:the loaders of epoch",
     "ignore:train_dataloader yielded None",
     "ignore:Checkpoint directory",
@@ -291,6 +359,73 @@ def test_a_run_that_is_stopped_ends_as_one_that_is_not(kind, tmp_path, request):
         case = f"{saves}, windows of {k}, killed at its {place}, refused: {refused}"
         assert whole.trained[len(whole.trained) - len(last.trained) :] == last.trained, case
         assert same(state_of(whole), state_of(last)), case
+
+
+def test_epochs_that_grow_are_whole(tmp_path):
+    assert len(life(HasEpochsThatGrow, tmp_path, "every epoch").trained) == 4 + 6 + 8
+
+
+@pytest.mark.filterwarnings(*TOLD)
+def test_a_window_that_begins_with_none_has_no_gradient_of_the_one_before(tmp_path):
+    module = Plain()
+    expected = copy.deepcopy(module.net)
+    optimizer = torch.optim.AdamW(expected.parameters(), lr=0.05)
+    batches = [next(iter(DataLoader(Samples(), 1, sampler=[index]))) for index in (1, 2, 0, 3)]
+    for window in ((0, 1), (3,)):
+        optimizer.zero_grad()
+        for number in window:
+            (nn.functional.mse_loss(expected(batches[number][0]), batches[number][1]) / 2).backward()
+        optimizer.step()
+    data = MiniDataLoader(Samples(), 1, sampler=[1, 2, 0, 3], collate_fn=usable)
+    quiet_trainer(callbacks=[ExactResume()], accumulate_grad_batches=2, max_epochs=1).fit(module, data)
+    for mine, its in zip(expected.parameters(), module.net.parameters(), strict=True):
+        torch.testing.assert_close(its, mine)
+
+
+class Drawing(Samples):
+    def __getitem__(self, index):
+        return super().__getitem__(index)[0] + torch.rand(3), *super().__getitem__(index)[1:]
+
+
+class Endless(IterableDataset):
+    def __iter__(self):
+        return iter([Samples()[index] for index in range(6)])
+
+
+@pytest.mark.parametrize(
+    ("saves", "make", "told"),
+    [
+        ("every step", lambda: MiniDataLoader(Drawing(), 2, num_workers=1), "a MiniDataLoader draw at random"),
+        (
+            "every epoch",
+            lambda: DataLoader(Drawing(), 2, num_workers=1, persistent_workers=True),
+            "its workers' generators",
+        ),
+        ("every epoch", lambda: DataLoader(Endless(), 2), "ahead of this run's seeds"),
+    ],
+)
+def test_draws_that_are_in_no_checkpoint_are_told_of(saves, make, told, tmp_path):
+    def fit(epochs, checkpoint=None):
+        saver = ModelCheckpoint(tmp_path, save_top_k=-1, **SAVES[saves])
+        trainer = quiet_trainer(callbacks=[ExactResume(), saver], enable_checkpointing=True, max_epochs=epochs)
+        trainer.fit(Plain(), make(), ckpt_path=checkpoint, weights_only=False)
+
+    fit(1)
+    first = sorted(tmp_path.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)[0]
+    with pytest.warns(UserWarning, match=told):
+        fit(2, first)
+
+
+def test_an_order_by_a_generator_of_the_loaders_own_is_refused(tmp_path):
+    def fit(epochs, checkpoint=None):
+        saver = ModelCheckpoint(tmp_path, save_top_k=-1, **SAVES["every epoch"])
+        data = DataLoader(Samples(), 2, shuffle=True, generator=torch.Generator().manual_seed(0))
+        trainer = quiet_trainer(callbacks=[ExactResume(), saver], enable_checkpointing=True, max_epochs=epochs)
+        trainer.fit(Plain(), data, ckpt_path=checkpoint, weights_only=False)
+
+    fit(1)
+    with pytest.raises(CheckpointError, match="comes from a generator of its own"):
+        fit(2, newest(tmp_path))
 
 
 def test_the_control_of_the_harness_differs_without_the_callback(tmp_path, monkeypatch):
@@ -373,6 +508,7 @@ class HalvesTheRate(Callback):
     ("kind", "saves", "callbacks", "flags", "told"),
     [
         (SetsAtAnEpochsStart, "every step", [], {}, "does not call SetsAtAnEpochsStart.on_train_epoch_start again"),
+        (Plain, "every step", [DrawsEverywhere()], {}, "does not call DrawsEverywhere.on_train_epoch_start again"),
         (
             MovesAtAValidationsEnd,
             "validation",
@@ -388,7 +524,7 @@ class HalvesTheRate(Callback):
             "saved at a batch's end, ahead of HalvesTheRate.on_train_epoch_end",
         ),
     ],
-    ids=["an epoch's start", "a validation's end", "an epoch's end of a callback"],
+    ids=["an epoch's start", "an epoch's start of a callback", "a validation's end", "an epoch's end of a callback"],
 )
 def test_a_hook_that_does_not_run_again_is_told_of(kind, saves, callbacks, flags, told, tmp_path):
     dies = None if flags else Dies(5, "end")  # or at the epoch's end

@@ -556,6 +556,8 @@ def test_expectations_become_checks():
     assert finding.check == "horizon" and "0 was expected" in finding.says
     [finding] = preflight(quiet_trainer(), Net(), loader(), expect={"frozen": ["body"]}).findings
     assert finding.check == "setup" and "body.0.weight" in finding.says
+    [finding] = preflight(quiet_trainer(), Net(), loader(), expect={"frozen": ["bdy"]}).findings
+    assert "No parameter's name begins with bdy" in finding.says and "body.0.weight" in finding.cure
 
 
 @pytest.mark.parametrize(
@@ -565,6 +567,7 @@ def test_expectations_become_checks():
         {"allow_unjudged": ["lenght"]},
         {"skip": "setup"},
         {"expect": {"final_rate": 0}},
+        {"expect": {"frozen": "body"}},
         {"seconds": 0},
         {"trainer": None},
     ],

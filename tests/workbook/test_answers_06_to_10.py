@@ -54,6 +54,12 @@ class MultipliesThem(_Dealt):
         return np.random.default_rng(self.seed * self.epoch).permutation(self.num_samples)
 
 
+class TurnsEverySecondRound(_Dealt):
+    def order(self):
+        order = np.random.default_rng([self.seed, self.epoch // 2]).permutation(self.num_samples)
+        return order[:: (-1) ** self.epoch]
+
+
 class CountsItsEpochs(_Dealt):
     def __iter__(self):
         yield from super().__iter__()
@@ -441,6 +447,7 @@ WRONG = {
     "06/2 seeds joined": (repair_a_sampler, JoinsTheSeeds),
     "06/2 a product": (repair_a_sampler, MultipliesThem),
     "06/2 a sum of a multiple": (repair_a_sampler, AddsAMultiple),
+    "06/2 every second order from its end": (repair_a_sampler, TurnsEverySecondRound),
     "06/3 epoch modulo 12": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 12)),
     "06/3 epoch modulo 100": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 100)),
     "06/3 epochs up to 50": (one_order_for_all_ranks, seeded_by(lambda epoch: min(epoch, 50))),

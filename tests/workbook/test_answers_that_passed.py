@@ -14,6 +14,7 @@ from unittest import mock
 import numpy as np
 import pytest
 import torch
+from numpy.random import default_rng
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler
 from workbook import ch01_exercises as ch01
 from workbook import ch02_exercises as ch02
@@ -83,6 +84,21 @@ def buckets(text, arrange=None):
 
 def of_one_number(number):
     return lambda lengths, batch_size, seed, epoch: ch02._buckets(lengths, batch_size, number(seed, epoch))
+
+
+def of_an_alias(lengths, batch_size, seed, epoch):
+    return in_buckets(lengths, batch_size, default_rng(seed << 20 ^ epoch).permutation)
+
+
+def of_torchs_generator(lengths, batch_size, seed, epoch):
+    generator = torch.Generator().manual_seed(10**8 * seed + epoch)
+    return in_buckets(lengths, batch_size, lambda n: torch.randperm(n, generator=generator))
+
+
+def in_buckets(lengths, batch_size, permutation):
+    order = sorted(permutation(len(lengths)).tolist(), key=lengths.__getitem__)
+    batches = cut(order, batch_size)
+    return [batches[i] for i in permutation(len(batches))]
 
 
 def samples_of_the_epoch_alone(lengths, batch_size, seed, epoch):
@@ -205,6 +221,10 @@ def asking_the_device(run, limit, usual):
             "(1, 0) and (0, 1337) give one order",
         ),
         (ch02.bucket_batches, of_one_number(lambda seed, epoch: seed + 2**21 * epoch), "A sum of multiples of the two"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: seed * 10**6 + epoch), "(1, 0) and (0, 1000000) give one"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: int(f"{seed}{epoch:09d}")), "A sum of multiples of the two"),
+        (ch02.bucket_batches, of_an_alias, "A sum of multiples of the two"),
+        (ch02.bucket_batches, of_torchs_generator, "A sum of multiples of the two"),
         (ch02.bucket_batches, samples_of_the_epoch_alone, "seed 1 has the batches of seed 0, in another order"),
         (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
         (fetching.prefetched, trying_again, "whoever swallows it trains on fewer samples"),

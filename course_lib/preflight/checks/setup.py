@@ -79,6 +79,14 @@ def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] =
             "Call model.train() before the fit (from_pretrained leaves a model in evaluation mode). If it is meant, "
             "freeze its parameters, or call eval() in on_train_epoch_start, where a reader sees it.",
         )
+    unknown = [prefix for prefix in meant if not any(p.name.startswith(prefix) for p in steps.parameters)]
+    if unknown:
+        judgement.find(
+            "setup",
+            f"No parameter's name begins with {_named(unknown)}, which expect={{'frozen': [...]}} names.",
+            "What was to stay as it is may be trained; a name with a slip in it holds nothing.",
+            f"Name parameters, or their beginning: {_named([p.name for p in steps.parameters])}.",
+        )
     if still_trained:
         judgement.find(
             "setup",
