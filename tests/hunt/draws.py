@@ -214,7 +214,8 @@ def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     # Workers that are new after a resume draw anew here; and a loader that forgets is told of by a strict callback.
     quiet = dict(noise=(), collate_draws=False) if any(run.workers) else {}
     if draw(one_of(False, False, True)):
-        quiet |= dict(stream=True, shuffle=False, noise=(), reload_every=0, limit_train_batches=None)
+        quiet |= dict(stream=True, shuffle=False, noise=(), collate_draws=False, reload_every=0)
+        quiet |= dict(limit_train_batches=None)
         quiet |= dict(val_check_interval=None if isinstance(run.val_check_interval, float) else run.val_check_interval)
     explicit = ("ExactResume", *(name for name in run.callbacks if name != "ExactResume"))
     tail = "drop" if run.tail == "drop" and not quiet.get("stream") else "spread"

@@ -24,7 +24,10 @@ OWN_CODE = (
     *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None"),
 )
 """What a module does by itself, beside its optimizer. On several ranks, the first five."""
-BESIDE = ("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode")
+BESIDE = (
+    *("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode"),
+    "a callback that draws",
+)
 """What a Trainer has, and what changes nothing."""
 STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True", "broadcast_buffers=False")
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")

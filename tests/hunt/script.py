@@ -63,6 +63,7 @@ CALLBACKS_BESIDE = {
     "a log": "LearningRateMonitor()",
     "a timer": "Timer(interval='step')",
     "a checkpoint of an exception": "OnExceptionCheckpoint(Path(folder, 'exception'))",
+    "a callback that draws": "Draws()",
 }
 OWN_GENERATORS = {
     "torch": "torch.Generator(DEVICE).manual_seed(7)",

@@ -197,6 +197,15 @@ class Module(LightningModule):
         return $optimizers
 
 
+class Draws(Callback):
+    """As one does that takes samples of a model."""
+
+    def on_train_start(self, *_):
+        torch.rand(()), np.random.rand(), random.random()
+
+    on_train_batch_end = on_validation_end = on_train_epoch_end = on_train_start
+
+
 class Dies(Callback):
     """Ends this life at a place of its n-th micro-batch, or at the next such place."""
 
