@@ -16,14 +16,20 @@ from typing import Any
 import psutil
 
 
+def started_by(pid: int) -> list[psutil.Process]:
+    """A process and those that it started, whatever their sessions; none where it is gone."""
+    with contextlib.suppress(psutil.Error):
+        process = psutil.Process(pid)
+        return [process, *process.children(recursive=True)]
+    return []
+
+
 def cpu_seconds(pid: int) -> float:
     """What a process and those that it started have used; 0 where it is gone."""
     total = 0.0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            with contextlib.suppress(psutil.Error):
-                total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
+    for one in started_by(pid):
+        with contextlib.suppress(psutil.Error):
+            total += sum(one.cpu_times()[:4])  # its own, and that of those that have ended
     return total
 
 
@@ -33,12 +39,10 @@ def seconds_without_a_core(pid: int) -> float:
     It is the sum over the threads that live, by Linux's ``/proc/PID/task/TID/schedstat``.
     """
     nanoseconds = 0
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        for one in (process, *process.children(recursive=True)):
-            for thread in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
-                with contextlib.suppress(OSError, ValueError):
-                    nanoseconds += int(thread.read_text().split()[1])
+    for one in started_by(pid):
+        for thread in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
+            with contextlib.suppress(OSError, ValueError):
+                nanoseconds += int(thread.read_text().split()[1])
     return nanoseconds / 1e9
 
 
@@ -47,14 +51,7 @@ def is_ready(pid: int) -> bool:
 
     The kernel counts a wait for a core when it is over. False where there is no ``/proc/PID/task/TID/stat``.
     """
-    with contextlib.suppress(psutil.Error):
-        process = psutil.Process(pid)
-        return any(
-            state in ("R", "D")
-            for one in (process, *process.children(recursive=True))
-            for _, state in thread_states(one.pid)
-        )
-    return False
+    return any(state in ("R", "D") for one in started_by(pid) for _, state in thread_states(one.pid))
 
 
 def thread_states(pid: int) -> Iterator[tuple[int, str]]:

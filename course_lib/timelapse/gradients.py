@@ -60,6 +60,8 @@ class Gradients:
         self._not_watched: dict[int, Tensor] = {}
         """Those that do not, because they want no gradient."""
         self._hook = self._see_accumulated
+        self._given: dict[int, Tensor] = {}
+        """The gradient that a pass left to each parameter of a replayed module last, by its id."""
         self._versions: dict[tuple[int, int], int] = {}
         """Of each optimizer's probe: how often it had been written to at the last backward pass."""
         self._steps = 0
@@ -168,8 +170,10 @@ class Gradients:
             if not parameter.requires_grad or number in self.never:
                 continue
             given.add(number)
-            if parameter.grad is None:
-                self._give_zero(parameter)
+            gradient = parameter.grad
+            if gradient is None or gradient.is_sparse:  # of the real passes, which cannot be filled
+                gradient = self._give_zero(parameter)
+            self._given[number] = gradient
             hooks: Any = parameter._post_accumulate_grad_hooks  # type: ignore[attr-defined]
             if hooks and (len(hooks) > 1 or number not in self._watched):
                 hooked.append((parameter, list(hooks.values())))
@@ -188,11 +192,12 @@ class Gradients:
                 if call is not self._hook:
                     call(parameter)
 
-    def _give_zero(self, parameter: nn.Parameter) -> None:
+    def _give_zero(self, parameter: nn.Parameter) -> Tensor:
         try:
-            parameter.grad = self._zeros[id(parameter)]
+            parameter.grad = zeros = self._zeros[id(parameter)]
         except (KeyError, RuntimeError, TypeError):  # there is none yet, or the parameter has another form now
-            parameter.grad = self._zeros[id(parameter)] = torch.zeros_like(parameter)
+            parameter.grad = zeros = self._zeros[id(parameter)] = torch.zeros_like(parameter)
+        return zeros
 
     # ---------------------------------------------------------------------------- whether gradients were cleared
 
@@ -209,12 +214,26 @@ class Gradients:
         """By which an optimizer's gradients were multiplied since the last backward pass; 0 where they are none."""
         if not self.lapse.fast or number in self._computed:
             held = parameters_of(self.lapse.optimizers.things[number])
-            return float(any(parameter.grad is not None and parameter.grad.any().tolist() for parameter in held))
+            return float(any(_is_anything(parameter.grad) for parameter in held))
         probe = self._probe(number)
         if probe is None or probe.grad is None:
             return 0.0
+        if probe.grad.is_sparse:
+            return float(_is_anything(probe.grad))
         found: Any = probe.grad.flatten()[0].tolist()
         return float(found) / _mark_of(probe)
+
+    def is_assigned(self, number: int) -> bool:
+        """Whether the script has put gradients of its own in the place of those that a pass has left."""
+        if not self.lapse.fast or number in self._computed:
+            return False
+        probe = self._probe(number)
+        held: Any = [probe] if probe is not None and probe.grad is not None else None
+        for parameter in held or parameters_of(self.lapse.optimizers.things[number]):  # a part of them maybe
+            given = self._given.get(id(parameter))
+            if given is not None and parameter.grad is not None and parameter.grad is not given:
+                return True
+        return False
 
     def _probe(self, number: int) -> nn.Parameter | None:
         probe = self._probes.get(number)
@@ -272,6 +291,13 @@ class Gradients:
                 self.lapse.journal.loss_weights.append(LossWeight(self.lapse.backwards, line, weight))
 
         return [node.register_prehook(seen) for node in means_behind(roots)]
+
+
+def _is_anything(gradient: Tensor | None) -> bool:
+    if gradient is None:
+        return False
+    values = gradient.coalesce().values() if gradient.is_sparse else gradient
+    return bool(values.any().tolist())
 
 
 def _mark_of(parameter: nn.Parameter) -> float:

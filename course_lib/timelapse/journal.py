@@ -76,6 +76,8 @@ class Step(NamedTuple):
     """By which the script has multiplied its gradients since the last backward pass."""
     within: bool
     """Whether the step of another optimizer made this one."""
+    assigned: bool = False
+    """Whether the script has put gradients of its own in the place of those that a pass had left."""
 
 
 class ScheduleStep(NamedTuple):
@@ -191,6 +193,8 @@ class Journal:
     loaders: list[LoaderPlayed] = field(default_factory=list)
     optimizers: list[OptimizerPlayed] = field(default_factory=list)
     schedules: list[SchedulePlayed] = field(default_factory=list)
+    never_stepped: list[SchedulePlayed] = field(default_factory=list)
+    """Schedules that were made, and that neither the script nor another schedule has stepped."""
     modules: list[str] = field(default_factory=list)
     """The names of the classes of what was called."""
     weights: list[int] = field(default_factory=list)
@@ -269,8 +273,11 @@ class Journal:
         """Where, among the events, a backward pass stands that a step has used; all of them, if none has used any."""
         found: set[int] = set()
         held: list[set[int]] = [set() for _ in self.optimizers]
+        since_a_step: list[set[int]] = [set() for _ in self.optimizers]
         for at, event in enumerate(self.events):
             if isinstance(event, Backward):
+                for optimizer in event.reached:
+                    since_a_step[optimizer].add(at)
                 if event.moved:  # by a step that is the script's own code
                     found.update(*held)
                 if event.in_a_step:
@@ -280,9 +287,12 @@ class Journal:
                         held[optimizer].clear()
                     held[optimizer].add(at)
             elif isinstance(event, Step) and event.optimizer < len(held):
-                if not event.cleared:
+                if event.assigned:
+                    found |= since_a_step[event.optimizer]
+                elif not event.cleared:
                     found |= held[event.optimizer]
                 held[event.optimizer].clear()
+                since_a_step[event.optimizer].clear()
         if found and not self.changed_by_hand:
             return found
         return {at for at, event in enumerate(self.events) if isinstance(event, Backward)}

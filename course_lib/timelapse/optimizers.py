@@ -34,10 +34,7 @@ class RecordedOptimizers:
         def __init__(make: Any, optimizer: Optimizer, *arguments: Any, **options: Any) -> None:
             self._record_steps_of(type(optimizer))
             make(optimizer, *arguments, **options)
-            if optimizer not in self.lapse.optimizers:
-                self.lapse.journal.optimizers.append(OptimizerPlayed(type(optimizer).__name__))
-            self.lapse.optimizers.number(optimizer)
-            self.gradients.forget_holders()
+            self._number_of(optimizer)
 
         @instead_of(Optimizer)
         def add_param_group(extend: Any, optimizer: Optimizer, group: dict[str, Any]) -> None:
@@ -71,8 +68,15 @@ class RecordedOptimizers:
         recorded.hooked = recorded.is_recorded = True
         kind.step = recorded  # type: ignore[method-assign]
 
+    def _number_of(self, optimizer: Optimizer) -> int:
+        """Its number; a copy of an optimizer is met first when it steps."""
+        if optimizer not in self.lapse.optimizers:
+            self.lapse.journal.optimizers.append(OptimizerPlayed(type(optimizer).__name__))
+            self.gradients.forget_holders()
+        return self.lapse.optimizers.number(optimizer)
+
     def _step(self, optimizer: Optimizer, real: Any, given: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        lapse, number = self.lapse, self.lapse.optimizers.number(optimizer)
+        lapse, number = self.lapse, self._number_of(optimizer)
         if number in self.stepping:  # a subclass that calls its parent's
             return real(optimizer, *given, **options)
         self.callers.update(self.stepping)
@@ -80,6 +84,7 @@ class RecordedOptimizers:
             self.callers.add(number)
         closure = given[0] if given else None
         factor = 1.0 if closure is not None else self.gradients.factor(number)
+        assigned = closure is None and self.gradients.is_assigned(number)
         within = bool(self.stepping)
         self.stepping.append(number)
         try:
@@ -95,7 +100,7 @@ class RecordedOptimizers:
         lapse.steps += 1
         lapse.steps_made.add(number)
         rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        made = Step(number, rates, factor == 0, factor or 1.0, within)
+        made = Step(number, rates, factor == 0, factor or 1.0, within, assigned)
         if lapse.inside["backward"]:  # a hook of the pass steps, which is written down when it has ended
             self.gradients.steps_within.append(made)
         else:

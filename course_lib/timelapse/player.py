@@ -22,7 +22,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from course_lib._processes import cpu_seconds, interrupts_held
+import psutil
+
+from course_lib._processes import cpu_seconds, interrupts_held, started_by
 from course_lib.timelapse.journal import Journal
 
 IDLE_SECONDS = 60.0
@@ -179,6 +181,8 @@ class _Playing:
         self.worked = self.looked
         """When it was last seen to have used some of the CPU."""
         self.told_to_end = False
+        self.started: set[psutil.Process] = set()
+        """What it was seen to have started, some of it in sessions of their own."""
         self.why = ""
         """Why it was ended, or gave nothing back."""
         self.given_back: Any = None
@@ -196,6 +200,7 @@ class _Playing:
 
     def _look(self) -> None:
         self.looked, used = time.monotonic(), cpu_seconds(self.process.pid)
+        self.started.update(started_by(self.process.pid))
         if used > self.used + 0.01:
             self.used, self.worked = used, self.looked
         if self.looked > self.worked + IDLE_SECONDS:
@@ -211,8 +216,12 @@ class _Playing:
 
     def stop(self) -> None:
         """End its process, and those that it has started."""
+        self.started.update(started_by(self.process.pid))
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, signal.SIGKILL)
+        for process in self.started:
+            with contextlib.suppress(psutil.Error):  # which knows a process by more than its number
+                process.kill()
         self.process.wait()
         written = self.folder / "given_back"
         if written.exists():

@@ -22,6 +22,7 @@ class RecordedSchedules:
     def __init__(self, lapse: Lapse) -> None:
         self.lapse = lapse
         self.schedules = Numbered()
+        self.made: list[LRScheduler] = []
 
     def install(self) -> None:
         for kind in {value for value in vars(lr_scheduler).values() if inspect.isclass(value)}:
@@ -31,6 +32,7 @@ class RecordedSchedules:
         @instead_of(LRScheduler)
         def __init__(make: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
             instead_of_own(type(schedule), self.step)
+            self.made.append(schedule)
             make(schedule, *arguments, **options)
 
         @instead_of(LRScheduler)
@@ -50,15 +52,21 @@ class RecordedSchedules:
 
     def _played(self, schedule: Any) -> SchedulePlayed:
         if schedule not in self.schedules:
-            optimizer = schedule.optimizer
-            while optimizer not in self.lapse.optimizers and hasattr(optimizer, "optimizer"):
-                optimizer = optimizer.optimizer  # a library's wrapper
-            number = self.lapse.optimizers.number(optimizer) if optimizer in self.lapse.optimizers else -1
-            follows = isinstance(schedule, ReduceLROnPlateau)
-            self.lapse.journal.schedules.append(
-                SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)])
-            )
+            self.lapse.journal.schedules.append(self._begun(schedule))
         return self.lapse.journal.schedules[self.schedules.number(schedule)]
+
+    def _begun(self, schedule: Any) -> SchedulePlayed:
+        optimizer = schedule.optimizer
+        while optimizer not in self.lapse.optimizers and hasattr(optimizer, "optimizer"):
+            optimizer = optimizer.optimizer  # a library's wrapper
+        number = self.lapse.optimizers.number(optimizer) if optimizer in self.lapse.optimizers else -1
+        follows = isinstance(schedule, ReduceLROnPlateau)
+        return SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)])
+
+    def see_which_were_never_stepped(self) -> None:
+        parts = {id(part) for schedule in self.made for part in _parts_of(schedule)}
+        never = [one for one in self.made if one not in self.schedules and id(one) not in parts]
+        self.lapse.journal.never_stepped = [self._begun(schedule) for schedule in never]
 
     def walk_on(self, units: int) -> None:
         """Step each schedule beyond the end of the run, ``units`` and more in all; the script has ended."""
@@ -74,6 +82,13 @@ class RecordedSchedules:
                     except Exception as error:
                         played.refused = f"{type(error).__name__}: {error}"
                         break
+
+
+def _parts_of(schedule: Any) -> list[LRScheduler]:
+    """The schedules that it steps."""
+    held = list(vars(schedule).values())
+    held += [part for value in held if isinstance(value, list | tuple) for part in value]
+    return [one for one in held if isinstance(one, LRScheduler)]
 
 
 def _rates_of(schedule: Any) -> tuple[float, ...]:

@@ -76,6 +76,7 @@ class Stage:
         if self.gradients.changes_by_hand:  # in each of the real micro-batches, so in the others as well
             journal.changed_by_hand = sum(isinstance(event, Backward) for event in journal.events)
         journal.seconds = time.process_time()
+        self.schedules.see_which_were_never_stepped()
         self.schedules.walk_on(journal.micro_batches())
         files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
         own = {file for file in files if self.lapse.is_own(file) and file.endswith(".py")}

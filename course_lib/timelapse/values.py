@@ -11,6 +11,7 @@ import ast
 import builtins
 import copy
 import functools
+import importlib
 import itertools
 import math
 import operator
@@ -50,6 +51,17 @@ class HeldInt(int):
 
     def __reduce__(self) -> Any:
         return int, (int(self),)
+
+
+def _have_yaml_write_them() -> None:
+    """As the numbers that they are; PyYAML goes by the exact class, where json and pickle do not."""
+    try:
+        representer: Any = importlib.import_module("yaml.representer")
+    except ImportError:
+        return
+    for into in (representer.SafeRepresenter, representer.Representer):
+        into.add_representer(HeldFloat, lambda dumper, value: dumper.represent_float(value.__reduce__()[1][0]))
+        into.add_representer(HeldInt, lambda dumper, value: dumper.represent_int(value.__reduce__()[1][0]))
 
 
 def _is_held(value: Any) -> bool:
@@ -179,6 +191,7 @@ class Comparisons:
             for name in ARITHMETIC:
                 setattr(kind, name, _computing(base, name))
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
+        _have_yaml_write_them()
         for module in (math, statistics):
             for name, compute in vars(module).copy().items():
                 if callable(compute) and not isinstance(compute, type) and name[0] != "_":

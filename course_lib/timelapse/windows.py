@@ -48,6 +48,8 @@ class OptimizerWindows:
     """Cleared before any optimizer stepped with them."""
     left_over: list[Pass] = field(default_factory=list)
     """There at the end of the run, and used by no step."""
+    assigned: int = 0
+    """Steps with gradients that the script has made of those of passes, by its own code."""
 
 
 def windows_of(journal: Journal) -> list[OptimizerWindows]:
@@ -79,6 +81,7 @@ def windows_of(journal: Journal) -> list[OptimizerWindows]:
                 held[optimizer].append(made)
         elif isinstance(event, Step) and event.optimizer < len(found):
             mine, of = held[event.optimizer], found[event.optimizer]
+            of.assigned += event.assigned
             if event.cleared:
                 suspects[event.optimizer] += mine
                 mine = held[event.optimizer] = []

@@ -282,6 +282,90 @@ for epoch in range(6):
     if epoch < 3:
         schedule.step()
 """
+PROJECTED = """
+parameters = [*body.parameters()]
+for epoch in range(3):
+    for batch in loader:
+        of_tasks = []
+        for task in (0, 1):
+            optimizer.zero_grad()
+            loss_of(task, batch).backward()
+            of_tasks.append([parameter.grad.clone() for parameter in parameters])
+        optimizer.zero_grad()
+        flat = [torch.cat([one.flatten() for one in of_one]) for of_one in of_tasks]
+        dot = (flat[0] * flat[1]).sum()
+        if dot < 0:
+            flat[0] = flat[0] - dot / flat[1].square().sum() * flat[1]
+        for parameter, one in zip(parameters, sum(flat).split([p.numel() for p in parameters])):
+            parameter.grad = one.view_as(parameter)
+        optimizer.step()
+"""
+CLIPPED_BY_SAMPLE = """
+parameters = [*body.parameters(), *heads[0].parameters()]
+body.eval()
+for epoch in range(3):
+    for batch in loader:
+        sums = [torch.zeros_like(parameter) for parameter in parameters]
+        for number in range(len(batch[0])):
+            optimizer.zero_grad()
+            loss_of(0, [part[number : number + 1] for part in batch]).backward()
+            for total, parameter in zip(sums, parameters):
+                total += parameter.grad.clamp(-1, 1)
+        for total, parameter in zip(sums, parameters):
+            parameter.grad = (total + 0.1 * torch.randn_like(total)) / len(batch[0])
+        optimizer.step()
+"""
+SPARSE = """
+table = nn.EmbeddingBag(3, 8, sparse=True)
+sparse = torch.optim.SparseAdam(table.parameters())
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        sparse.zero_grad(set_to_none=False)
+        loss_of(0, [batch[0] + table(batch[2][:, None]), *batch[1:]]).backward()
+        optimizer.step()
+        sparse.step()
+"""
+COPIED = """
+import copy
+body, heads, optimizer = copy.deepcopy((body, heads, optimizer))
+"""
+WRITTEN_AS_YAML = (
+    TRAINED
+    + """
+import yaml
+with open("history.yaml", "w") as file:
+    yaml.safe_dump([{"loss": loss_of(0, batch).item(), "right": batch[1].sum().item()}], file)
+"""
+)
+A_LINE_TO_ZERO = """
+schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda call: 1 - call / 36)
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+        schedule.step()
+"""
+BY_EPOCHS = """
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 3)
+for epoch in range(3):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(0, batch).backward()
+        optimizer.step()
+    schedule.step()
+"""
+AN_OPTIMIZER_EACH = """
+optimizers = [torch.optim.SGD(part.parameters(), lr=0.1) for part in (body, heads[0])]
+for epoch in range(3):
+    for batch in loader:
+        for one in optimizers:
+            one.zero_grad()
+        loss_of(0, batch).backward()
+        for one in optimizers:
+            one.step()
+"""
 
 
 def report_of(folder: Path, text: str) -> PreflightReport:
@@ -317,6 +401,14 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(RATES_TRIED, id="a test of rates ahead of the run"),
         pytest.param(A_LOADER_A_TASK, id="a loader for each task"),
         pytest.param(ANOTHER_OPTIMIZER, id="another optimizer from epoch 3 on"),
+        pytest.param(PROJECTED, id="gradients of two tasks, projected"),
+        pytest.param(CLIPPED_BY_SAMPLE, id="gradients clipped by sample, and noise"),
+        pytest.param(SPARSE, id="sparse gradients"),
+        pytest.param(COPIED + TRAINED, id="a copied optimizer"),
+        pytest.param(WRITTEN_AS_YAML, id="losses written as YAML"),
+        pytest.param(A_LINE_TO_ZERO, id="a rate that would fall below zero behind the run"),
+        pytest.param(BY_EPOCHS, id="a schedule of epochs"),
+        pytest.param(AN_OPTIMIZER_EACH, id="an optimizer for each part"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
@@ -380,6 +472,27 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
             ANOTHER_OPTIMIZER,
             "horizon: ExponentialLR is stepped 3 times behind",
         ),
+        ("    schedule.step()\n", "", BY_EPOCHS, "horizon: CosineAnnealingLR is made and never stepped"),
+        (
+            "for epoch in range(3):\n",
+            "optimizer = torch.optim.Adam([*body.parameters(), *heads.parameters()])\nfor epoch in range(3):\n",
+            BY_EPOCHS,
+            "horizon: The optimizer of CosineAnnealingLR, SGD 0, makes no step; Adam 1 steps",
+        ),
+        ("        schedule.step()\n", "    schedule.step()\n", A_LINE_TO_ZERO, "horizon: The rate ends at 0.0944"),
+        (
+            "        loss_of(0, batch).backward()\n",
+            "        loss_of(0, batch)\n",
+            TRAINED,
+            "window: The script makes 36 optimizer steps and no backward pass",
+        ),
+        (
+            "        for one in optimizers:\n            one.step()",
+            "        optimizers[0].step()",
+            AN_OPTIMIZER_EACH,
+            "window: SGD 2 makes no step, and 36 backward passes",
+        ),
+        ("        sparse.zero_grad(set_to_none=False)\n", "", SPARSE, "window: The gradients of SparseAdam are not"),
     ],
     ids=[
         "not cleared",
@@ -393,6 +506,12 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         "not cleared beside two loaders",
         "samples trained on that an attack evaluates",
         "the schedule of the optimizer before",
+        "a schedule that is never stepped",
+        "the optimizer is made again",
+        "a line's end in steps, stepped by epochs",
+        "no backward pass",
+        "one of two optimizers is never stepped",
+        "sparse gradients are not cleared",
     ],
 )
 def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_path: Path):

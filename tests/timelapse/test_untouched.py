@@ -52,6 +52,14 @@ def test_files_are_read_where_they_are_and_written_elsewhere(tmp_path: Path):
     assert not (Path.home() / ".timelapse_test").exists()
 
 
+def test_a_process_that_the_script_leaves_in_a_session_of_its_own_is_ended(tmp_path: Path):
+    script = tmp_path / "train.py"
+    starts = "import subprocess\nsubprocess.Popen(['sleep', '987.5'], start_new_session=True)\n"
+    script.write_text(f"{starts}{TRAIN}\nimport time\nfor _ in range(20):\n    step()\n    time.sleep(0.1)\n")
+    assert play(script).end == "ended"
+    assert [process.pid for process in psutil.process_iter() if "987.5" in command_of(process)] == []
+
+
 def a_play(processes: list[psutil.Process]) -> bool:
     # To import torch starts processes as well, where it is built for CUDA.
     return any("course_lib.timelapse.stage" in command_of(process) for process in processes)

@@ -241,6 +241,9 @@ def end_of(rates: Rates, *, peak: int, raised: bool) -> int | None:
     up = after > np.minimum.accumulate(after) + rounding
     if up.any():
         return peak + int(np.argmin(after[: int(np.argmax(up))]))
+    at_zero = np.flatnonzero((np.abs(after[:-1]) <= rounding) & (after[1:] < -rounding))
+    if at_zero.size:  # a line that comes to 0, and that nobody has stopped there
+        return peak + int(at_zero[0])
     changes = np.flatnonzero(after[1:] != after[:-1])
     settled = int(changes[-1]) + 1 if changes.size else 0
     # By a factor, until it is rounded to 0.

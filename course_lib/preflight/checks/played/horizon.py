@@ -11,7 +11,16 @@ import numpy as np
 from course_lib._words import counted
 from course_lib.preflight.checks.horizon import Calls, WalkedSchedule, faults
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, SchedulePlayed, ScheduleStep, Step
+from course_lib.timelapse.journal import (
+    ENDED,
+    Backward,
+    Delivered,
+    Forward,
+    Journal,
+    SchedulePlayed,
+    ScheduleStep,
+    Step,
+)
 from course_lib.timelapse.windows import passes_of
 
 
@@ -19,7 +28,9 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
     judgement = Judgement()
     rates = [rate[0] for rate in journal.rates() if rate]
     if not journal.schedules:
-        how = "the script has no schedule, its rate is constant"
+        if _never_stepped(judgement, journal):
+            return judgement
+        how = f"the script {'steps' if journal.never_stepped else 'has'} no schedule, its rate is constant"
         steps = [event for event in journal.events if isinstance(event, Step) and event.rates]
         if len({(step.optimizer, step.rates) for step in steps}) > len({step.optimizer for step in steps}):
             how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
@@ -39,6 +50,8 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             made = counted(calls.calls.made, "call")
             judgement.notes.append(f"horizon: {schedule.name} ends after {made}, and {heir} goes on behind it")
             continue
+        if _of_an_optimizer_that_never_steps(judgement, journal, schedule, calls.calls.made):
+            return judgement
         left_by, late = _left_behind(journal, number, schedule)
         if left_by and _only_rises(schedule, calls.calls.made):
             own = journal.optimizers[schedule.optimizer].name
@@ -58,6 +71,48 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             "Change the schedule's horizon or its last rate, or what is expected.",
         )
     return judgement
+
+
+def _never_stepped(judgement: Judgement, journal: Journal) -> bool:
+    """A schedule that was made and forgotten, of an optimizer whose rate stays as it was at first."""
+    for schedule in journal.never_stepped:
+        steps = [one for one in journal.events if isinstance(one, Step) and one.optimizer == schedule.optimizer]
+        if _of_an_optimizer_that_never_steps(judgement, journal, schedule, 0):
+            return True
+        if len(steps) > 1 and len({step.rates for step in steps}) == 1 and journal.end == ENDED:
+            judgement.find(
+                "horizon",
+                f"{schedule.name} is made and never stepped: the rate is {steps[0].rates[0]:.3g} in all of "
+                f"{counted(len(steps), 'step')} of {journal.optimizers[schedule.optimizer].name}.",
+                "The rate stays as it is at first, also where that is the beginning of a warm-up.",
+                "Call its step() where its horizon counts: behind each optimizer step, or each epoch.",
+            )
+            return True
+    return False
+
+
+def _of_an_optimizer_that_never_steps(
+    judgement: Judgement, journal: Journal, schedule: SchedulePlayed, made: int
+) -> bool:
+    """A schedule of an optimizer in whose place another one, of a constant rate, steps on the same weights."""
+    steps = [event for event in journal.events if isinstance(event, Step)]
+    own = schedule.optimizer
+    held = set[int]().union(*(held for held in journal.optimizers_of if own in held)) - {own}
+    others = [step for step in steps if step.optimizer in held]
+    by_optimizer = {(step.optimizer, step.rates) for step in others}
+    if own < 0 or journal.end != ENDED or any(step.optimizer == own for step in steps) or len(others) < 2:
+        return False
+    if len(by_optimizer) > len({number for number, _ in by_optimizer}):
+        return False  # the script itself sets the rate there, by what the schedule says maybe
+    judgement.find(
+        "horizon",
+        f"The optimizer of {schedule.name}, {journal.optimizers[own].name} {own}, makes no step; "
+        f"{journal.optimizers[others[0].optimizer].name} {others[0].optimizer} steps on the same weights, with the "
+        f"rate {others[0].rates[0]:.3g} in all of its steps (calls of the schedule: {made:,}).",
+        "The rate of what is trained does not follow the schedule.",
+        "Make the schedule of the optimizer that steps, and behind it.",
+    )
+    return True
 
 
 @dataclass(frozen=True)

@@ -17,14 +17,13 @@ def judge_validation(journal: Journal) -> Judgement:
     if not evaluated:
         return not_applicable("validation", "no loader gives batches that are not trained on")
     training = passes_of(journal, training=True)
-    judgement, clean = Judgement(), False
+    judgement, whole = Judgement(), 0
     for loader in sorted({one.loader for one in evaluated}):
         passes = [one for one in evaluated if one.loader == loader]
         held_out = _samples(journal, passes)
         shared = _trained_on_before(journal, passes, _of_these_weights(passes, training))
-        if not held_out or not shared:
-            clean = True
-        elif len(shared) < len(held_out):
+        whole += len(shared) if len(shared) == len(held_out) else 0
+        if 0 < len(shared) < len(held_out):
             return judgement.find(
                 "validation",
                 f"{counted(len(shared), 'sample')} of {len(held_out):,} that are evaluated are trained on as well: "
@@ -34,8 +33,11 @@ def judge_validation(journal: Journal) -> Judgement:
                 chapter="10_check_your_run",
                 at=passes[0].micro_batch,
             )
-    if not clean:
-        judgement.notes.append("validation: all samples that are evaluated are trained on as well")
+    if whole:
+        judgement.notes.append(
+            f"validation: all of {counted(whole, 'sample')} that one loader gives to be evaluated are trained on: if "
+            "their score is to show what is new to the model, hold them out"
+        )
     return judgement
 
 

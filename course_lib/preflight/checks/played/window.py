@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import ENDED, Journal, Step
+from course_lib.timelapse.journal import ENDED, Backward, Journal, Step
 from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
 
@@ -27,8 +27,12 @@ def judge_windows(journal: Journal) -> Judgement:
             "Nothing is trained.",
             "Call optimizer.step() once for each window.",
         )
+    if _no_pass(judgement, windows, journal):
+        return judgement
     for number, of in enumerate(windows):
         if not of.windows:
+            if _never_steps(judgement, number, journal):
+                return judgement
             continue
         name = journal.optimizers[number].name
         calls = journal.closure_calls.get(number, [1])
@@ -40,7 +44,13 @@ def judge_windows(journal: Journal) -> Judgement:
         if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
             continue
-        if not journal.optimizers[number].of_a_model and _without_gradients(judgement, of, name, journal):
+        if of.assigned:
+            judgement.notes.append(
+                f"window: the script makes the gradients of {name} itself, of those that its backward passes leave, as "
+                "for a projection or a clip of each sample: which passes count in a step is not judged"
+            )
+            continue
+        if _without_gradients(judgement, of, name, journal):
             return judgement
         if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
             return judgement
@@ -50,8 +60,40 @@ def judge_windows(journal: Journal) -> Judgement:
     return judgement
 
 
+def _no_pass(judgement: Judgement, windows: list[OptimizerWindows], journal: Journal) -> bool:
+    """Steps, and not one backward pass: neither the script nor a closure has made gradients in another way."""
+    made = [window for of in windows for window in of.windows]
+    if journal.end != ENDED or journal.counts()["backward passes"] or not all(window.cleared for window in made):
+        return False
+    judgement.find(
+        "window",
+        f"The script makes {counted(len(made), 'optimizer step')} and no backward pass.",
+        "Nothing is trained.",
+        "Call loss.backward() ahead of optimizer.step().",
+        at=made[0].micro_batch,
+    )
+    return True
+
+
+def _never_steps(judgement: Judgement, number: int, journal: Journal) -> bool:
+    """An optimizer without a step, to whose parameters passes give gradients, and which are no other one's."""
+    passes = sum(number in event.reached for event in journal.events if isinstance(event, Backward))
+    stepping = {event.optimizer for event in journal.events if isinstance(event, Step)}
+    shared = any(number in held and held & stepping for held in journal.optimizers_of)
+    if passes < 2 or shared or journal.end != ENDED:
+        return False
+    judgement.find(
+        "window",
+        f"{journal.optimizers[number].name} {number} makes no step, and "
+        f"{counted(passes, 'backward pass', 'backward passes')} give gradients to what it holds.",
+        "What it holds is not trained.",
+        "Call its step(); or leave it out, and freeze what it holds (requires_grad_(False)).",
+    )
+    return True
+
+
 def _without_gradients(judgement: Judgement, of: OptimizerWindows, name: str, journal: Journal) -> bool:
-    """Steps of an optimizer that holds nothing of a module that was called, nor anything that a pass reached."""
+    """Steps of an optimizer that holds nothing that a pass has reached."""
     if of.lost or journal.end != ENDED or any(window.passes or not window.cleared for window in of.windows):
         return False
     backwards = counted(journal.counts()["backward passes"], "backward pass", "backward passes")
