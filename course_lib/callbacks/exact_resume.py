@@ -76,7 +76,8 @@ class ExactResume(Callback):
 
     Where a run goes on within an epoch on another number of ranks, fewer or more, the batches of that epoch and of the
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
-    Without this callback a ``ResumableDataLoader`` refuses to be restored there.)
+    Without this callback a ``ResumableDataLoader`` refuses to be restored there.) With ``reseed``, so are those of
+    epochs of other lengths, as a curriculum has, in any run with a ``ResumableDataLoader``.
 
     What ``self.log`` has gathered of the epoch's training metrics goes on, on one rank (Lightning begins the mean
     again), and ``trainer.callback_metrics`` has what was logged last, as rank 0 had it: a ``ReduceLROnPlateau``, an
