@@ -40,7 +40,7 @@ def warn_of_an_epochs_start(trainer: Any, batches: dict[str, Any]) -> None:
     """Where a run goes on within an epoch, whose first hook Lightning does not call again."""
     module = trainer.lightning_module
     owners = [module] * is_overridden("on_train_epoch_start", module)
-    owners += [one for one in trainer.callbacks if not _is_known(type(one).on_train_epoch_start)]
+    owners += [one for one in trainer.callbacks if _has_its_own(one, "on_train_epoch_start")]
     if owners and batches["current"]["ready"] and not batches["is_last_batch"]:
         rank_zero_warn(
             "this checkpoint was saved within an epoch, and Lightning does not call "
@@ -95,8 +95,12 @@ def _ends_epochs_in_its_own_way(callback: Callback) -> bool:
     """Whether it is the reader's own, or goes by a metric to choose the best checkpoint."""
     if isinstance(callback, ModelCheckpoint):
         return callback.monitor is not None
-    hook = type(callback).on_train_epoch_end
-    return hook is not Callback.on_train_epoch_end and not _is_known(hook)
+    return _has_its_own(callback, "on_train_epoch_end")
+
+
+def _has_its_own(callback: Callback, hook: str) -> bool:
+    """Whether a callback is a reader's own that has this hook; another library's may be no ``Callback`` at all."""
+    return not _is_known(getattr(type(callback), hook, getattr(Callback, hook)))
 
 
 def _is_known(method: Callable[..., Any]) -> bool:

@@ -31,7 +31,7 @@ def judge_windows(journal: Journal) -> Judgement:
         return judgement
     for number, of in enumerate(windows):
         if not of.windows:
-            if _never_steps(judgement, number, journal):
+            if _never_steps(judgement, of, number, journal):
                 return judgement
             continue
         name = journal.optimizers[number].name
@@ -75,17 +75,22 @@ def _no_pass(judgement: Judgement, windows: list[OptimizerWindows], journal: Jou
     return True
 
 
-def _never_steps(judgement: Judgement, number: int, journal: Journal) -> bool:
-    """An optimizer without a step, to whose parameters passes give gradients, and which are no other one's."""
-    passes = sum(number in event.reached for event in journal.events if isinstance(event, Backward))
+def _never_steps(judgement: Judgement, of: OptimizerWindows, number: int, journal: Journal) -> bool:
+    """An optimizer without a step, whose parameters are no other one's and get gradients that no step uses."""
+    passes = len(of.lost) + len(of.left_over)
     stepping = {event.optimizer for event in journal.events if isinstance(event, Step)}
     shared = any(number in held and held & stepping for held in journal.optimizers_of)
-    if passes < 2 or shared or journal.end != ENDED:
+    if shared or journal.end != ENDED:
+        return False
+    name = f"{journal.optimizers[number].name} {number}"
+    if passes < 2:
+        if any(isinstance(event, Backward) and number in event.reached for event in journal.events):
+            judgement.notes.append(f"window: {name} makes no step, and what it holds gets gradients")
         return False
     judgement.find(
         "window",
-        f"{journal.optimizers[number].name} {number} makes no step, and "
-        f"{counted(passes, 'backward pass', 'backward passes')} give gradients to what it holds.",
+        f"{name} makes no step, and {counted(passes, 'backward pass', 'backward passes')} give gradients to what it "
+        "holds that no step uses.",
         "What it holds is not trained.",
         "Call its step(); or leave it out, and freeze what it holds (requires_grad_(False)).",
     )
