@@ -250,20 +250,26 @@ def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
         if np.size(seed) == 1 and isinstance(number := np.ravel(seed)[0], numbers.Integral):
             seeds.append(int(number))
 
-    def noted(make: Callable[..., Any]) -> Callable[..., Any]:
-        def made(seed: Any = None) -> Any:
-            note(seed)
-            return make(seed)
+    def default_rng(seed: Any = None) -> Any:
+        note(seed)
+        return make_rng(seed)
 
-        return made
+    def noted(kind: Any) -> Any:  # still a class, which NumPy asks for its instances
+        class Noted(kind):
+            def __init__(self, seed: Any = None) -> None:
+                note(seed)
+                super().__init__(seed)
+
+        return Noted
 
     class NotedGenerator(torch.Generator):
         def manual_seed(self, seed: int) -> torch.Generator:
             note(seed)
             return super().manual_seed(seed)
 
-    makers = (np.random.default_rng, np.random.PCG64, np.random.RandomState, random.Random)
-    instead = {id(make): noted(make) for make in makers} | {id(torch.Generator): NotedGenerator}
+    make_rng = np.random.default_rng
+    instead = {id(kind): noted(kind) for kind in (np.random.PCG64, np.random.RandomState, random.Random)}
+    instead |= {id(make_rng): default_rng, id(torch.Generator): NotedGenerator}
     with contextlib.ExitStack() as stack:
         for place in (vars(np.random), vars(random), vars(torch), names):
             changed = {name: instead[id(value)] for name, value in place.items() if id(value) in instead}

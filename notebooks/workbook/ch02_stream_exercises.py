@@ -119,14 +119,14 @@ def _fault_of_reading(share: Any) -> str | None:
         drawn.clear()
         info: Any = types.SimpleNamespace(id=worker, num_workers=workers) if workers else None
         for given, _ in enumerate(itertools.islice(share(stream(), info), 200), start=1):
-            if len(kept) > 100:
-                return f"{len(kept)} lines that were read are in memory when {given} have been given out.\n{KEPT}"
             if len(drawn) > given * max(1, workers) + 100:
                 who = f"worker {worker} of {workers}" if workers else "without workers, one process"
                 return (
                     f"{who} had read {len(drawn):,} lines of a stream when it gave out line {given} of its own.\n"
                     "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come."
                 )
+            if len(kept) > 100:
+                return f"{len(kept)} lines that were read are in memory when {given} have been given out.\n{KEPT}"
     return None
 
 
