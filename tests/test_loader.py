@@ -1493,6 +1493,7 @@ def test_a_state_within_a_stream_is_of_as_many_workers(before, after):
 
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("window", [1, 3])
+@pytest.mark.filterwarnings("ignore:what the samples of a MiniDataLoader draw")  # these draw nothing
 def test_an_order_of_the_global_generator_comes_again_in_a_trainer_that_seeds_it(tmp_path, workers, window):
     # ExactResume seeds behind iter(loader), and before the first index is drawn.
     def fit(folder, checkpoint=None, seed=5, steps=-1):
@@ -1548,7 +1549,8 @@ class SavesEverywhere(Callback):
 )
 @pytest.mark.parametrize("generator", [seeded, lambda: None])
 @pytest.mark.filterwarnings(
-    "ignore:this checkpoint was saved at a batch's end, ahead of SavesEverywhere"
+    "ignore:what the samples of a MiniDataLoader draw",
+    "ignore:this checkpoint was saved at a batch's end, ahead of SavesEverywhere",
 )  # it only saves
 def test_a_trainer_goes_on_from_any_place_of_an_epoch_with_the_next_batch(tmp_path, generator, flags, workers):
     # At an epoch's last batch the loader has an empty rest, which Lightning takes for the next epoch.

@@ -193,7 +193,7 @@ def _fault_of_mask(words: list[str], letters: Tensor, mask: Tensor) -> str | Non
         return NOT_BOOL
     if torch.equal(mask, expected):
         return None
-    if torch.equal(mask, ~expected) and not expected.all():
+    if torch.equal(mask, ~expected):
         return FLIPPED
     if mask.all():
         return ALL_TRUE
