@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import inspect
 import itertools
 import math
 import numbers
@@ -229,7 +230,7 @@ def pairs_of_one_number(
     order: Callable[[int, int], Any], answer: Any = None
 ) -> tuple[tuple[int, int], tuple[int, int]] | None:
     """Two pairs of one number, if the answer makes a generator of whole numbers that grow evenly with either."""
-    with _numbers_of_generators(getattr(answer, "__globals__", {})) as seeds:
+    with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as seeds:
         for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
             order(*pair)
     if len(seeds) != 4:
