@@ -145,8 +145,6 @@ class OptimizerPlayed:
     name: str
     without_gradient: tuple[str, ...] = ()
     """The names of those that got none in the real micro-batches."""
-    of_a_model: bool = True
-    """Whether it holds a parameter of a module that was called."""
 
 
 @dataclass

@@ -66,11 +66,9 @@ class Stage:
             for name, parameter in module.named_parameters()
         }
         for optimizer, played in zip(self.lapse.optimizers.things, journal.optimizers, strict=False):
-            parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-            played.of_a_model = any(id(parameter) in names for parameter in parameters)
             played.without_gradient = tuple(
                 names.get(id(parameter), "a parameter")
-                for parameter in parameters
+                for parameter in parameters_of(optimizer)
                 if id(parameter) in self.gradients.never and parameter.requires_grad
             )
         if self.gradients.changes_by_hand:  # in each of the real micro-batches, so in the others as well
