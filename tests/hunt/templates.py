@@ -324,12 +324,14 @@ def outcome(trainer, module):
     averages_epochs = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
     monitors = [callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", "")]
     schedules = [] if averages_epochs else [config.scheduler for config in trainer.lr_scheduler_configs]
+    # A validation rounds a finer average to the weights' precision as it puts it there; a run that was over makes none.
+    precision = next(module.parameters()).dtype
     return dict(
         weights=module.state_dict(),
         optimizer=[optimizer.state_dict()["state"] for optimizer in trainer.optimizers],
         rates=[group["lr"] for optimizer in trainer.optimizers for group in optimizer.param_groups],
         schedules=[one.state_dict().get("last_epoch") for one in schedules],
-        average=[model.state_dict() for model in averages if model is not None],
+        average=[model.to(precision).state_dict() for model in averages if model is not None],
         counters=[trainer.global_step, trainer.current_epoch],
         audited=[callback.agrees for callback in trainer.callbacks if isinstance(callback, StepAudit)],
         best=[str(on_the_cpu(one.best_model_score)) for one in monitors],
