@@ -88,6 +88,7 @@ class Judgement:
     ) -> Judgement:
         """Take up a finding; ``chapter``: where another one than the check's explains it. Gives this judgement."""
         self.findings.append(Finding(check, says, means, cure, chapter or CHAPTERS[check], at))
+        self.not_judged.pop(check, None)
         return self
 
     def add(self, other: Judgement) -> None:

@@ -436,6 +436,13 @@ def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tm
     assert any("the 2 backward passes of a batch (train.py:" in note for note in preflight_script(script).notes)
 
 
+def test_which_passes_count_is_not_judged_where_the_script_makes_the_gradients(tmp_path: Path):
+    reports = [report_of(tmp_path, HEAD + loop) for loop in (PROJECTED, CLIPPED_BY_SAMPLE, AN_OPTIMIZER_EACH)]
+    assert ["window" in report.passed for report in reports] == [False, False, True]
+    assert all("makes the gradients of SGD itself" in report.not_judged["window"] for report in reports[:2])
+    assert not any(report.failed for report in reports)
+
+
 def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
     means = SCALED_BY_LABELS.replace("loss * count", "loss / 4").replace(" /= labels", " /= 1")
     weighed, alike = (

@@ -45,10 +45,8 @@ def judge_windows(journal: Journal) -> Judgement:
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
             continue
         if of.assigned:
-            judgement.notes.append(
-                f"window: the script makes the gradients of {name} itself, of those that its backward passes leave, as "
-                "for a projection or a clip of each sample: which passes count in a step is not judged"
-            )
+            why = f"the script makes the gradients of {name} itself, of those that its backward passes leave, as for a "
+            judgement.add(not_applicable("window", f"{why}projection or a clip of each sample"))
             continue
         if _without_gradients(judgement, of, name, journal):
             return judgement
