@@ -69,6 +69,7 @@ EVALUATION_STAGE = Private("_EvaluationLoop", "_restart_stage", "the same, which
 STOPPING_CHECK = Private(
     "EarlyStopping", "_run_early_stopping_check", "the epoch at whose end it looked at its metric last"
 )
+CAN_STOP_EARLY = Private("_FitLoop", "_can_stop_early", "a stop that min_epochs or min_steps has put off")
 VALIDATION_HAS_RUN = Private("_EvaluationLoop", "_has_run", "a run that is resumed with the objects of one that ended")
 MODULE_MODE = Private("_EvaluationLoop", "_module_mode", "the modules that an exception in a validation leaves in eval")
 RESULTS = Private("_TrainingEpochLoop", "_results", "the sums behind an epoch's metrics, where it is resumed within")

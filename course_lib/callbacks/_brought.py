@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 
-from course_lib.callbacks._trainer import callbacks_of_kind
+from course_lib.callbacks._trainer import callbacks_of_kind, refuse_another_lightning
 from course_lib.callbacks.exact_resume import ExactResume
 
 
 def bring_exact_resume(trainer: Trainer, pl_module: LightningModule, *, reseed: bool = True) -> None:
     """Have the Trainer use an ExactResume, unless it has one: for the ``setup`` of what needs it."""
+    refuse_another_lightning("this callback", trainer)
     if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
         return
     for callback in callbacks_of_kind(trainer, ExactResume):

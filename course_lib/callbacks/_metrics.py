@@ -20,6 +20,7 @@ from torch import Tensor
 
 from course_lib._lightning import (
     BATCHES_THAT_STEPPED,
+    CAN_STOP_EARLY,
     DATA_FETCHER,
     EVALUATION_STAGE,
     RESULTS,
@@ -64,6 +65,11 @@ def epoch_that_ended(trainer: Trainer) -> int:
     return trainer.current_epoch - (not trainer.fit_loop.restarted_on_epoch_end)
 
 
+def a_stop_waits(trainer: Trainer) -> bool:
+    """Whether the run was told to stop, and ``min_epochs`` or ``min_steps`` has put it off."""
+    return trainer.should_stop and not CAN_STOP_EARLY.of(trainer.fit_loop)
+
+
 def logged_before(own: dict[str, Any]) -> dict[str, Tensor]:
     """What had been logged last when a checkpoint was saved, in which ExactResume has kept ``own``."""
     values = own.get("logged", own.get("monitored", {}))  # older ones have what decides alone, as numbers
@@ -84,6 +90,7 @@ class Deciders:
         self._metrics = logged_before(own)
         self._checked_epochs: list[int] = own.get("checked_epochs", [])
         self._stopped_early: bool = own.get("stopped_early", False)
+        self._stop_waits: bool = own.get("stop_waits", False)
         self._checks: list[_CountedChecks] = []
 
     def state(self, trainer: Trainer) -> dict[str, Any]:
@@ -92,7 +99,8 @@ class Deciders:
         return {
             "logged": _on_cpu(trainer.callback_metrics),
             "checked_epochs": [checks.epoch for checks in self._checks],
-            "stopped_early": trainer.should_stop and stopped,
+            "stopped_early": trainer.should_stop and stopped and not a_stop_waits(trainer),
+            "stop_waits": a_stop_waits(trainer),
         }
 
     def watch(self, trainer: Trainer) -> None:
@@ -107,7 +115,7 @@ class Deciders:
 
     def set_back(self, callbacks: dict[str, Any], own: dict[str, Any], window_end: WindowEnd) -> None:
         """In a checkpoint that is set back to a window's start: the validations since then are made again."""
-        own["logged"] = _on_cpu(window_end.logged)
+        own |= {"logged": _on_cpu(window_end.logged), "stop_waits": window_end.stop_waits}
         for checks in self._checks:
             if checks.set_back(callbacks, window_end.micro_batches):
                 own["stopped_early"] = False
@@ -142,7 +150,8 @@ class Deciders:
         return ""
 
     def end_a_run_that_was_stopped(self, trainer: Trainer) -> None:
-        """What an EarlyStopping asks of the Trainer is not in a checkpoint."""
+        """What an EarlyStopping, or a callback of one's own, asks of the Trainer is not in a checkpoint."""
+        trainer.should_stop |= self._stop_waits
         if self._stopped_early and callbacks_of_kind(trainer, EarlyStopping):
             trainer.should_stop = True
             count_the_last_epoch_as_ended(trainer)

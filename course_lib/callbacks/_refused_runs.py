@@ -13,12 +13,13 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.optim import LBFGS
 
 from course_lib._lightning import COMBINED_LOADER, LOADER_MODE, SKIP_BACKWARD
-from course_lib.callbacks._trainer import accumulation_by_epoch, finders_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, finders_of, refuse_another_lightning
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
 
 
 def refuse_steps_by_another(trainer: Trainer, pl_module: LightningModule) -> None:
+    refuse_another_lightning("ExactResume", trainer)
     if not pl_module.automatic_optimization or trainer.strategy.handles_gradient_accumulation:
         raise MisconfigurationException(
             "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that "
@@ -79,6 +80,27 @@ def refuse_windows_of_evaluations(trainer: Trainer) -> None:
         )
 
 
+def evaluated_once(trainer: Trainer, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
+    """The arguments of an optimizer's step, whose closure raises where it is called again in a window of several."""
+    closure = named.get("closure", given[1] if len(given) > 1 else None)
+    if closure is None or trainer.accumulate_grad_batches == 1 or SKIP_BACKWARD.of(trainer.fit_loop):
+        return None
+    called = False
+
+    def once() -> Any:
+        nonlocal called
+        if called:
+            raise MisconfigurationException(
+                f"{type(given[0]).__name__} evaluates the loss a second time in one step, and of a window of "
+                f"{trainer.accumulate_grad_batches} micro-batches a Trainer repeats the last one only: the gradient "
+                "would be none of the window's. Take accumulate_grad_batches=1 and larger batches, or another optimizer"
+            )
+        called = True
+        return closure()
+
+    return (given, named | {"closure": once}) if "closure" in named else ((given[0], once, *given[2:]), named)
+
+
 def refused_resumes(trainer: Trainer, own: dict[str, Any]) -> Iterator[str]:
     """Why a checkpoint, in which ExactResume has kept ``own``, is not one that this Trainer can go on from."""
     if own.get("within_update"):
@@ -130,11 +152,21 @@ def why_its_epoch_is_none_of_this_run(trainer: Trainer) -> str:
     )
 
 
-def why_within_a_window(progress: dict[str, Any], k: int) -> str:
-    """Why a checkpoint of a run without ExactResume is refused, by its counts of batches, or ``""``."""
+def why_within_a_window(progress: dict[str, Any], k: int, before: int | None) -> str:
+    """Why a checkpoint is refused whose counts of batches are within a window of ``k`` micro-batches, or ``""``.
+
+    ``before``: the length of the windows that it was saved in; 0: by a run without ExactResume; None: unknown.
+    """
     done = progress["current"]["processed"]
-    if progress["is_last_batch"] or not done % k:
+    if progress["is_last_batch"] or not done % k or before in (None, k):
         return ""
+    if before:
+        return (
+            f"this checkpoint was saved within an epoch, after {done} of its batches, in windows of {before}: with "
+            f"accumulate_grad_batches={k} the Trainer steps after batch {done + k - done % k}, and divides by {k} what "
+            f"{k - done % k} have given. Resume it with accumulate_grad_batches={before}, or from a checkpoint of an "
+            "epoch's end"
+        )
     return (
         f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches, by a run "
         "without ExactResume: it does not hold their gradients, so their samples would be lost. Resume from a "

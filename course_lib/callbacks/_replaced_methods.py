@@ -82,8 +82,20 @@ def _call_ahead(trainer: Trainer, ran: Callable[[], None]) -> Callable[[], None]
         ran()
         own(*given, **named)
 
-    vars(first)["on_train_batch_start"] = on_train_batch_start
-    return lambda: vars(first).pop("on_train_batch_start", None)
+    return _replace_hook(first, "on_train_batch_start", on_train_batch_start)
+
+
+def _replace_hook(callback: Callback, name: str, hook: Callable[..., Any]) -> Callable[[], None]:
+    """Return what puts back the callback's own, which it may hold itself, as a LambdaCallback does."""
+    attributes = vars(callback)
+    own = {name: attributes[name]} if name in attributes else {}
+    attributes[name] = hook
+
+    def put_back() -> None:
+        attributes.pop(name, None)
+        attributes.update(own)
+
+    return put_back
 
 
 def _and_then(own: Callable[..., Any], ran: Callable[[], None]) -> Callable[..., Any]:
@@ -109,16 +121,11 @@ def _save_behind_own_hook(trainer: Trainer, pl_module: LightningModule, ran: Cal
         for saver in savers:
             type(saver).on_train_batch_end(saver, trainer, pl_module, *batch, **named)
 
+    stack = ExitStack()
     for saver in savers:
-        vars(saver)["on_train_batch_end"] = _does_nothing
-    put_back = replace_methods(pl_module, on_train_batch_end=on_train_batch_end)
-
-    def undo() -> None:
-        put_back()
-        for saver in savers:
-            vars(saver).pop("on_train_batch_end", None)
-
-    return undo
+        stack.callback(_replace_hook(saver, "on_train_batch_end", _does_nothing))
+    stack.callback(replace_methods(pl_module, on_train_batch_end=on_train_batch_end))
+    return stack.close
 
 
 def _does_nothing(*_: Any, **__: Any) -> None: ...

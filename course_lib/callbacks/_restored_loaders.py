@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import dis
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
+from torch.utils.data import IterableDataset
 
+from course_lib._held_generators import held_by
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, LOADERS_MADE_IN, STATES_TO_LOAD
 from course_lib._words import counted
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
+from course_lib.schedules.sampler import ScheduledBatchSampler
 
 
 def restore_loaders(trainer: Trainer, next_epoch: int | None) -> bool:
@@ -66,7 +70,7 @@ def turn_to_the_next_epoch(trainer: Trainer, has_ended: bool) -> None:
         iter(DATA_FETCHER.of(trainer.fit_loop))
 
 
-def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
+def make_loaders_again_when_due(trainer: Any, made_in: int | None, progress: dict[str, Any]) -> None:
     """Count ``reload_dataloaders_every_n_epochs`` from the epoch in which a checkpoint's loaders were made."""
     fit_loop, epoch = trainer.fit_loop, trainer.current_epoch
     if made_in is None or not trainer.reload_dataloaders_every_n_epochs:
@@ -74,30 +78,81 @@ def make_loaders_again_when_due(trainer: Any, made_in: int | None) -> None:
     due_later = 0 < epoch - made_in < trainer.reload_dataloaders_every_n_epochs
     if due_later or LOADERS_MADE_IN.of(fit_loop) < epoch:  # made now, for the end of the epoch before
         LOADERS_MADE_IN.put(fit_loop, made_in)
-    if due_later:
+    samplers = [getattr(loader, "batch_sampler", None) for loader in COMBINED_LOADER.of(fit_loop).flattened]
+    follow_a_schedule = all(isinstance(sampler, ScheduledBatchSampler) for sampler in samplers)  # and draw nothing
+    if due_later or (epoch and _is_within_an_epoch(progress) and not follow_a_schedule):
         rank_zero_warn(
             f"the loaders of epoch {epoch} had been made in epoch {made_in}, and are made again now: "
-            "train_dataloader() must give the same in both, and what it gives in later epochs comes when it was due"
+            "train_dataloader() must give the same as then (by a seed of its own, or by the epoch, and not by the "
+            "global generators), and what it gives in later epochs comes when it was due"
         )
+
+
+def _is_within_an_epoch(progress: dict[str, Any]) -> bool:
+    return bool(progress["current"]["ready"]) and not progress["is_last_batch"]
 
 
 def warn_of_draws(trainer: Trainer, progress: dict[str, Any]) -> None:
     """Where what samples draw at random is in no checkpoint: in workers that went on, or ahead of this run's seeds."""
-    within_epoch = progress["current"]["ready"] and not progress["is_last_batch"]
+    within_epoch = _is_within_an_epoch(progress)
     for loader in COMBINED_LOADER.of(trainer.fit_loop).flattened:
         if isinstance(loader, ResumableDataLoader):
             continue
+        cure = "take a course_lib.resume.ResumableDataLoader"
         if getattr(loader, "num_workers", 0) and (within_epoch or getattr(loader, "persistent_workers", False)):
             why = "its workers' generators went on from batch to batch, and are in no checkpoint"
+        elif isinstance(loader, MiniDataLoader) and isinstance(loader.dataset, IterableDataset) and within_epoch:
+            why = "its stream is read again up to where it was, and draws its order, too, from other seeds"
+            cure = "seed it in __iter__, by the epoch, or resume from a checkpoint of an epoch's end"
         elif sized_len(loader) is None:
             why = "Lightning fetches the first batch of a loader without a length ahead of this run's seeds"
         else:
             continue
         rank_zero_warn(
             f"what the samples of a {type(loader).__name__} draw at random (an augmentation) is not what they would "
-            f"have drawn if this run had not been stopped: {why}. Where they draw nothing, all is well; else take a "
-            "course_lib.resume.ResumableDataLoader"
+            f"have drawn if this run had not been stopped: {why}. Where they draw nothing, all is well; else {cure}"
         )
+
+
+def warn_of_orders_of_their_own(trainer: Any) -> None:
+    """Of samplers that count in their ``__iter__``, and of validations whose generator is in no checkpoint."""
+    if not trainer.current_epoch:
+        return
+    training = COMBINED_LOADER.of(trainer.fit_loop).flattened
+    for sampler in (part for loader in training if not _knows_its_order(loader) for part in _samplers_of(loader)):
+        if counted_there := _set_by_its_iter(sampler):
+            rank_zero_warn(
+                f"{type(sampler).__name__}.__iter__ sets its {' and '.join(counted_there)}, which no checkpoint holds: "
+                "if its order goes by that, it begins with the first epochs' orders again. Give it a "
+                "set_epoch(epoch), which the Trainer calls, in place of a count of its own"
+            )
+    validations = COMBINED_LOADER.of_set(trainer.fit_loop.epoch_loop.val_loop, None)
+    for loader in () if validations is None else validations.flattened:
+        if not _knows_its_order(loader) and held_by(*_samplers_of(loader)):
+            rank_zero_warn(
+                f"the order of a {type(loader).__name__} that is validated comes from a generator of its own, which is "
+                "in no checkpoint: it is another one now, and where limit_val_batches cuts it, so are the samples. "
+                "Leave generator= out, or do not shuffle it"
+            )
+
+
+def _knows_its_order(loader: Any) -> bool:
+    return isinstance(loader, ResumableDataLoader) or hasattr(getattr(loader, "batch_sampler", None), "load_state_dict")
+
+
+def _samplers_of(loader: Any) -> list[Any]:
+    batch_sampler = getattr(loader, "batch_sampler", None)
+    parts = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
+    return list({id(part): part for part in parts if part is not None}.values())
+
+
+def _set_by_its_iter(sampler: Any) -> list[str]:
+    """The attributes that a reader's own ``__iter__`` sets, in a sampler that nobody tells its epoch or its state."""
+    code = getattr(getattr(type(sampler), "__iter__", None), "__code__", None)
+    is_told = any(hasattr(sampler, name) for name in ("set_epoch", "load_state_dict"))
+    if code is None or is_told or type(sampler).__iter__.__module__.startswith(("torch.", "lightning.")):
+        return []
+    return sorted({str(one.argval) for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"})
 
 
 def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:
@@ -105,12 +160,13 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
     loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
     forgetful = [loader for loader in loaders if not hasattr(loader, "load_state_dict")]
     names, done = ", ".join(type(loader).__name__ for loader in forgetful), progress["current"]["ready"]
-    drawing = [loader for loader in forgetful if _draws_by_a_generator_of_its_own(loader)]
+    own = [loader for loader in loaders if loader in forgetful or isinstance(loader, MiniDataLoader)]
+    drawing = [loader for loader in own if _draws_by_a_generator_of_its_own(loader)]
     if drawing and trainer.current_epoch:
         return (
             f"the order of a {type(drawing[0]).__name__} comes from a generator of its own, which is in no checkpoint: "
-            "it begins with the orders of the first epochs again. Leave generator= out (the order then comes from the "
-            "global generators, which are seeded here), or take a course_lib.resume.ResumableDataLoader"
+            "it begins with the orders of the first epochs again. Draw it from the global generators, which are seeded "
+            "here (without generator=), or take a course_lib.resume.ResumableDataLoader"
         )
     if progress["is_last_batch"]:
         return ""
@@ -140,6 +196,5 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
 
 
 def _draws_by_a_generator_of_its_own(loader: Any) -> bool:
-    batch_sampler = getattr(loader, "batch_sampler", None)
-    parts = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
-    return any(getattr(part, "generator", None) is not None for part in parts)
+    known = [loader.order_generator] if isinstance(loader, MiniDataLoader) else []
+    return not _knows_its_order(loader) and any(one not in known for one in held_by(*_samplers_of(loader)))

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import Tensor
+
+
+def refuse_another_lightning(user: str, trainer: object) -> None:
+    """Raise a MisconfigurationException where the Trainer is ``pytorch_lightning``'s, whose classes are others."""
+    if isinstance(trainer, Trainer):
+        return
+    raise MisconfigurationException(
+        f"{user} belongs into a Trainer of lightning.pytorch, got one of {type(trainer).__module__.partition('.')[0]}, "
+        "which takes other classes for its callbacks and modules. Write import lightning.pytorch as pl in place of "
+        "import pytorch_lightning as pl, in all files of the run"
+    )
 
 
 def require_plain_optimization(
@@ -19,6 +30,7 @@ def require_plain_optimization(
     ``with_manual`` says what to do instead, ``other_strategies`` what is wrong with them.
     """
     name, strategy = type(callback).__name__, trainer.strategy
+    refuse_another_lightning(name, trainer)
     if not pl_module.automatic_optimization:
         raise MisconfigurationException(f"{name} needs automatic optimization; with manual optimization {with_manual}")
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
@@ -89,6 +101,12 @@ def load_in_its_precision(trainer: Trainer, pl_module: LightningModule, state: d
     if any(own[name].dtype != tensor.dtype for name, tensor in floating.items() if name in own):
         trainer.precision_plugin.convert_module(pl_module)
         pl_module.load_state_dict(state, strict=pl_module.strict_loading)
+
+
+def holders_of_generators(trainer: Any) -> list[Any]:
+    """What may draw beside the module: the data module, and the callbacks that are a reader's own."""
+    own = [one for one in trainer.callbacks if not type(one).__module__.startswith(("lightning.", "course_lib."))]
+    return [one for one in (trainer.datamodule, *own) if hasattr(one, "__dict__")]
 
 
 def finders_of(trainer: Trainer) -> list[Callback]:

@@ -1,7 +1,8 @@
 """What no optimizer steps: a module's buffers and extra state, the parameters that its own code moves, and its rates.
 
 They change within a window (BatchNorm's statistics, a momentum encoder), so a checkpoint that is set back to a window's
-start needs them as they were there. A buffer with ``persistent=False`` is in no checkpoint of Lightning's at all.
+start needs them as they were there. A buffer with ``persistent=False``, and a plain attribute, is in no checkpoint of
+Lightning's at all.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
 from course_lib._tensors import parameters_of
+from course_lib.callbacks._attributes import PlainAttributes, put_plain_attributes
 
 EXTRA = "_extra_state"
 """As ``nn.Module.state_dict`` names what ``get_extra_state`` returns."""
@@ -28,7 +30,7 @@ class Unstepped:
     they have been seen to move from one window to the next; three numbers of each are looked at.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, restored: Collection[str] = ()) -> None:
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, loaded: Mapping[str, Collection[str]]) -> None:
         held = {id(parameter) for optimizer in trainer.optimizers for parameter in parameters_of(optimizer)}
         self._module, self._optimizers = pl_module, trainer.optimizers
         named = pl_module.named_parameters(remove_duplicate=False)
@@ -39,11 +41,13 @@ class Unstepped:
         self._moved: set[str] = set()
         self._kept: dict[str, Any] = {}
         self._settings: list[list[dict[str, Any]]] = []
-        self._restored = set(restored)
+        self._restored = set(loaded.get("not_persistent", ()))
+        self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", ()))
         self._at_first = {name: _version(buffer) for name, buffer in self._buffers()}
 
     def keep(self) -> None:
         """Remember it all, ahead of a window's first micro-batch."""
+        self._attributes.keep()
         seen = self._looks()
         self._moved |= self._moved_to(seen)
         self._seen = seen
@@ -68,14 +72,19 @@ class Unstepped:
             state[name] = self._kept[name]
         return sorted(self._moved_to(self._looks()) - self._kept.keys())
 
-    def not_persistent(self, state: Mapping[str, Any], *, set_back: bool) -> dict[str, Tensor]:
-        """The buffers that are not in a module's state and have changed since the run began."""
+    def in_no_state(self, state: Mapping[str, Any], *, set_back: bool) -> dict[str, dict[str, Any]]:
+        """The buffers that are not in a module's state, and the plain attributes, that have changed since the run
+        began."""
+        if not state:
+            return {"not_persistent": {}, "attributes": {}}  # what saves no weights, saves none of these
         changed = {
             name: self._kept.get(name, buffer) if set_back else buffer
             for name, buffer in self._buffers()
             if name not in state and (name in self._restored or _version(buffer) != self._at_first.get(name))
         }
-        return {name: buffer.detach().clone() for name, buffer in changed.items()} if state else {}
+        attributes = self._attributes.moved_before_the_window() if set_back else self._attributes.moved()
+        buffers = {name: buffer.detach().clone() for name, buffer in changed.items()}
+        return {"not_persistent": buffers, "attributes": attributes}
 
     def _buffers(self) -> Iterator[tuple[str, Tensor]]:
         return self._module.named_buffers(remove_duplicate=False)
@@ -98,9 +107,10 @@ class Unstepped:
         return looks
 
 
-def put_not_persistent(pl_module: LightningModule, buffers: Mapping[str, Tensor]) -> None:
-    """Put back what :meth:`Unstepped.not_persistent` gave."""
-    for name, value in buffers.items():
+def put_what_is_in_no_state(pl_module: LightningModule, saved: Mapping[str, Mapping[str, Any]]) -> None:
+    """Put back what :meth:`Unstepped.in_no_state` gave."""
+    put_plain_attributes(pl_module, saved.get("attributes", {}))
+    for name, value in saved.get("not_persistent", {}).items():
         owner, _, own_name = name.rpartition(".")
         part = pl_module.get_submodule(owner)
         buffer = getattr(part, own_name, None)

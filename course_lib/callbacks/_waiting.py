@@ -45,8 +45,9 @@ def warn_of_an_epochs_start(trainer: Any, batches: dict[str, Any]) -> None:
         rank_zero_warn(
             "this checkpoint was saved within an epoch, and Lightning does not call "
             f"{' and '.join(f'{type(one).__name__}.on_train_epoch_start' for one in owners)} again for it: what that "
-            "sets and no checkpoint holds, as a plain attribute, is now what __init__ has made of it. Set it in "
-            "on_train_batch_start, or go by the Trainer's current_epoch where it is read"
+            "sets and no checkpoint holds (another attribute than a number or a tensor of the module's) is now what "
+            "__init__ has made of it. Set it in on_train_batch_start, or go by the Trainer's current_epoch where it is "
+            "read"
         )
 
 
@@ -100,8 +101,8 @@ def _ends_epochs_in_its_own_way(callback: Callback) -> bool:
 
 def _has_its_own(callback: Callback, hook: str) -> bool:
     """Whether a callback is a reader's own that has this hook; another library's may be no ``Callback`` at all."""
-    return not _is_known(getattr(type(callback), hook, getattr(Callback, hook)))
+    return not _is_known(getattr(callback, hook, getattr(Callback, hook)))
 
 
 def _is_known(method: Callable[..., Any]) -> bool:
-    return method.__module__.startswith(("lightning.", "course_lib."))
+    return str(getattr(method, "__module__", "")).startswith(("lightning.", "course_lib."))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, NamedTuple
 
 from lightning.pytorch import Trainer
@@ -23,10 +24,24 @@ class WindowEnd(NamedTuple):
     """Of the epoch's training metrics."""
     logged: dict[str, Any]
     """What was logged last, as ``trainer.callback_metrics`` has it."""
+    stop_waits: bool
+    """Whether the run had been told to stop, and ``min_epochs`` or ``min_steps`` had put it off."""
 
     @property
     def micro_batches(self) -> int:
         return int(self.loops[BATCH_PROGRESS]["total"]["ready"])
+
+    @classmethod
+    def now(cls, trainer: Trainer, *, gathered: dict[str, Any], stop_waits: bool) -> WindowEnd:
+        loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
+        return cls(
+            loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
+            datamodule=copy.deepcopy(datamodule_state(trainer)),
+            skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
+            gathered=gathered,
+            logged=dict(trainer.callback_metrics),
+            stop_waits=stop_waits,
+        )
 
     @classmethod
     def of_checkpoint(cls, checkpoint: dict[str, Any], trainer: Trainer) -> WindowEnd:
@@ -40,6 +55,7 @@ class WindowEnd(NamedTuple):
             },
             gathered=None,
             logged={},
+            stop_waits=False,
         )
 
     def put_into(self, checkpoint: dict[str, Any], trainer: Trainer) -> None:

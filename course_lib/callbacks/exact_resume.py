@@ -32,6 +32,7 @@ from course_lib._lightning import (
     RESTARTING,
     RESUMING,
     SHOULD_ACCUMULATE,
+    SKIP_BACKWARD,
 )
 from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics, _progress, _refused_runs, _replaced_methods, _restored_loaders
@@ -44,10 +45,10 @@ from course_lib.callbacks._other_ranks import (
     warn_of_buffers_of_other_ranks,
 )
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
-from course_lib.callbacks._trainer import finders_of, load_in_its_precision, skippers_of, window_length
-from course_lib.callbacks._unstepped import Unstepped, put_not_persistent
+from course_lib.callbacks._trainer import finders_of, holders_of_generators, load_in_its_precision, window_length
+from course_lib.callbacks._unstepped import Unstepped, put_what_is_in_no_state
 from course_lib.callbacks._waiting import warn_of_an_epochs_start, warn_of_what_has_not_run, what_waits
-from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd, datamodule_state
+from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd
 
 
 class CheckpointError(RuntimeError):
@@ -61,18 +62,20 @@ class ExactResume(Callback):
     start: the loops' counters, the states of the training loader and of the data module, the module's buffers
     (BatchNorm's running statistics), its extra state, the parameters that no optimizer has and the module itself moves
     (a momentum encoder), and the rates. Other parameters, optimizers and schedules have not changed since. Buffers with
-    ``persistent=False`` that training has changed are saved, too. (Lightning forgets them.) The run that resumes trains
-    the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks of your own save, or an
-    ``on_save_checkpoint``, is not set back, and a resume warns of it: count steps there.) So is a checkpoint that is
-    taken when a run has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains
+    ``persistent=False`` that training has changed are saved, too, and so are numbers, tensors and schedules that the
+    module or a part of it keeps as a plain attribute and training moves. (Lightning forgets them.) The run that resumes
+    trains the whole window, and an ``EarlyStopping`` sees the validations in it once. (What callbacks of your own save,
+    or an ``on_save_checkpoint``, is not set back, and a resume warns of it: count steps there.) So is a checkpoint that
+    is taken when a run has been told to stop within an epoch (``max_time``, ``max_steps``): the run that resumes trains
     the rest of the epoch, which Lightning leaves out. Where an ``EarlyStopping`` had ended the run, it stays so, with a
     warning. (Lightning trains on.) Any other checkpoint between windows stays as it is.
 
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
     number of micro-batches so far, and the rank. So dropout draws what it would have drawn, validation does not move
-    the generators of training, and each rank has draws of its own. So are generators that the module or its parts hold
-    as attributes, but by how each was seeded in place of the rank: seed them by numbers of your own, in ``__init__``.
+    the generators of training, and each rank has draws of its own. So are generators that the module, its parts, the
+    data module or other callbacks hold, but by how each was seeded in place of the rank: seed them in ``__init__``, by
+    numbers of your own.
 
     Where a run goes on within an epoch on another number of ranks, fewer or more, the batches of that epoch and of the
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
@@ -115,19 +118,20 @@ class ExactResume(Callback):
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``StochasticWeightAveraging`` that has been in a fit before; or two ``WeightAveraging``; or a
             ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
-            LBFGS with windows of several micro-batches; or ``overfit_batches`` with one of ``course_lib.samplers`` that
+            LBFGS, or another optimizer that evaluates the loss twice in a step, with windows of several micro-batches;
+            or the Trainer of ``pytorch_lightning``; or ``overfit_batches`` with one of ``course_lib.samplers`` that
             shuffles in a plain DataLoader, which Lightning leaves as it is on one device.
         ValueError: In ``fit(ckpt_path=...)``: the next epoch cannot be dealt to as many ranks as there are now. Or a
             parameter is trained that was frozen when DDP wrapped the module.
         CheckpointError: In ``fit(ckpt_path=...)``, before a batch is trained: the checkpoint was taken inside a window
-            by a run without this callback, or in the middle of an update, or behind a ``ModelPruning``'s cut, or at a
-            batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or behind an epoch's last batch with
-            no validation to come, where a ``ReduceLROnPlateau`` or an ``EarlyStopping`` waits for the epoch's end; or
-            within an epoch, of a loader that does not know its position (torch's DataLoader begins again) or its
-            length, or where one of these two goes by a mean that several ranks have gathered, or a torchmetrics
-            ``Metric`` (behind the epoch's last batch a ``ModelCheckpoint``, too); or ahead of the run's first batch, of
-            a DataLoader with workers, whose order is drawn by then; or in an epoch that ``max_epochs`` leaves out. Or a
-            ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
+            by a run without this callback, or in windows of another length, or in the middle of an update, or behind a
+            ``ModelPruning``'s cut, or at a batch's end, ahead of a ``ReduceLROnPlateau`` that is stepped by steps, or
+            behind an epoch's last batch with no validation to come, where a ``ReduceLROnPlateau`` or an
+            ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader that does not know its position
+            (torch's DataLoader begins again) or its length, or where one of these two goes by a mean that several ranks
+            have gathered, or a torchmetrics ``Metric`` (behind the epoch's last batch a ``ModelCheckpoint``, too); or
+            ahead of the run's first batch, of a DataLoader with workers, whose order is drawn by then; or in an epoch
+            that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
     """
 
     _seed: int | None
@@ -178,10 +182,11 @@ class ExactResume(Callback):
         load_in_its_precision(trainer, pl_module, _averages.trained_state(checkpoint))
         gathered = own and own.get("gathered")
         self._metrics = _metrics.EpochMetrics(gathered, trainer.world_size)
-        self._window_end = self._window_end._replace(gathered=gathered, logged=_metrics.logged_before(own or {}))
+        before = {"logged": _metrics.logged_before(own or {}), "stop_waits": (own or {}).get("stop_waits", False)}
+        self._window_end = self._window_end._replace(gathered=gathered, **before)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._held.look_at(pl_module)
+        self._held.look_at(pl_module, *holders_of_generators(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         _refused_runs.refuse_loaders_that_part(trainer)
@@ -203,7 +208,7 @@ class ExactResume(Callback):
             on_train_epoch_start=lambda: self._begin_epoch(trainer),
             on_validation_end=lambda: self._seed_generators(trainer),
         )
-        self._unstepped = Unstepped(trainer, pl_module, self._loaded.get("not_persistent", {}))
+        self._unstepped = Unstepped(trainer, pl_module, self._loaded)
         for optimizer in trainer.optimizers:
             self._handles.append(optimizer.register_step_pre_hook(lambda *step: self._begin_step(trainer, *step)))
         self._seed_generators(trainer)
@@ -263,6 +268,7 @@ class ExactResume(Callback):
         own |= self._deciders.state(trainer) | {"gathered": self._window_end.gathered}
         own["averaged_epoch"] = _averages.averaged_epoch(trainer, self._averaged_epoch)
         own |= {"modes": modes_of(trainer, pl_module), "pruned": was_pruned(trainer, pl_module)}
+        own["window_length"] = None if SKIP_BACKWARD.of(trainer.fit_loop) else window_length(trainer)
         epoch_loop, begun = trainer.fit_loop.epoch_loop, self._micro_batches_begun(trainer)
         own |= what_waits(trainer, begun, self._batch_has_ended, self._before_own_hook, self._validated_at)
         own["swapped"] = any(swaps.number % 2 for swaps in self._swaps)
@@ -290,7 +296,7 @@ class ExactResume(Callback):
         else:
             own["gathered"] = self._metrics.state(trainer)
         if self._unstepped is not None:
-            own["not_persistent"] = self._unstepped.not_persistent(state, set_back=set_back)
+            own |= self._unstepped.in_no_state(state, set_back=set_back)
 
     def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
@@ -299,7 +305,7 @@ class ExactResume(Callback):
         self._went_on, loops = True, self._window_end.loops
         batches, is_over = loops[BATCH_PROGRESS], loops[BATCH_PROGRESS]["is_last_batch"]
         put_modes(trainer, pl_module, self._loaded.get("modes"))
-        put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
+        put_what_is_in_no_state(pl_module, self._loaded)
         count_batches_again(trainer)
         self._deciders.see_again(trainer)
         waits, under_way = (self._loaded.get(name, False) for name in ("validation_waits", "within_validation"))
@@ -321,16 +327,17 @@ class ExactResume(Callback):
         if (_progress.go_on_with_next_epoch(trainer) or no_hook_comes) and ended != self._averaged_epoch:
             _averages.average_the_epoch_that_ended(trainer, pl_module, ended)
             self._averaged_epoch = ended  # also where the next checkpoint is set back to this window's start
-        if not self._loaded_own:
-            self._refuse(trainer, _refused_runs.why_within_a_window(batches, window_length(trainer)))
+        window_before = self._loaded.get("window_length") if self._loaded_own else 0
+        self._refuse(trainer, _refused_runs.why_within_a_window(batches, window_length(trainer), window_before))
         why = _restored_loaders.why_loaders_are_elsewhere(trainer, batches)
         self._refuse(trainer, why, strict=self.strict and not self._brought)
         _restored_loaders.warn_of_draws(trainer, batches)
+        _restored_loaders.warn_of_orders_of_their_own(trainer)
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = _restored_loaders.restore_loaders(trainer, next_epoch)
         if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins
             count_batches_again(trainer)  # of loaders whose states Lightning had not loaded
-        _restored_loaders.make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"))
+        _restored_loaders.make_loaders_again_when_due(trainer, self._loaded.get("loaders_made_in"), batches)
         _averages.begin_averaging_again(trainer, pl_module)
         refuse_an_epoch_that_ranks_cannot_share(trainer)
         self._deciders.end_a_run_that_was_stopped(trainer)
@@ -343,7 +350,7 @@ class ExactResume(Callback):
         if self._resumed and not self._went_on:
             self._refuse(trainer, _refused_runs.why_its_epoch_is_none_of_this_run(trainer))
             put_modes(trainer, pl_module, self._loaded.get("modes"))
-            put_not_persistent(pl_module, self._loaded.get("not_persistent", {}))
+            put_what_is_in_no_state(pl_module, self._loaded)
             if not _progress.leave_an_epoch_without_batches(trainer):
                 RESUMING.put(trainer.fit_loop, False)  # as in on_train_end, which was not called
             warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=False)
@@ -404,11 +411,12 @@ class ExactResume(Callback):
             self._unstepped.keep()
             self._window_begun = True
 
-    def _begin_step(self, trainer: Trainer, optimizer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> None:
+    def _begin_step(self, trainer: Trainer, optimizer: Any, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         refuse_what_ddp_never_reduces([trainer.model])
         # Lightning's closure makes the forward and the backward pass, ahead of on_before_optimizer_step.
         makes_a_pass_first = len(given) > 1 or named.get("closure") is not None
         self._stepping |= not makes_a_pass_first or isinstance(optimizer, LBFGS)
+        return _refused_runs.evaluated_once(trainer, given, named)
 
     def _end_batch(self, trainer: Trainer, before_own_hook: bool) -> None:
         self._before_own_hook = before_own_hook
@@ -419,14 +427,8 @@ class ExactResume(Callback):
 
     def _remember(self, trainer: Trainer) -> None:
         self._stepping, self._window_begun = False, False
-        loops = trainer.fit_loop.state_dict()  # new counters; the states of loaders may be what the loader goes on with
-        self._window_end = WindowEnd(
-            loops=loops | {"state_dict": copy.deepcopy(loops["state_dict"])},
-            datamodule=copy.deepcopy(datamodule_state(trainer)),
-            skippers={skipper.state_key: copy.deepcopy(skipper.state_dict()) for skipper in skippers_of(trainer)},
-            gathered=self._metrics.state(trainer),
-            logged=dict(trainer.callback_metrics),
-        )
+        gathered, stop_waits = self._metrics.state(trainer), _metrics.a_stop_waits(trainer)
+        self._window_end = WindowEnd.now(trainer, gathered=gathered, stop_waits=stop_waits)
 
     def _micro_batches_begun(self, trainer: Trainer) -> int:
         """Since the last window ended."""

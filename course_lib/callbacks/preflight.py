@@ -12,6 +12,7 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
 from course_lib._lightning import DATA_SOURCE
+from course_lib.callbacks._trainer import refuse_another_lightning
 from course_lib.preflight import NotReady, PreflightReport, preflight
 
 
@@ -52,6 +53,7 @@ class Preflight(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
+        refuse_another_lightning("Preflight", trainer)
         report = None
         if trainer.is_global_zero:
             report = preflight(trainer, pl_module, _data_of(trainer), **self._options)

@@ -200,7 +200,7 @@ class MiniDataLoader(DataLoader[Sample]):
         sampler, dealer = self._index_sampler, self._dealer
         return {
             "batches_delivered": 0,
-            "order_generator": self._order_generator.get_state(),
+            "order_generator": self.order_generator.get_state(),
             "sampler": sampler.state_dict() if hasattr(sampler, "state_dict") else None,
             "epoch": dealer.epoch if isinstance(dealer, DistributedSampler) else None,
             "ranks": getattr(dealer, "num_replicas", 1) or world_size_of(),
@@ -220,7 +220,7 @@ class MiniDataLoader(DataLoader[Sample]):
             if isinstance(self._index_sampler, EpochBatchSampler):  # by default: where its last iterator stands
                 self._position["sampler"] = self._index_sampler.state_dict(batches=0)
         else:
-            self._order_generator.set_state(self._position["order_generator"])
+            self.order_generator.set_state(self._position["order_generator"])
             if self._position["sampler"] is not None:
                 self._index_sampler.load_state_dict(self._position["sampler"])
             if self._position["batches_delivered"] and self._position["epoch"] is not None:
@@ -233,7 +233,8 @@ class MiniDataLoader(DataLoader[Sample]):
         return getattr(self._index_sampler, "sampler", self._index_sampler)
 
     @property
-    def _order_generator(self) -> torch.Generator:
+    def order_generator(self) -> torch.Generator:
+        """The generator whose state is the order's: a sampler's, the loader's or torch's global one."""
         samplers = (self._index_sampler, self._dealer)
         generators = (*(getattr(sampler, "generator", None) for sampler in samplers), self.generator)
         return next((each for each in generators if isinstance(each, torch.Generator)), torch.default_generator)
@@ -271,8 +272,8 @@ class _Batches:
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
         elif new_workers:  # the epoch that is resumed had its workers already
-            self._base_seed = _draw_seed(loader._order_generator.clone_state())
-        self._order_generator = loader._order_generator
+            self._base_seed = _draw_seed(loader.order_generator.clone_state())
+        self._order_generator = loader.order_generator
         self._seeds_workers = (loader.generator or torch.default_generator) is self._order_generator
         self._began_at = self._order_generator.get_state() if self._read else None
 

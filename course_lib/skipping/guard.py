@@ -316,10 +316,10 @@ class StepGuard:
         self._forward_hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, the accepted norms, and which frozen parameters windows have written to, for a checkpoint."""
+        """The counters, the last skips in a row, the accepted norms, and which frozen parameters windows write to."""
         self._settle()
-        counters = {"attempts": self._attempts, "updates": self._updates}
-        return {**counters, "norms": list(self.detector.accepted), "moving": self._buffers.moving}
+        own = {"attempts": self._attempts, "updates": self._updates, "moving": self._buffers.moving}
+        return own | {"norms": list(self.detector.accepted), "skips": [skip.state() for skip in self._skips_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._settle()
@@ -328,7 +328,7 @@ class StepGuard:
         self.detector.accepted.clear()
         self.detector.accepted.extend(state["norms"])
         self._buffers.moving = state.get("moving", ())
-        self._skips_in_a_row = []
+        self._skips_in_a_row = [Skip.of_state(skip) for skip in state.get("skips", ())]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of what holds a guard (a module, say) has None in its place

@@ -8,13 +8,14 @@ import random
 import signal
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule
 from lightning.pytorch.callbacks import EMAWeightAveraging, ModelCheckpoint, OnExceptionCheckpoint, WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch import nn
-from torch.optim.lr_scheduler import OneCycleLR, ReduceLROnPlateau
+from torch.optim.lr_scheduler import CosineAnnealingLR, OneCycleLR, ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset, IterableDataset, default_collate
 
@@ -234,6 +235,67 @@ class StepsItsScheduleItself(LogsAtABatchsEnd):
         scheduler.step(-metric)
 
 
+class KeepsPlainAttributes(Plain):
+    """A number, a tensor and a schedule that no state has, and a setting that is another one in each life."""
+
+    weight, carried, norm = 0.0, None, 1.0
+    lives = itertools.count()
+
+    def __init__(self):
+        super().__init__()
+        self.life = next(self.lives)
+        self.dropout = nn.Dropout(0.0)
+
+    def loss(self, x, y):
+        self.weight += 0.1
+        output = self.dropout(self.net(x)) + (0 if self.carried is None else 0.3 * self.carried)
+        if self.training:
+            self.carried = output.detach().mean()
+        return self.weight * nn.functional.mse_loss(output, y)
+
+    def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradient_clip_algorithm=None):
+        self.norm = 0.9 * self.norm + 0.1 * float(nn.utils.clip_grad_norm_(self.net.parameters(), self.norm))
+
+    def configure_optimizers(self):
+        optimizer = super().configure_optimizers()
+        self.schedule = CosineAnnealingLR(optimizer, 30)
+        return optimizer
+
+    def on_train_batch_end(self, outputs, batch, batch_idx):
+        self.schedule.step()
+        self.dropout.p = 0.01 * (self.global_step + 1)
+
+
+class Noisy:
+    def __init__(self):
+        self.draws = [np.random.default_rng(1)]
+
+    def __call__(self, x):
+        return x + torch.from_numpy(self.draws[0].standard_normal(x.shape)).to(x)
+
+
+class AddsNoise(Callback):
+    def __init__(self):
+        self.by_name = {"noise": torch.Generator().manual_seed(4)}
+
+    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
+        for parameter in pl_module.net.parameters():
+            parameter.grad += 0.1 * torch.randn(parameter.shape, generator=self.by_name["noise"])
+
+
+class HasGeneratorsInHelpers(Plain):
+    @staticmethod
+    def ahead():
+        return [AddsNoise()]
+
+    def __init__(self):
+        super().__init__()
+        self.noisy, self.choices = Noisy(), {"sign": random.Random(2)}
+
+    def loss(self, x, y):
+        return super().loss(self.choices["sign"].choice([-1, 1]) * self.noisy(x), y)
+
+
 class Grows:
     """Four batches in epoch 0, six in epoch 1, and so on."""
 
@@ -287,7 +349,9 @@ def life(kind, folder, saves, k=1, dies=None, checkpoint=None, callbacks=(), **f
     if kind is LearnsMoreLater:
         data, flags["reload_dataloaders_every_n_epochs"] = dict(datamodule=Curriculum()), 2
     saver = ModelCheckpoint(folder, save_top_k=-1, **SAVES[saves])
-    callbacks = [*getattr(kind, "ahead", ()), *callbacks, ExactResume(), *([dies] if dies else []), saver]
+    ahead = getattr(kind, "ahead", ())
+    ahead = ahead() if callable(ahead) else ahead
+    callbacks = [*ahead, *callbacks, ExactResume(), *([dies] if dies else []), saver]
     flags = dict(max_epochs=3, accumulate_grad_batches=k, val_check_interval=2) | flags
     trainer = quiet_trainer(callbacks=callbacks, enable_checkpointing=True, **flags)
     try:
@@ -316,6 +380,8 @@ KINDS = [
     WarmsUpByACallback,
     StepsItsScheduleItself,
     HasEpochsThatGrow,
+    KeepsPlainAttributes,
+    HasGeneratorsInHelpers,
 ]
 TOLD = [
     "ignore:.*does not call DrawsEverywhere.on_train_epoch_start again",
@@ -646,7 +712,7 @@ def test_it_sees_every_way_of_moving_a_parameter():
         lambda weight: weight.data.view(-1)[-1].add_(1.0),
     ]
     for move in ways:
-        unstepped = Unstepped(trainer, module)
+        unstepped = Unstepped(trainer, module, {})
         unstepped.keep()
         before = module.net[0].weight.detach().clone()
         move(module.net[0].weight)
@@ -672,7 +738,7 @@ def test_parameters_of_every_kind_may_lie_beside_the_optimizers(tmp_path):
 
     module = Odd()
     module.lazy, module.meta = nn.LazyLinear(3), nn.Linear(2, 2, device="meta")
-    unstepped = Unstepped(quiet_trainer(), module)
+    unstepped = Unstepped(quiet_trainer(), module, {})
     unstepped.keep()
     with torch.no_grad():
         for one in (module.of_complex, module.of_ints, module.of_bfloat16):

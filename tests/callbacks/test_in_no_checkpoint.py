@@ -1,0 +1,280 @@
+"""What Lightning's checkpoints do not hold, and a reader's code goes by: put back, told of, or refused."""
+
+import numpy as np
+import pytest
+import pytorch_lightning
+import torch
+from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+from course_lib.callbacks import (
+    CheckpointError,
+    ExactAccumulation,
+    ExactResume,
+    FindBatchSize,
+    Preflight,
+    SkipBadSteps,
+    StepAudit,
+)
+from course_lib.loader import MiniDataLoader
+from course_lib.samplers import ShardedBatchSampler
+from course_lib.skipping import TooManySkips
+from tests.callbacks.test_own_code import Plain, Samples, held_out, loader, state_of
+from tests.callbacks.whole_run import same
+from tests.trainer_oracle import quiet_trainer
+
+
+def fit(folder, *callbacks, checkpoint=None, data=None, validation=None, module=None, saves=None, **flags):
+    saver = ModelCheckpoint(folder, filename="{step}", save_top_k=-1, **saves or dict(every_n_train_steps=1))
+    trainer = quiet_trainer(callbacks=[*callbacks, saver], enable_checkpointing=True, **dict(max_epochs=2) | flags)
+    module = module or Plain()
+    trainer.fit(module, data or loader(), validation, ckpt_path=checkpoint, weights_only=False)
+    return module
+
+
+AT_EPOCHS_ENDS = dict(every_n_epochs=1)
+
+
+# ------------------------------------------------------------------------------------------------------ put back
+
+
+class NoBetter(EarlyStopping):
+    def __init__(self):
+        super().__init__("val", patience=1, min_delta=10.0)
+
+
+@pytest.mark.filterwarnings("ignore:an EarlyStopping had ended this run")
+@pytest.mark.parametrize("flags", [{"min_epochs": 4}, {"min_steps": 10}], ids=str)
+def test_a_stop_that_is_put_off_ends_the_run_where_it_would_have_ended(flags, tmp_path):
+    flags |= dict(max_epochs=6, accumulate_grad_batches=2, val_check_interval=3)
+    whole = fit(tmp_path / "whole", ExactResume(), NoBetter(), validation=held_out(), **flags)
+    assert 6 * 6 > len(whole.trained) >= 20  # it is stopped, and put off
+    for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]:
+        last = fit(tmp_path / "on", ExactResume(), NoBetter(), validation=held_out(), checkpoint=path, **flags)
+        assert whole.trained[len(whole.trained) - len(last.trained) :] == last.trained, path.name
+        assert same(state_of(whole), state_of(last)), path.name
+
+
+def test_a_setting_that_training_does_not_move_is_that_of_the_new_run(tmp_path):
+    module = Plain()
+    module.setting, module.moved = 1, 0
+    counted = LambdaCallback(on_train_batch_end=lambda trainer, module, *_: setattr(module, "moved", module.moved + 1))
+    fit(tmp_path, ExactResume(), counted, module=module, max_epochs=1)
+    again = Plain()
+    again.setting, again.moved = 2, 0
+    fit(tmp_path, ExactResume(), counted, module=again, checkpoint=tmp_path / "step=4.ckpt")
+    assert (again.setting, again.moved) == (2, 12)
+
+
+class Spoilt(Plain):
+    def loss(self, x, y):
+        return super().loss(x, y) * (float("nan") if self.trainer.fit_loop.total_batch_idx in range(2, 6) else 1.0)
+
+
+def test_the_skips_in_a_row_go_on_in_the_next_life(tmp_path):
+    def run(checkpoint=None):
+        skips, module = SkipBadSteps(max_consecutive_skips=4, max_steps_means="attempts"), Spoilt()
+        with pytest.raises(TooManySkips) as raised:
+            fit(tmp_path, skips, module=module, checkpoint=checkpoint)
+        return len(module.trained), [skip.attempt for skip in raised.value.skips]
+
+    assert run() == (6, [3, 4, 5, 6])
+    assert [run(tmp_path / f"step={n}.ckpt") for n in (2, 3, 5)] == [(6 - n, [3, 4, 5, 6]) for n in (2, 3, 5)]
+
+
+def test_a_lambda_callback_keeps_its_hooks_in_a_second_fit(tmp_path):
+    heard = []
+    first = LambdaCallback(on_train_batch_start=lambda *_: heard.append("start"))
+    trainer = quiet_trainer(callbacks=[first, ExactResume()], max_epochs=1)
+    trainer.fit(Plain(), loader())
+    trainer.fit_loop.max_epochs = 2
+    trainer.fit(Plain(), loader())
+    assert len(heard) == 2 * len(loader())
+
+
+# ------------------------------------------------------------------------------------------------------- told of
+
+
+class ShufflesItself(IterableDataset):
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        return (Samples()[index] for index in torch.randperm(6).tolist())
+
+
+class Counts(Sampler):
+    epoch = 0
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        self.epoch += 1
+        return iter(torch.randperm(6, generator=torch.Generator().manual_seed(self.epoch)).tolist())
+
+
+class IsTold(Counts):
+    def set_epoch(self, epoch):
+        self.epoch = epoch
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+def warnings_of(record):
+    own = ("no checkpoint holds", "in no checkpoint", "at random", "are made again now")
+    return [str(one.message) for one in record if any(words in str(one.message) for words in own)]
+
+
+def shuffled(generator=None):
+    return DataLoader(Samples(6), 2, shuffle=True, generator=generator)
+
+
+@pytest.mark.filterwarnings("ignore:Your `:UserWarning", "ignore:Checkpoint directory:UserWarning")
+@pytest.mark.parametrize(
+    ("make", "validation", "saves", "told"),
+    [
+        (lambda: MiniDataLoader(ShufflesItself(), 2), None, {}, "its stream is read again up to where it was"),
+        (lambda: MiniDataLoader(ShufflesItself(), 2), None, AT_EPOCHS_ENDS, None),
+        (lambda: DataLoader(Samples(), 2, sampler=Counts()), None, AT_EPOCHS_ENDS, "Counts.__iter__ sets its epoch"),
+        (lambda: MiniDataLoader(Samples(), 2, sampler=Counts()), None, AT_EPOCHS_ENDS, "Counts.__iter__ sets"),
+        (lambda: DataLoader(Samples(), 2, sampler=IsTold()), None, AT_EPOCHS_ENDS, None),
+        (loader, lambda: shuffled(torch.Generator().manual_seed(0)), AT_EPOCHS_ENDS, "that is validated comes from"),
+        (loader, lambda: shuffled(), AT_EPOCHS_ENDS, None),
+    ],
+)
+def test_an_order_that_no_checkpoint_holds_is_told_of(make, validation, saves, told, tmp_path, recwarn):
+    fit(tmp_path, ExactResume(), data=make(), validation=validation and validation(), saves=saves, max_epochs=1)
+    path = min(tmp_path.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
+    recwarn.clear()
+    fit(tmp_path / "on", ExactResume(), data=make(), validation=validation and validation(), checkpoint=path)
+    says = warnings_of(recwarn)
+    assert any(told in one for one in says) if told else says == []
+
+
+def test_a_lambda_callback_whose_hook_does_not_come_again_is_told_of(tmp_path):
+    own = LambdaCallback(on_train_epoch_start=lambda *_: None)
+    fit(tmp_path, ExactResume(), own)
+    with pytest.warns(UserWarning, match="does not call LambdaCallback.on_train_epoch_start again"):
+        fit(tmp_path / "on", ExactResume(), own, checkpoint=tmp_path / "step=2.ckpt")
+
+
+@pytest.mark.parametrize(("step", "is_told"), [(3, False), (6, False), (8, True)])
+def test_loaders_that_are_made_again_within_an_epoch_are_told_of(step, is_told, tmp_path, recwarn):
+    class Loads(Plain):
+        def train_dataloader(self):
+            return loader()
+
+    def run(**arguments):
+        quiet = dict(max_epochs=2, reload_dataloaders_every_n_epochs=1)
+        saver = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+        trainer = quiet_trainer(callbacks=[ExactResume(), saver], enable_checkpointing=True, **quiet)
+        trainer.fit(Loads(), weights_only=False, **arguments)
+
+    run()
+    recwarn.clear()
+    run(ckpt_path=tmp_path / f"step={step}.ckpt")
+    assert any("and are made again now" in one for one in warnings_of(recwarn)) == is_told
+
+
+# ------------------------------------------------------------------------------------------------------- refused
+
+
+class DrawsByItsOwn(Sampler):
+    def __init__(self, kind):
+        self.draws = np.random.default_rng(0) if kind == "numpy" else torch.Generator().manual_seed(0)
+
+    def __len__(self):
+        return 6
+
+    def __iter__(self):
+        if isinstance(self.draws, torch.Generator):
+            return iter(torch.randperm(6, generator=self.draws).tolist())
+        return iter(self.draws.permutation(6).tolist())
+
+
+@pytest.mark.parametrize("kind", ["numpy", "torch"])
+@pytest.mark.parametrize("make", [DataLoader, MiniDataLoader])
+def test_an_order_by_a_generator_of_the_samplers_own_is_refused(make, kind, tmp_path):
+    fit(tmp_path, ExactResume(), data=make(Samples(), 2, sampler=DrawsByItsOwn(kind)), saves=AT_EPOCHS_ENDS)
+    path = tmp_path / "step=3.ckpt"
+    with pytest.raises(CheckpointError, match="comes from a generator of its own"):
+        fit(tmp_path, ExactResume(), data=make(Samples(), 2, sampler=DrawsByItsOwn(kind)), checkpoint=path)
+
+
+def test_a_generator_whose_state_the_loader_saves_is_not_refused(tmp_path):
+    def drawn():
+        inner = torch.utils.data.BatchSampler(DrawsByItsOwn("numpy"), 2, False)
+        return MiniDataLoader(Samples(), batch_sampler=ShardedBatchSampler(inner))
+
+    whole = fit(tmp_path, ExactResume(), data=drawn())
+    last = fit(tmp_path / "on", ExactResume(), data=drawn(), checkpoint=tmp_path / "step=4.ckpt")
+    assert whole.trained[4:] == last.trained
+
+
+@pytest.mark.parametrize(("before", "now", "step"), [(1, 2, 1), (2, 4, 1), (1, 4, 3)])
+def test_other_windows_within_an_epoch_are_refused(before, now, step, tmp_path):
+    fit(tmp_path, ExactResume(), accumulate_grad_batches=before)
+    with pytest.raises(CheckpointError, match=rf"in windows of {before}: with accumulate_grad_batches={now} "):
+        fit(tmp_path, ExactResume(), accumulate_grad_batches=now, checkpoint=tmp_path / f"step={step}.ckpt")
+
+
+def test_other_windows_at_their_bounds_and_scheduled_ones_are_not_refused(tmp_path):
+    fit(tmp_path / "1", ExactResume(), accumulate_grad_batches=1)
+    fit(tmp_path / "on", ExactResume(), accumulate_grad_batches=2, checkpoint=tmp_path / "1" / "step=2.ckpt")
+
+    def scheduled():
+        return GradientAccumulationScheduler({0: 1, 1: 2})
+
+    whole = fit(tmp_path / "2", ExactResume(), scheduled())
+    for path in sorted((tmp_path / "2").glob("*.ckpt")):
+        last = fit(tmp_path / "on", ExactResume(), scheduled(), checkpoint=path)
+        assert same(state_of(whole), state_of(last)), path.name
+
+
+class LooksTwice(torch.optim.SGD):
+    def step(self, closure):
+        closure()
+        self.zero_grad()
+        return super().step(closure)
+
+
+class TrainedTwice(Plain):
+    def configure_optimizers(self):
+        return LooksTwice(self.parameters(), 0.1)
+
+
+def test_an_optimizer_that_evaluates_twice_is_refused_in_windows_of_several(tmp_path):
+    fit(tmp_path, ExactResume(), module=TrainedTwice(), max_epochs=1)
+    module = TrainedTwice()
+    before = state_of(module)
+    with pytest.raises(MisconfigurationException, match="LooksTwice evaluates the loss a second time in one step"):
+        fit(tmp_path, ExactResume(), module=module, accumulate_grad_batches=2)
+    assert same(before, state_of(module))
+
+
+class OfTheOther(pytorch_lightning.LightningModule):
+    def __init__(self):
+        super().__init__()
+        self.net = torch.nn.Linear(3, 1)
+
+    def training_step(self, batch):
+        return torch.nn.functional.mse_loss(self.net(batch[0]), batch[1])
+
+    def configure_optimizers(self):
+        return torch.optim.SGD(self.parameters(), 0.1)
+
+
+CALLBACKS = [ExactResume, ExactAccumulation, SkipBadSteps, StepAudit, FindBatchSize, Preflight]
+
+
+@pytest.mark.parametrize("callback", CALLBACKS)
+def test_the_trainer_of_the_other_package_is_refused(callback, tmp_path):
+    assert not issubclass(pytorch_lightning.Trainer, Trainer)
+    flags = dict(logger=False, enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False)
+    trainer = pytorch_lightning.Trainer(callbacks=[callback()], accelerator="cpu", max_epochs=1, **flags)
+    with pytest.raises(MisconfigurationException, match=r"import lightning\.pytorch as pl in place of"):
+        trainer.fit(OfTheOther(), loader())
