@@ -113,7 +113,9 @@ def _with_a_network(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         dropout=run.trainer and draw(OFTEN),
         frozen=draw(RARELY),
         noisy_forward=run.trainer and draw(RARELY),
-        own_generator=draw(one_of("", "", "", "torch", "numpy", "python")) if run.trainer else "",
+        own_generator=draw(one_of("", "", "", "torch", "numpy", "python", "numpy in a list", "python in a dict"))
+        if run.trainer
+        else "",
         precision=draw(one_of(*precisions)) if run.trainer else "",
     )
 

@@ -21,7 +21,7 @@ SCHEDULES = (
 """The first three are a loop's as well, and the last one is refused on several ranks."""
 OWN_CODE = (
     *("moves a target", "counts", "draws", "warms up", "clips"),
-    *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None"),
+    *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None", "keeps plain attributes"),
 )
 """What a module does by itself, beside its optimizer. On several ranks, the first five."""
 BESIDE = (

@@ -69,11 +69,15 @@ OWN_GENERATORS = {
     "torch": "torch.Generator(DEVICE).manual_seed(7)",
     "numpy": "np.random.default_rng(7)",
     "python": "random.Random(7)",
+    "numpy in a list": "[np.random.default_rng(7)]",
+    "python in a dict": "{'noise': random.Random(7)}",
 }
 OWN_NOISE = {
     "torch": "torch.rand((), generator=self.generator, device=DEVICE).item()",
     "numpy": "self.generator.random()",
     "python": "self.generator.random()",
+    "numpy in a list": "self.generator[0].random()",
+    "python in a dict": "self.generator['noise'].random()",
 }
 
 
@@ -135,6 +139,11 @@ def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradien
     "keeps a buffer": OwnCode(
         "self.register_buffer('weight', torch.ones((), dtype=torch.float64), persistent=False)",
         "loss = loss * self.weight; self.weight = 0.9 * self.weight + 0.1 * loss.detach().clamp(max=2)",
+    ),
+    "keeps plain attributes": OwnCode(
+        "self.warmth, self.carried = 0.5, None",
+        "self.warmth += 0.1; loss = loss * self.warmth * (1 if self.carried is None else self.carried); "
+        "self.carried = loss.detach().nan_to_num().clamp(0.5, 2)",
     ),
     "logs": OwnCode(at_batchs_end="self.log('rate', self.optimizers().param_groups[0]['lr'])"),
 }
