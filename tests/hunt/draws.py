@@ -14,6 +14,7 @@ from tests.hunt.pieces import (
     CALLBACKS,
     LOOP_SAVES,
     OWN_CODE,
+    OWN_GENERATORS,
     PLACES,
     SAMPLERS,
     SAVES,
@@ -113,9 +114,7 @@ def _with_a_network(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         dropout=run.trainer and draw(OFTEN),
         frozen=draw(RARELY),
         noisy_forward=run.trainer and draw(RARELY),
-        own_generator=draw(one_of("", "", "", "torch", "numpy", "python", "numpy in a list", "python in a dict"))
-        if run.trainer
-        else "",
+        own_generator=draw(one_of(*[""] * 3, *OWN_GENERATORS)) if run.trainer else "",
         precision=draw(one_of(*precisions)) if run.trainer else "",
     )
 

@@ -24,6 +24,7 @@ OWN_CODE = (
     *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None", "keeps plain attributes"),
 )
 """What a module does by itself, beside its optimizer. On several ranks, the first five."""
+OWN_GENERATORS = ("torch", "numpy", "python", "numpy in a list", "python in a dict")
 BESIDE = (
     *("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode"),
     "a callback that draws",
