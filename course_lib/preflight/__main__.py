@@ -95,7 +95,7 @@ def _script_judged(
 def _script_parser() -> argparse.ArgumentParser:
     parser = _parser("a training script before it starts, by playing it to its end; its own arguments stand behind it")
     parser.usage = "%(prog)s [options] train.py [its arguments]"
-    parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that the play may take (300)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that each play may take (300)")
     parser.add_argument("--ranks", type=int, default=1, help="processes that torchrun would start (1)")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of the night there, a PNG")
     return parser

@@ -231,7 +231,7 @@ def report_of(
         findings=findings,
         passed=tuple(name for name in checks if name not in {*found, *open_checks, *skip}),
         not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
-        notes=tuple(judgement.notes),
+        notes=tuple(dict.fromkeys(judgement.notes)),
         facts=judgement.facts,
         skipped=tuple(skip),
         seconds=seconds,

@@ -317,10 +317,8 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
             f"{name} has not begun to train after {seconds:g} s of CPU time: give it more (seconds=), or less to "
             f"prepare.{_output(journal)}"
         )
-    raise NotPlayed(
-        f"{name} ended without a backward pass and without an optimizer step: give it the arguments with which it "
-        f"trains.{_output(journal)}"
-    )
+    cure = journal.elsewhere or "give it the arguments with which it trains"
+    raise NotPlayed(f"{name} ended without a backward pass and without an optimizer step: {cure}.{_output(journal)}")
 
 
 def _output(journal: Journal) -> str:

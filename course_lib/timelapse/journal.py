@@ -156,6 +156,8 @@ class SchedulePlayed:
     follows_metric: bool = False
     rates: list[tuple[float, ...]] = field(default_factory=list)
     """Of each parameter group, after 0, 1, 2 … calls: those of the run, and then of calls beyond its end."""
+    numbers: frozenset[int] = frozenset()
+    """Those that its own functions go by (a LambdaLR's), as far as they can be seen."""
     refused: str = ""
     """What it raised at the call after the last of these."""
 
@@ -222,6 +224,8 @@ class Journal:
     sources: list[str] = field(default_factory=list)
     """The script's own files."""
     asked_for_gpu: bool = False
+    elsewhere: str = ""
+    """Where it may train, if not here."""
     """Whether the script wanted a GPU that is not there."""
     seconds: float = 0.0
     """Of CPU time that the play took."""

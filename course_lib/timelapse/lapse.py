@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import linecache
 import sys
 import sysconfig
 import time
@@ -107,6 +108,14 @@ class Lapse:
                 innermost = innermost or place
             frame = frame.f_back
         return innermost
+
+    def asserts(self) -> bool:
+        """Whether that line is an ``assert``."""
+        frame: Any = sys._getframe(1)
+        while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+            frame = frame.f_back
+        text = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
+        return text.lstrip().startswith("assert ")
 
 
 def trainer_around() -> str:

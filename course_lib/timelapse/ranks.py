@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing.process
 import os
 from collections.abc import Iterator
 from typing import Any
@@ -11,26 +12,63 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib._words import counted
 from course_lib.timelapse.lapse import Lapse, instead_of
 
 
 def pretend_ranks(lapse: Lapse) -> None:
     """Let every process group be of one process, and every ``spawn`` run here, as the rank that is played."""
     _play_spawned_ranks(lapse)
+    _count_processes(lapse)
     if dist.is_available():
         _pretend_groups(lapse)
         _average_nothing()
 
 
+class _Ended:
+    """In place of what ``spawn(..., join=False)`` returns: its processes have been played, and have ended."""
+
+    processes: tuple[Any, ...] = ()
+
+    def join(self, *_: Any, **__: Any) -> bool:
+        return True
+
+    def pids(self) -> list[int]:
+        return []
+
+
 def _play_spawned_ranks(lapse: Lapse) -> None:
-    def spawn(fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, *_: Any, **__: Any) -> None:
+    def spawn(
+        fn: Any, args: tuple[Any, ...] = (), nprocs: int = 1, join: bool = True, *_: Any, **__: Any
+    ) -> _Ended | None:
+        if nprocs < 1:
+            lapse.journal.elsewhere = (
+                f"it starts {nprocs} processes by spawn, maybe as many as there are GPUs, of which a play sees none. "
+                "Give it a number"
+            )
+            return None if join else _Ended()
         rank = min(lapse.journal.rank, nprocs - 1)
         lapse.journal.world_size = max(lapse.journal.world_size, nprocs)
         lapse.note(f"Of {nprocs} processes that the script starts, rank {rank} was played.")
         fn(rank, *args)
+        return None if join else _Ended()
 
     torch.multiprocessing.spawn = spawn  # type: ignore[assignment]
     torch.multiprocessing.spawn.__globals__["spawn"] = spawn
+
+
+def _count_processes(lapse: Lapse) -> None:
+    started = 0
+
+    @instead_of(multiprocessing.process.BaseProcess)
+    def start(begin: Any, process: Any) -> None:
+        nonlocal started
+        started += 1
+        lapse.journal.elsewhere = (
+            f"it starts {counted(started, 'process', 'processes')} by multiprocessing.Process, and a play sees its own "
+            "alone. Start its ranks by torchrun (--ranks 2 plays one of them) or torch.multiprocessing.spawn"
+        )
+        begin(process)
 
 
 def _pretend_groups(lapse: Lapse) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import inspect
 import warnings
 from typing import Any
@@ -61,7 +62,7 @@ class RecordedSchedules:
             optimizer = optimizer.optimizer  # a library's wrapper
         number = self.lapse.optimizers.number(optimizer) if optimizer in self.lapse.optimizers else -1
         follows = isinstance(schedule, ReduceLROnPlateau)
-        return SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)])
+        return SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)], _numbers_of(schedule))
 
     def see_which_were_never_stepped(self) -> None:
         parts = {id(part) for schedule in self.made for part in _parts_of(schedule)}
@@ -89,6 +90,27 @@ def _parts_of(schedule: Any) -> list[LRScheduler]:
     held = list(vars(schedule).values())
     held += [part for value in held if isinstance(value, list | tuple) for part in value]
     return [one for one in held if isinstance(one, LRScheduler)]
+
+
+def _numbers_of(schedule: Any) -> frozenset[int]:
+    """The whole numbers that a LambdaLR's functions go by: their own, those around them, and settings."""
+    found: list[Any] = []
+    for function in getattr(schedule, "lr_lambdas", ()):
+        while isinstance(function, functools.partial):
+            found += [*function.args, *function.keywords.values()]
+            function = function.func
+        found += vars(function).values() if not hasattr(function, "__code__") else ()
+        code = getattr(function, "__code__", None)
+        if code is not None:
+            around = inspect.getclosurevars(function)
+            values = [*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ())]
+            settings = [one for one in values if hasattr(one, "__dict__") and not callable(one)]
+            found += [
+                *values,
+                *code.co_consts,
+                *(getattr(one, name, None) for one in settings for name in code.co_names),
+            ]
+    return frozenset(value for value in found if type(value) is int)
 
 
 def _rates_of(schedule: Any) -> tuple[float, ...]:

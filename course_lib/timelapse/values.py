@@ -213,7 +213,7 @@ class Comparisons:
 
         @instead_of(ReduceLROnPlateau)
         def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
-            self.lapse.note("ReduceLROnPlateau goes by a metric, which the lapse holds still.")
+            self.lapse.note("ReduceLROnPlateau goes by a metric, which a play does not compute: its rates are a guess.")
             take(schedule, *arguments, **options)
 
     def _asking(self, ask: Any) -> Any:
@@ -229,7 +229,7 @@ class Comparisons:
         if not self.lapse.fast:
             return answer
         place = self.lapse.line()
-        if not place:
+        if not place or self.lapse.asserts():  # the other answer would end the script, and not lead elsewhere
             return answer
         noted = self.lapse.journal.comparisons.setdefault(place, Comparison(place))
         noted.answers[answer] += 1

@@ -219,9 +219,16 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
     walked: Any = WalkedSchedule(schedule.name, "step", 1, False, tuple(rows.values()), schedule.refused)
     for row in rows.values():
         fault = next(faults(walked, row, calls), None)
+        if fault is not None and fault.end > calls.made in schedule.numbers:
+            judgement.notes.append(
+                f"horizon: {fault.says}; its function goes by {calls.made:,}, so it seems to be meant to end there"
+            )
+            return False
         if fault is not None:
             meant = _unit_of_horizon(journal, fault.end, made)
             which = f" ({meant[1]:,} is the number of {meant[0]} of the run)" if meant else ""
+            if not meant and fault.end == _batches_of_an_epoch(journal) > 1:
+                which = f" ({fault.end:,} is the number of batches of one epoch)"
             says = f"{fault.says[0].upper()}{fault.says[1:]}{which}."
             last = min(fault.end or calls.made, calls.made)
             at = made.places[last - 1] if 0 < last <= len(made.places) else None
@@ -236,6 +243,11 @@ def _units(journal: Journal, made: _Made) -> dict[str, int]:
         "micro-batches": journal.micro_batches(),
         "epochs": len(passes_of(journal, training=True)),
     }
+
+
+def _batches_of_an_epoch(journal: Journal) -> int:
+    epochs = len(passes_of(journal, training=True))
+    return journal.micro_batches() // epochs if epochs > 1 else 0
 
 
 def _unit_of_horizon(journal: Journal, end: int | None, made: _Made) -> tuple[str, int] | None:

@@ -12,12 +12,17 @@ FEWEST = 8
 
 def judge_order(journal: Journal) -> Judgement:
     orders: dict[tuple[frozenset[int], int, tuple[int, ...]], int] = {}
-    known = 0
+    known = few = 0
+    told = any(isinstance(event, EpochSet) for event in journal.events)
     beside = trained_beside_others(journal)
     others = [one for one in passes_of(journal, training=False) if one.loader in beside]
     for epoch, one in [*enumerate(passes_of(journal, training=True)), *enumerate(others)]:
         indices = one.indices()
-        if not one.ended or indices is None or len(indices) < FEWEST:
+        if not one.ended or indices is None:
+            continue
+        waits_for_its_epoch = journal.loaders[one.loader].set_epoch and not told and indices != sorted(indices)
+        if len(indices) < FEWEST and not waits_for_its_epoch:
+            few += 1
             continue
         known += 1
         key = (frozenset(one.trained), one.loader, tuple(indices))
@@ -29,9 +34,10 @@ def judge_order(journal: Journal) -> Judgement:
         if indices == sorted(indices):
             return Judgement(notes=["order: nothing shuffles, every epoch has the same order"])
         return _twice(journal, one, orders[key], epoch, indices)
-    return (
-        Judgement() if known else not_applicable("order", "no epoch has an order of samples that are known by an index")
-    )
+    if known:
+        return Judgement()
+    why = f"two epochs of fewer than {FEWEST} samples may be alike by chance"
+    return not_applicable("order", why if few else "no epoch has an order of samples that are known by an index")
 
 
 def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: list[int]) -> Judgement:
