@@ -109,7 +109,7 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int], answ
     batches = made(words, 32, 0, 0)
     if made(words, 32, 0, 1) == batches:
         if made(words, 32, 1, 1) != made(words, 32, 1, 0):
-            told = "A product is 0 for all of them. Make the generator of the pair."
+            told = "A product or a power of the two is one number for all of them. Make the generator of the pair."
             return f"all epochs of seed 0 have one order.\n{told}"
         return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
     if made(words, 32, 1, 0) == batches and made(words, 32, 1, 1) == made(words, 32, 0, 1):
@@ -221,25 +221,27 @@ def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
     for pair, made_order in made_of.items():
         if (other := of_order.setdefault(made_order, pair)) != pair:
             return told(pair, other, "Sums, products, remainders and bits of the two are one number for many pairs.")
-    if (pairs := pairs_of_one_number(order, answer)) and order(*pairs[0]) == order(*pairs[1]):
-        return told(*pairs, "A sum of multiples of the two is one number for many pairs.")
+    for one, other in pairs_of_one_number(order, answer):
+        if order(*one) == order(*other):
+            return told(one, other, "A number made of the two by sums, products or bits is one for many pairs.")
     return None
 
 
 def pairs_of_one_number(
     order: Callable[[int, int], Any], answer: Any = None
-) -> tuple[tuple[int, int], tuple[int, int]] | None:
-    """Two pairs of one number, if the answer makes a generator of whole numbers that grow evenly with either."""
+) -> list[tuple[tuple[int, int], tuple[int, int]]]:
+    """Pairs that may be of one number, if the answer makes a generator of a whole number; all of them below 2**32."""
     with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as seeds:
         for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
             order(*pair)
     if len(seeds) != 4:
-        return None
+        return []
     start, of_seed, of_epoch = seeds[0], seeds[1] - seeds[0], seeds[2] - seeds[0]
-    if min(of_seed, of_epoch) < 1 or seeds[3] - start != of_seed + of_epoch:
-        return None
-    common = math.gcd(of_seed, of_epoch)
-    return (of_epoch // common, 0), (0, of_seed // common)
+    found = [((1, 1), (0, seeds[3])), ((1, 1), (seeds[3], 0))]  # bits of the one and of the other: seed * 1000 ^ epoch
+    if min(of_seed, of_epoch) >= 1 and seeds[3] - start == of_seed + of_epoch:  # a sum of multiples of the two
+        common = math.gcd(of_seed, of_epoch)
+        found.insert(0, ((of_epoch // common, 0), (0, of_seed // common)))
+    return [pairs for pairs in found if all(0 <= number < 2**32 for pair in pairs for number in pair)]
 
 
 @contextlib.contextmanager
@@ -342,7 +344,9 @@ bucket_batches = PropertyExercise(
         "Their sum is one number for many pairs. Make the generator of the pair.": _of_seed(
             lambda seed, epoch: seed + epoch
         ),
-        "A product is 0 for all of them. Make the generator of the pair.": _of_seed(lambda seed, epoch: seed * epoch),
+        "A product or a power of the two is one number for all of them. Make the generator of the pair.": _of_seed(
+            lambda seed, epoch: seed * epoch
+        ),
         "A number such as seed ^ epoch is 0 wherever the two are equal. Make the generator of the pair.": _of_seed(
             lambda seed, epoch: seed ^ epoch
         ),

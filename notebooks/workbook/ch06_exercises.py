@@ -268,10 +268,10 @@ def _fault_of_orders(make: Any) -> str | None:
                 )
     of_factors = [pair for factor in FACTORS for pair in ((0, factor), (factor, 0))]
     for pair in of_factors + WRITTEN_ALIKE:
-        if (other := of_order.get(str(_order_of(make, *pair)), pair)) != pair:
+        if (other := of_order.setdefault(str(_order_of(make, *pair)), pair)) != pair:
             return _one_order(pair, other)
-    if pairs := pairs_of_one_number(partial(_order_of, make)):
-        one, other = pairs
+    answer = type(make(25, 3, 1, 0, seed=0)).__iter__
+    for one, other in pairs_of_one_number(partial(_order_of, make), answer):
         if _order_of(make, *one) == _order_of(make, *other):
             return _one_order(one, other)
     return None

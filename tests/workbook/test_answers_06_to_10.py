@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from numpy.random import default_rng
 from torch.nn.functional import cross_entropy
 from torch.utils.data import BatchSampler, DataLoader, RandomSampler
 from workbook.ch06_exercises import _Dealt, one_order_for_all_ranks, repair_a_sampler, shard_by_hand
@@ -123,6 +124,24 @@ class TorchsGenerator(_Dealt):
     def order(self):
         seed = int(np.random.SeedSequence([self.seed, self.epoch]).generate_state(1)[0])
         return torch.randperm(self.num_samples, generator=torch.Generator().manual_seed(seed)).numpy()
+
+
+class TheLastEpochsAlike(_Dealt):
+    def order(self):
+        return np.random.default_rng([self.seed, min(self.epoch, 19)]).permutation(self.num_samples)
+
+
+class BitsOfBoth(_Dealt):
+    def order(self):
+        return default_rng(16_777_259 * self.seed ^ self.epoch).permutation(self.num_samples)
+
+    def __iter__(self):
+        return super().__iter__()
+
+
+class SeedAboveTheEpoch(_Dealt):
+    def order(self):
+        return np.random.default_rng((self.seed << 32) + self.epoch).permutation(self.num_samples)
 
 
 class PythonsGenerator(_Dealt):
@@ -446,6 +465,8 @@ WRONG = {
     "06/2 seed in the upper bits": (repair_a_sampler, SeedInTheUpperBits),
     "06/2 seeds joined": (repair_a_sampler, JoinsTheSeeds),
     "06/2 a product": (repair_a_sampler, MultipliesThem),
+    "06/2 the last epochs alike": (repair_a_sampler, TheLastEpochsAlike),
+    "06/2 bits of both": (repair_a_sampler, BitsOfBoth),
     "06/2 a sum of a multiple": (repair_a_sampler, AddsAMultiple),
     "06/2 every second order from its end": (repair_a_sampler, TurnsEverySecondRound),
     "06/3 epoch modulo 12": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 12)),
@@ -644,6 +665,7 @@ RIGHT = {
     "06/1 tensors": (shard_by_hand, torch.arange(13).tensor_split(6)[1::2]),
     "06/2 torch's generator, a mixed seed": (repair_a_sampler, TorchsGenerator),
     "06/2 Python's generator": (repair_a_sampler, PythonsGenerator),
+    "06/2 the seed above the epoch": (repair_a_sampler, SeedAboveTheEpoch),
     "06/2 arrays": (repair_a_sampler, YieldsArrays),
     "06/2 tuples, lazily": (repair_a_sampler, YieldsTuplesLazily),
     "06/2 full batches first": (repair_a_sampler, FillsBatchesFirst),

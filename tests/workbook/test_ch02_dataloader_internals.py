@@ -217,7 +217,7 @@ def by_torchs_global_generator(lengths, batch_size, seed, epoch):
     [
         (shuffled_by(lambda seed, epoch: seed + epoch), "Their sum is one number"),
         (shuffled_by(lambda seed, epoch: seed ^ epoch), "seed \\^ epoch is 0"),
-        (shuffled_by(lambda seed, epoch: seed * epoch), "A product is 0"),
+        (shuffled_by(lambda seed, epoch: seed * epoch), "A product or a power of the two"),
         (shuffled_by(lambda seed, epoch: 31 * seed + epoch), "seed \\* 31 \\+ epoch is one number"),
         (shuffled_by(lambda seed, epoch: 1000 * seed + epoch), "seed \\* 1000 \\+ epoch is one number"),
         (shuffled_by(lambda seed, epoch: (seed << 16) + epoch), "seed \\* 65536 \\+ epoch is one number"),
