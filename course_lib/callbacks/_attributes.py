@@ -11,11 +11,15 @@ import copy
 from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
+import torch
 from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-NUMBERS = (bool, int, float, str, type(None))
+NUMBERS = (bool, int, float, type(None))
+LARGEST = 1_000_000
+"""Of a tensor that is kept, in numbers: a larger one (a batch, generated images) would make every checkpoint long."""
 OF_EVERY_MODULE = vars(LightningModule()).keys()
 LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "course_lib.", "transformers.", "timm.", "torchvision.")
 NONE = object()
@@ -29,9 +33,8 @@ class PlainAttributes:
     """
 
     def __init__(self, trainer: Trainer, pl_module: LightningModule, restored: Collection[str]) -> None:
-        known = {id(config.scheduler) for config in trainer.lr_scheduler_configs}
+        self._known_schedules = {id(config.scheduler) for config in trainer.lr_scheduler_configs}
         parts = [(f"{path}.".lstrip("."), part) for path, part in pl_module.named_modules() if not _is_a_metric(part)]
-        self._known_schedules = known
         self._own = [(path, vars(part)) for path, part in parts if not _is_of_a_library(part)]
         of_others = ((path, vars(part)) for path, part in parts if _is_of_a_library(part))
         self._of_others = [  # a dropout's p; what is private there belongs to the library
@@ -75,7 +78,7 @@ class PlainAttributes:
         if type(value) in NUMBERS:
             return True
         if isinstance(value, Tensor):
-            return not value.requires_grad
+            return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
         return isinstance(value, LRScheduler) and id(value) not in self._known_schedules
 
 
@@ -92,6 +95,8 @@ def _look(value: Any) -> Any:
 
 
 def _copy(value: Any) -> dict[str, Any]:
+    if isinstance(value, Tensor) and value.numel() > LARGEST:
+        return {"too large": value.numel()}
     if isinstance(value, Tensor):
         return {"tensor": value.detach().clone(), "on_cpu": value.device.type == "cpu"}
     if isinstance(value, LRScheduler):
@@ -107,12 +112,25 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
         if path not in parts:
             continue
         if "tensor" in kept:
-            value = kept["tensor"].clone()
-            setattr(parts[path], name, value if kept["on_cpu"] else value.to(pl_module.device))
+            _put_tensor(parts[path], name, kept["tensor"].to("cpu" if kept["on_cpu"] else pl_module.device))
+        elif "too large" in kept:
+            rank_zero_warn(
+                f"training had moved {full_name}, a tensor of {kept['too large']:,} numbers that the module keeps as a "
+                "plain attribute, and no checkpoint holds it. If training goes by it, make it a buffer"
+            )
         elif "number" in kept:
             setattr(parts[path], name, kept["number"])
         elif isinstance(schedule := getattr(parts[path], name, None), LRScheduler):
             schedule.load_state_dict(kept["schedule"])
+
+
+def _put_tensor(part: nn.Module, name: str, value: Tensor) -> None:
+    own = getattr(part, name, None)
+    if isinstance(own, Tensor) and own.shape == value.shape and own.dtype == value.dtype and not own.is_inference():
+        with torch.no_grad():
+            own.copy_(value)  # in place: it may be another name for a parameter
+    else:
+        setattr(part, name, value.clone())
 
 
 def _is_of_a_library(part: nn.Module) -> bool:

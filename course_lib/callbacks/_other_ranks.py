@@ -16,6 +16,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
+from course_lib.callbacks._progress import count_batches_between_validations
 from course_lib.callbacks._replaced_methods import save_nothing_for_the_exception
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
 from course_lib.samplers import EpochBatchSampler
@@ -87,8 +88,7 @@ def count_batches_again(trainer: Any) -> None:
     combined.limits = limits
     iter(DATA_FETCHER.of(fit_loop))  # counts, and a resumable loader fetches nothing before its first batch is wanted
     fit_loop.max_batches = sized_len(combined)
-    if isinstance(trainer.val_check_interval, float):
-        trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
+    count_batches_between_validations(trainer)
     if averaging:
         fit_loop.max_batches += 1
         trainer.accumulate_grad_batches = fit_loop.max_batches

@@ -144,6 +144,21 @@ def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool, under_way:
     return every
 
 
+def validate_as_before(trainer: Trainer, every: float) -> None:
+    """Behind ``end_the_epoch_by_its_validation``, which gave ``every``; the next epoch has a length of its own."""
+    if SKIP_BACKWARD.of(trainer.fit_loop) or not count_batches_between_validations(trainer):
+        trainer.val_check_batch = every
+
+
+def count_batches_between_validations(trainer: Trainer) -> bool:
+    """Where they are a share of the epoch's batches; returns whether they are."""
+    batches, share = trainer.fit_loop.max_batches, trainer.val_check_interval
+    if not isinstance(share, float) or batches == math.inf:
+        return False
+    trainer.val_check_batch = max(1, int(batches * share))
+    return True
+
+
 def leave_an_epoch_without_batches(trainer: Trainer) -> bool:
     """Where a run was over when it was resumed; returns whether its checkpoint had begun an epoch without a batch.
 

@@ -80,7 +80,9 @@ class Unstepped:
         changed = {
             name: self._kept.get(name, buffer) if set_back else buffer
             for name, buffer in self._buffers()
-            if name not in state and (name in self._restored or _version(buffer) != self._at_first.get(name))
+            if name not in state
+            and buffer.layout is torch.strided
+            and (name in self._restored or _version(buffer) != self._at_first.get(name))
         }
         attributes = self._attributes.moved_before_the_window() if set_back else self._attributes.moved()
         buffers = {name: buffer.detach().clone() for name, buffer in changed.items()}
@@ -114,7 +116,7 @@ def put_what_is_in_no_state(pl_module: LightningModule, saved: Mapping[str, Mapp
         owner, _, own_name = name.rpartition(".")
         part = pl_module.get_submodule(owner)
         buffer = getattr(part, own_name, None)
-        if isinstance(buffer, Tensor) and buffer.shape == value.shape:
+        if isinstance(buffer, Tensor) and buffer.shape == value.shape and buffer.layout is torch.strided:
             with torch.no_grad():
                 buffer.copy_(value)
         else:
@@ -144,4 +146,5 @@ def _places(tensor: Tensor) -> list[tuple[int, ...]]:
 
 def _version(tensor: Tensor) -> tuple[int, int]:
     """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
-    return tensor.data_ptr(), -1 if tensor.is_inference() else tensor._version
+    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
+    return place, -1 if tensor.is_inference() else tensor._version

@@ -219,7 +219,8 @@ class ExactResume(Callback):
             count_batches_again(trainer)  # one epoch may be longer than another
         self._seed_generators(trainer)  # a loader that was made again for this epoch has drawn
         if self._validates_every is not None:
-            trainer.val_check_batch, self._validates_every = self._validates_every, None
+            _progress.validate_as_before(trainer, self._validates_every)
+        self._validates_every = None
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         _progress.count_batches_passed_over(trainer, begun=False, ended=False)
@@ -383,8 +384,7 @@ class ExactResume(Callback):
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = self._unstepped = None
         self._validates_every = None
         self._deciders, self._metrics = _metrics.Deciders(), _metrics.EpochMetrics()
-        self._loaded = {}
-        self._validated_at = -1
+        self._loaded, self._validated_at = {}, -1
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = False
         self._stepping = self._window_begun = self._batch_has_ended = self._before_own_hook = False
 

@@ -135,6 +135,8 @@ class BufferSnapshot:
 
 def _is_expanded(buffer: Tensor) -> bool:
     """Several elements in one place: such a tensor can't be written to, so a forward has not changed it."""
+    if buffer.layout is not torch.strided:
+        return False
     return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 

@@ -68,6 +68,20 @@ def test_a_setting_that_training_does_not_move_is_that_of_the_new_run(tmp_path):
     assert (again.setting, again.moved) == (2, 12)
 
 
+def test_a_large_tensor_that_training_moves_is_told_of(tmp_path):
+    def module():
+        made = Plain()
+        made.bank, made.small = torch.zeros(1_000_001), torch.zeros(3)
+        return made
+
+    adds = LambdaCallback(on_train_batch_end=lambda trainer, module, *_: (module.bank.add_(1), module.small.add_(1)))
+    fit(tmp_path, ExactResume(), adds, module=module(), max_epochs=1)
+    again = module()
+    with pytest.warns(UserWarning, match="had moved bank, a tensor of 1,000,001 numbers"):
+        fit(tmp_path, ExactResume(), adds, module=again, checkpoint=tmp_path / "step=4.ckpt")
+    assert again.small.tolist() == [12.0] * 3
+
+
 class Spoilt(Plain):
     def loss(self, x, y):
         return super().loss(x, y) * (float("nan") if self.trainer.fit_loop.total_batch_idx in range(2, 6) else 1.0)

@@ -266,6 +266,19 @@ class KeepsPlainAttributes(Plain):
         self.dropout.p = 0.01 * (self.global_step + 1)
 
 
+class HasSparseBuffers(Plain):
+    def __init__(self):
+        super().__init__()
+        self.register_buffer("mixes", torch.eye(3).roll(1, 0).to_sparse())
+        self.register_buffer("swaps", torch.eye(3).roll(2, 0).to_sparse_csr(), persistent=False)
+        self.copied = torch.eye(3).to_sparse()
+        self.another_name = self.net[0].weight.data
+
+    def loss(self, x, y):
+        x = sum(torch.sparse.mm(by, x.T).T for by in (self.mixes, self.swaps, self.copied))
+        return super().loss(x, y) * (1 + 0.1 * self.another_name.sum().clamp(0, 1))
+
+
 class Noisy:
     def __init__(self):
         self.draws = [np.random.default_rng(1)]
@@ -381,6 +394,7 @@ KINDS = [
     StepsItsScheduleItself,
     HasEpochsThatGrow,
     KeepsPlainAttributes,
+    HasSparseBuffers,
     HasGeneratorsInHelpers,
 ]
 TOLD = [
@@ -394,7 +408,7 @@ TOLD = [
 
 def state_of(module):
     state = (one for one in module.state_dict().values() if isinstance(one, torch.Tensor))
-    return [*state, *module.buffers()]
+    return [one.to_dense() for one in (*state, *module.buffers())]
 
 
 def from_the_newest(kind, folder, refused, *case, **arguments):

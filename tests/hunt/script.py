@@ -233,7 +233,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     sums = run.weighs_samples
     held_out = ", val_dataloaders=held_out" if run.validates else ""
     raises = f"trainer.fit_loop.max_epochs += {run.more_epochs}"
-    begun = f"newest(folder) and torch.load(newest(folder), weights_only=False)['epoch'] >= {run.max_epochs}"
+    begun = f"newest(folder) and epochs_begun(newest(folder)) > {run.max_epochs}"
     more_epochs = f"if trainer.max_epochs == {run.max_epochs}: {raises}; trainer.fit(module, **given)"
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",

@@ -136,6 +136,12 @@ def on_the_cpu(end):
 def newest(folder):
     paths = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     return paths[-1] if paths else None
+
+
+def epochs_begun(path):
+    checkpoint = torch.load(path, weights_only=False)
+    set_back = checkpoint["callbacks"].get("ExactResume", {}).get("next_epoch_begun", False)
+    return checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"] + set_back
 '''
 
 TRAINER = '''

@@ -438,6 +438,15 @@ FOUND = {
         saves="an exception",
         kills=(Kill(7, "end", hard=True), Kill(1, "start")),
     ),
+    # The validation of the epoch that had ended was made, and the next one came by that epoch's length.
+    "an epoch that is longer than the one whose validation was put off": DrawnRun(
+        samples=24,
+        sized=True,
+        limit_train_batches=0.8,
+        validates_epochs=True,
+        ranks=(2,),
+        kills=(Kill(4, "before step"),),
+    ),
     # What was logged last was gone, and of an epoch's last batch the mean that its end would have logged.
     "a module that goes by what was logged last": DrawnRun(
         samples=10,
