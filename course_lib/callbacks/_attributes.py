@@ -126,11 +126,16 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
 
 def _put_tensor(part: nn.Module, name: str, value: Tensor) -> None:
     own = getattr(part, name, None)
-    if isinstance(own, Tensor) and own.shape == value.shape and own.dtype == value.dtype and not own.is_inference():
+    if isinstance(own, Tensor) and (own.shape, own.dtype) == (value.shape, value.dtype) and _is_written_to(own):
         with torch.no_grad():
             own.copy_(value)  # in place: it may be another name for a parameter
     else:
         setattr(part, name, value.clone())
+
+
+def _is_written_to(tensor: Tensor) -> bool:
+    """Whether that is allowed: not where several numbers lie in one place."""
+    return not tensor.is_inference() and 0 not in tensor.stride()
 
 
 def _is_of_a_library(part: nn.Module) -> bool:

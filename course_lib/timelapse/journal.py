@@ -224,9 +224,9 @@ class Journal:
     sources: list[str] = field(default_factory=list)
     """The script's own files."""
     asked_for_gpu: bool = False
+    """Whether the script wanted a GPU that is not there."""
     elsewhere: str = ""
     """Where it may train, if not here."""
-    """Whether the script wanted a GPU that is not there."""
     seconds: float = 0.0
     """Of CPU time that the play took."""
     end: str = SILENT

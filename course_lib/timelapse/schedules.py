@@ -99,9 +99,10 @@ def _numbers_of(schedule: Any) -> frozenset[int]:
         while isinstance(function, functools.partial):
             found += [*function.args, *function.keywords.values()]
             function = function.func
-        found += vars(function).values() if not hasattr(function, "__code__") else ()
         code = getattr(function, "__code__", None)
-        if code is not None:
+        if code is None:  # an object that is called
+            found += getattr(function, "__dict__", {}).values()
+        else:
             around = inspect.getclosurevars(function)
             values = [*around.nonlocals.values(), *around.globals.values(), *(function.__defaults__ or ())]
             settings = [one for one in values if hasattr(one, "__dict__") and not callable(one)]
