@@ -41,3 +41,16 @@ def nodes_behind(root: Any, seen: dict[int, Any], most: float = math.inf) -> lis
             reached.append(node)
             ahead += [parent for parent, _ in node.next_functions if parent is not None]
     return reached
+
+
+def is_expanded(tensor: Tensor) -> bool:
+    """Several elements in one place: such a tensor can't be written to."""
+    if tensor.layout is not torch.strided:
+        return False
+    return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
+
+
+def version_of(tensor: Tensor) -> tuple[int, int]:
+    """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
+    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
+    return place, -1 if tensor.is_inference() else tensor._version

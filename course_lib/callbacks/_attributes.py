@@ -17,6 +17,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
+from course_lib._tensors import is_expanded, version_of
+
 NUMBERS = (bool, int, float, type(None))
 LARGEST = 1_000_000
 """Of a tensor that is kept, in numbers: a larger one (a batch, generated images) would make every checkpoint long."""
@@ -53,17 +55,17 @@ class PlainAttributes:
 
     def moved(self) -> dict[str, dict[str, Any]]:
         """What training has moved, in this life or an earlier one: copies, by the attribute's name."""
-        return {
-            name: _copy(value)
-            for name, value in self._values()
-            if name in self._restored or _look(value) != self._at_first.get(name, NONE)
-        }
+        return {name: _copy(value) for name, value in self._moving()}
 
     def moved_before_the_window(self) -> dict[str, dict[str, Any]]:
         """The same, as it was when the window began."""
-        since = {name: self._at_first[name] for name in self.moved().keys() & self._at_first.keys()}
-        at_first = {name: {"number": look} for name, look in since.items() if not isinstance(look, _Look)}
-        return at_first | self._kept
+        at_first = ((name, self._at_first[name]) for name, _ in self._moving() if name in self._at_first)
+        return {name: {"number": look} for name, look in at_first if not isinstance(look, _Look)} | self._kept
+
+    def _moving(self) -> Iterator[tuple[str, Any]]:
+        for name, value in self._values():
+            if name in self._restored or _look(value) != self._at_first.get(name, NONE):
+                yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         for path, attributes in self._own:
@@ -88,7 +90,7 @@ class _Look(tuple[Any, ...]):
 
 def _look(value: Any) -> Any:
     if isinstance(value, Tensor):
-        return _Look((value.data_ptr(), -1 if value.is_inference() else value._version))
+        return _Look(version_of(value))
     if isinstance(value, LRScheduler):
         return _Look((value.last_epoch,))
     return value
@@ -126,16 +128,12 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
 
 def _put_tensor(part: nn.Module, name: str, value: Tensor) -> None:
     own = getattr(part, name, None)
-    if isinstance(own, Tensor) and (own.shape, own.dtype) == (value.shape, value.dtype) and _is_written_to(own):
+    alike = isinstance(own, Tensor) and (own.shape, own.dtype) == (value.shape, value.dtype)
+    if isinstance(own, Tensor) and alike and not own.is_inference() and not is_expanded(own):
         with torch.no_grad():
             own.copy_(value)  # in place: it may be another name for a parameter
     else:
         setattr(part, name, value.clone())
-
-
-def _is_written_to(tensor: Tensor) -> bool:
-    """Whether that is allowed: not where several numbers lie in one place."""
-    return not tensor.is_inference() and 0 not in tensor.stride()
 
 
 def _is_of_a_library(part: nn.Module) -> bool:

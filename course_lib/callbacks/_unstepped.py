@@ -16,7 +16,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import Tensor, nn
 from torch.nn.parameter import is_lazy
 
-from course_lib._tensors import parameters_of
+from course_lib._tensors import parameters_of, version_of
 from course_lib.callbacks._attributes import PlainAttributes, put_plain_attributes
 
 EXTRA = "_extra_state"
@@ -43,7 +43,7 @@ class Unstepped:
         self._settings: list[list[dict[str, Any]]] = []
         self._restored = set(loaded.get("not_persistent", ()))
         self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", ()))
-        self._at_first = {name: _version(buffer) for name, buffer in self._buffers()}
+        self._at_first = {name: version_of(buffer) for name, buffer in self._buffers()}
 
     def keep(self) -> None:
         """Remember it all, ahead of a window's first micro-batch."""
@@ -82,7 +82,7 @@ class Unstepped:
             for name, buffer in self._buffers()
             if name not in state
             and buffer.layout is torch.strided
-            and (name in self._restored or _version(buffer) != self._at_first.get(name))
+            and (name in self._restored or version_of(buffer) != self._at_first.get(name))
         }
         attributes = self._attributes.moved_before_the_window() if set_back else self._attributes.moved()
         buffers = {name: buffer.detach().clone() for name, buffer in changed.items()}
@@ -105,7 +105,7 @@ class Unstepped:
             some = torch.stack([one[place] for one in named.values() for place in _places(one)]).view(-1, 3)
             numbers = (map(str, three) for three in some.tolist())
             # Through .data a parameter moves without a new version.
-            looks |= {name: (*_version(one), *next(numbers)) for name, one in named.items()}
+            looks |= {name: (*version_of(one), *next(numbers)) for name, one in named.items()}
         return looks
 
 
@@ -116,7 +116,7 @@ def put_what_is_in_no_state(pl_module: LightningModule, saved: Mapping[str, Mapp
         owner, _, own_name = name.rpartition(".")
         part = pl_module.get_submodule(owner)
         buffer = getattr(part, own_name, None)
-        if isinstance(buffer, Tensor) and buffer.shape == value.shape and buffer.layout is torch.strided:
+        if isinstance(buffer, Tensor) and buffer.shape == value.shape:
             with torch.no_grad():
                 buffer.copy_(value)
         else:
@@ -142,9 +142,3 @@ def _has_numbers(parameter: Tensor) -> bool:
 def _places(tensor: Tensor) -> list[tuple[int, ...]]:
     """The first, the middle and the last number of a tensor."""
     return [tuple(int((size - 1) * share) for size in tensor.shape) for share in (0, 0.5, 1)]
-
-
-def _version(tensor: Tensor) -> tuple[int, int]:
-    """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
-    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
-    return place, -1 if tensor.is_inference() else tensor._version

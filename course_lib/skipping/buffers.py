@@ -12,6 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib._tensors import is_expanded
+
 
 class BufferSnapshot:
     """Copies of all buffers of a model, to be taken before a window's first forward and put back if it is rejected.
@@ -50,7 +52,7 @@ class BufferSnapshot:
     def take(self) -> None:
         self._held = self._buffers_now()
         for module, name, buffer in self._held:
-            if buffer is None or _is_expanded(buffer):
+            if buffer is None or is_expanded(buffer):  # a forward has not changed it
                 continue
             copy = self._copies.get((id(module), name))
             if copy is None or (copy.shape, copy.dtype, copy.device) != (buffer.shape, buffer.dtype, buffer.device):
@@ -90,7 +92,7 @@ class BufferSnapshot:
                 )
         for module, name, buffer in self._held or ():
             now = module._buffers.get(name)
-            if buffer is None or _is_expanded(buffer):
+            if buffer is None or is_expanded(buffer):
                 if where is None:
                     module._buffers[name] = buffer
                 continue
@@ -131,13 +133,6 @@ class BufferSnapshot:
     def _written_to(self) -> list[tuple[nn.Parameter, Tensor | None]]:
         """The parameters that were frozen when the window began, and still are, and that it has written to."""
         return [(p, copy) for p, version, copy in self._frozen if p._version != version and not p.requires_grad]
-
-
-def _is_expanded(buffer: Tensor) -> bool:
-    """Several elements in one place: such a tensor can't be written to, so a forward has not changed it."""
-    if buffer.layout is not torch.strided:
-        return False
-    return any(stride == 0 and size > 1 for stride, size in zip(buffer.stride(), buffer.shape, strict=True))
 
 
 def forget_compression_errors(replicas: Iterable[DistributedDataParallel]) -> None:
