@@ -18,7 +18,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib._lightning import EPOCHS_BEFORE_AVERAGING
+from course_lib._lightning import EPOCHS_BEFORE_AVERAGING, count_limited
 from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
@@ -366,7 +366,7 @@ def _plan_of(
     done = 0 if between_epochs else trainer.fit_loop.epoch_loop.batch_progress.current.ready
     later = copy.copy(sampler)
     later.set_epoch(epoch + 1)
-    batches_later = min(len(later), batches) if trainer.limit_train_batches != 1.0 else len(later)
+    batches_later = int(count_limited(len(later), trainer.limit_train_batches))
     if samples_done is None:
         left = 0 if sampler.epoch > epoch else batches - done
         samples_done = (epoch + 1) * batches_later - left

@@ -544,6 +544,16 @@ FOUND = {
         saves_the_best=True,
         kills=(Kill(3, "end", hard=True),),
     ),
+    # The audit took the batches of the epoch before, on two ranks, for those of the next ones.
+    "StepAudit, a share of each epoch's batches, one rank fewer": DrawnRun(
+        samples=32,
+        callbacks=("ExactResume", "StepAudit"),
+        max_epochs=3,
+        limit_train_batches=0.8,
+        ranks=(2, 1),
+        saves="every other step",
+        kills=(Kill(6, "end"),),
+    ),
 }
 
 
