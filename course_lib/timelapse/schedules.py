@@ -62,7 +62,7 @@ class RecordedSchedules:
             optimizer = optimizer.optimizer  # a library's wrapper
         number = self.lapse.optimizers.number(optimizer) if optimizer in self.lapse.optimizers else -1
         follows = isinstance(schedule, ReduceLROnPlateau)
-        return SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)], _numbers_of(schedule))
+        return SchedulePlayed(type(schedule).__name__, number, follows, [_rates_of(schedule)], numbers_of(schedule))
 
     def see_which_were_never_stepped(self) -> None:
         parts = {id(part) for schedule in self.made for part in _parts_of(schedule)}
@@ -92,7 +92,7 @@ def _parts_of(schedule: Any) -> list[LRScheduler]:
     return [one for one in held if isinstance(one, LRScheduler)]
 
 
-def _numbers_of(schedule: Any) -> frozenset[int]:
+def numbers_of(schedule: Any) -> frozenset[int]:
     """The whole numbers that a LambdaLR's functions go by: their own, those around them, and settings."""
     found: list[Any] = []
     for function in getattr(schedule, "lr_lambdas", ()):

@@ -152,3 +152,17 @@ def test_a_horizon_of_the_batches_of_one_epoch_is_called_so(tmp_path: Path):
 def test_an_assertion_about_a_loss_is_no_fork_in_the_run(tmp_path: Path):
     report = report_of(tmp_path, SCHEDULED.replace("FACTOR", "factor = made(24)"))
     assert not any("answering" in note for note in report.notes)
+
+
+def test_a_horizon_of_epochs_times_batches_that_is_stepped_by_epoch_is_found(tmp_path: Path):
+    # The number of calls, that of the epochs, stands in its function as well.
+    text = SCHEDULED.replace("FACTOR", "factor = lambda step: 1 - step / (EPOCHS * len(loader))")
+    text = text.replace("        schedule.step()", "    schedule.step()").replace("range(3)", "range(EPOCHS)")
+    [finding] = report_of(tmp_path, "EPOCHS = 5\n" + text).findings
+    assert "(40 is the number of optimizer steps of the run)" in finding.says
+
+
+def test_a_warm_up_that_is_longer_than_the_run_is_found_by_a_function_that_knows_the_run(tmp_path: Path):
+    factor = "factor = lambda step: step / 100 if step < 100 else (24 - step) / (24 - 100)"
+    [finding] = report_of(tmp_path, SCHEDULED.replace("FACTOR", factor)).findings
+    assert "The warm-up is longer than the run" in finding.says

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -130,6 +130,9 @@ def _judge_schedule(
                 judgement.add(_not_as_expected(schedule, last, final_lr, calls))
                 return
             continue
+        if is_meant_to_end_there(schedule, wrong, calls, _counts_of(plan).values()):
+            judgement.notes.append(said_of_its_function(wrong, calls))
+            continue
         # One cause is one finding: a run that another setting cuts short has its finding there.
         for other in started.other_plans.values():
             if next(faults(schedule, rates, calls_of(schedule, other)), None) is None:
@@ -145,6 +148,8 @@ class Fault:
     end: int
     says: str
     means: str
+    above_its_end: bool = False
+    """Whether the rate had begun to fall, and is all that is wrong: some are meant to end so."""
 
 
 def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fault]:
@@ -206,6 +211,7 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fau
             f"the rate ends at {last:.3g}, {100 * last / peak:.0f} % of its peak, and not at {rates[end]:.3g}: "
             f"{schedule.name} needs {counted(end, 'call')}, and the run makes {calls.made:,}",
             "The run ends in the middle of its schedule.",
+            above_its_end=True,
         )
     elif end < used - 2 and last > rates[end] + NEAR * peak:
         if _starts_again(run[end:], peak):
@@ -222,6 +228,21 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fau
             f"the rate reaches its end, {rates[end]:.3g}, at call {end:,} of {calls.made:,}, and stays there",
             "The rest of the run trains with the last rate of the schedule, or with none at all.",
         )
+
+
+def is_meant_to_end_there(schedule: WalkedSchedule, fault: Fault, calls: Calls, counts: Iterable[int]) -> bool:
+    """Whether the run ends ahead of the schedule's end, at a number that its own function goes by.
+
+    ``counts``: of micro-batches, steps and epochs of the run. A function that ends with one of them goes by that one: a
+    product of epochs and batches holds the number of epochs as well.
+    """
+    if not fault.above_its_end or calls.made not in schedule.numbers:
+        return False
+    return all(abs(fault.end - count) > 1 for count in counts)
+
+
+def said_of_its_function(fault: Fault, calls: Calls) -> str:
+    return f"horizon: {fault.says}; its function goes by {calls.made:,}, so it seems to be meant to end there"
 
 
 VANISHED = 1e-8
@@ -285,14 +306,17 @@ def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: 
     return Judgement().find("horizon", f"{says[0].upper()}{says[1:]}", fault.means, cure)
 
 
-def _what_it_counts(end: int, plan: StepPlan, schedule: WalkedSchedule) -> str:
-    units = {
+def _counts_of(plan: StepPlan) -> dict[str, int]:
+    return {
         "micro-batches of the run": plan.micro_batches,
         "optimizer steps of the run": plan.total_steps,
         "epochs of the run": plan.epochs_completed,
     }
+
+
+def _what_it_counts(end: int, plan: StepPlan, schedule: WalkedSchedule) -> str:
     own = "epochs of the run" if schedule.interval == "epoch" else "optimizer steps of the run"
-    for unit, number in units.items():
+    for unit, number in _counts_of(plan).items():
         if unit != own and number == end and number > 1:
             return f" ({end:,} is the number of {unit})"
     return ""

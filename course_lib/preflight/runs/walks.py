@@ -11,6 +11,8 @@ from typing import Any
 import numpy as np
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
+from course_lib.timelapse.schedules import numbers_of
+
 OWN_SECONDS = 10.0
 """CPU time in which the calls that the run makes are made: some million."""
 BEYOND_SECONDS = 1.5
@@ -38,6 +40,8 @@ class WalkedSchedule:
     """For each parameter group that differs from those before it: its rate after 0, 1, 2 … calls."""
     refused: str = ""
     """What the schedule raised at the call after the last one."""
+    numbers: frozenset[int] = frozenset()
+    """Whole numbers that its own function goes by."""
 
     @property
     def cycles(self) -> bool:
@@ -51,7 +55,8 @@ def walked(scheduler: Any, interval: str, frequency: int, follows_metric: bool, 
         return WalkedSchedule(name, interval, frequency, True, ())
     rates, refused = walk(scheduler, calls, max(4 * calls, 2_000, 2 * max(horizons_of(scheduler), default=0)))
     different = {row.tobytes(): row for row in rates}
-    return WalkedSchedule(name, interval, frequency, False, tuple(different.values()), refused)
+    numbers = numbers_of(scheduler)
+    return WalkedSchedule(name, interval, frequency, False, tuple(different.values()), refused, numbers)
 
 
 def walk(scheduler: Any, calls: int, beyond: int = 0) -> tuple[tuple[Rates, ...], str]:

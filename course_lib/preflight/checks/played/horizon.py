@@ -9,7 +9,13 @@ from typing import Any
 import numpy as np
 
 from course_lib._words import counted
-from course_lib.preflight.checks.horizon import Calls, WalkedSchedule, faults
+from course_lib.preflight.checks.horizon import (
+    Calls,
+    WalkedSchedule,
+    faults,
+    is_meant_to_end_there,
+    said_of_its_function,
+)
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import (
     ENDED,
@@ -216,14 +222,13 @@ def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) 
 def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed, made: _Made) -> bool:
     rows: dict[Any, Any] = {row: np.array(row) for row in zip(*schedule.rates, strict=True)}
     calls = made.calls
-    walked: Any = WalkedSchedule(schedule.name, "step", 1, False, tuple(rows.values()), schedule.refused)
-    for row in rows.values():
+    arrays: Any = tuple(rows.values())
+    walked = WalkedSchedule(schedule.name, "step", 1, False, arrays, schedule.refused, schedule.numbers)
+    for row in arrays:
         fault = next(faults(walked, row, calls), None)
-        if fault is not None and fault.end > calls.made in schedule.numbers:
-            judgement.notes.append(
-                f"horizon: {fault.says}; its function goes by {calls.made:,}, so it seems to be meant to end there"
-            )
-            return False
+        if fault is not None and is_meant_to_end_there(walked, fault, calls, _units(journal, made).values()):
+            judgement.notes.append(said_of_its_function(fault, calls))
+            continue
         if fault is not None:
             meant = _unit_of_horizon(journal, fault.end, made)
             which = f" ({meant[1]:,} is the number of {meant[0]} of the run)" if meant else ""
