@@ -307,7 +307,7 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
             )
         raise NotPlayed(f"{name} fails by itself:\n{journal.says}{cure}{_output(journal)}")
     if journal.end == REFUSED:
-        raise NotPlayed(f"{name} ends by itself with exit code {journal.says}:{_output(journal)}")
+        raise NotPlayed(f"{name} ends by itself ({journal.says}):{_output(journal)}")
     if journal.end not in (ENDED, CUT):
         raise NotPlayed(f"{name} could not be played: {journal.says}.{_output(journal)}")
     if journal.counts()["optimizer steps"] or journal.changed_by_hand or journal.counts()["backward passes"]:

@@ -175,6 +175,13 @@ def main(task: Task) -> NoReturn:
             os._exit(1)
         leave(CUT)
 
+    @instead_of(os)
+    def _exit(end_process: Callable[[int], NoReturn], status: int) -> NoReturn:
+        if os.getpid() == own:  # by the script; or by leave_now, when the journal is closed
+            stages[0].close(REFUSED if status else ENDED, f"exit code {status}")
+            sys.stdout.flush()
+        end_process(status)
+
     signal.signal(signal.SIGTERM, told_to_end)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
@@ -195,7 +202,7 @@ def run_as_main(task: Task) -> tuple[str, str]:
         exec(watched(Path(task.script).read_bytes(), task.script), vars(main_module))
     except SystemExit as error:
         if error.code not in (None, 0):
-            return REFUSED, str(error.code)
+            return REFUSED, error.code if isinstance(error.code, str) else f"exit code {error.code}"
     except BaseException as error:
         return FAILED, _told(error)
     return ENDED, ""

@@ -184,6 +184,17 @@ def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: s
     assert "window" in report.passed
 
 
+def test_a_script_that_ends_its_process_by_itself_is_played_to_there(tmp_path: Path):
+    script = tmp_path / "train.py"
+    training = f"import os{TRAIN}for number in range(30):\n    step()\n"
+    script.write_text(f"{training}os._exit(0)\n")
+    report = preflight_script(script)
+    assert (report.ok, report.findings, report.facts["optimizer steps"]) == (True, (), 30)
+    script.write_text(f"{training}os._exit(3)\n")
+    report = preflight_script(script)
+    assert report.ok is None and report.not_judged["length"].endswith("exit code 3")
+
+
 @pytest.mark.parametrize(
     "asks",
     [
