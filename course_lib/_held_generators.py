@@ -46,9 +46,13 @@ def _values_in(holder: Any) -> Iterable[Any]:
     if isinstance(holder, Mapping | list | tuple | set):
         values = holder.values() if isinstance(holder, Mapping) else holder
         return values if len(holder) <= LONGEST else ()
-    root = type(holder).__module__.partition(".")[0]
-    is_looked_after = isinstance(holder, nn.Module | Dataset | Sampler | type) or root in LIBRARIES
-    return () if is_looked_after else getattr(holder, "__dict__", {}).values()
+    return () if is_looked_after(holder) else getattr(holder, "__dict__", {}).values()
+
+
+def is_looked_after(thing: Any) -> bool:
+    """A module, dataset or sampler, which has its own place where it is seeded and saved; or a library's object."""
+    root = type(thing).__module__.partition(".")[0]
+    return isinstance(thing, nn.Module | Dataset | Sampler | type) or root in LIBRARIES
 
 
 def _is_a_generator(one: Any) -> bool:

@@ -1,29 +1,46 @@
-"""Numbers and tensors that a module keeps as plain attributes: they are in no state, and training may move them.
+"""Numbers, words and tensors that a module keeps as attributes: they are in no state, and training may move them.
 
-A loss's weight that is warmed up, a hidden state that is carried on, a schedule that is stepped by hand. Settings are
-plain attributes as well, and may be others in the run that resumes: so only what training has moved is kept. Lists are
-not: mostly they are notes of what a process has seen.
+A loss's weight that is warmed up, the name of a phase, a hidden state that is carried on, a schedule that is stepped by
+hand, an annealer of one's own. Settings are attributes as well, and may be others in the run that resumes: so only what
+training has moved is kept. Lists are not: mostly they are notes of what a process has seen.
+
+So are those of helpers, of the data module and of the training dataset: a flag of the module's may say that something
+was done to them. What was done to a function or to a part is in no checkpoint; there, flags are not put back.
 """
 
 from __future__ import annotations
 
 import copy
+import enum
+import sys
+import zlib
 from collections.abc import Collection, Iterator, Mapping
+from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import torch
-from lightning.pytorch import LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import Tensor, nn
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from course_lib._held_generators import is_looked_after
+from course_lib._lightning import COMBINED_LOADER
 from course_lib._tensors import is_expanded, version_of
 
-NUMBERS = (bool, int, float, type(None))
+PLAIN = (bool, int, float, complex, str, type(None))
 LARGEST = 1_000_000
 """Of a tensor that is kept, in numbers: a larger one (a batch, generated images) would make every checkpoint long."""
+LARGEST_ARRAY = 100_000
+"""Of a NumPy array, which is read through before each window, as it has no version."""
 OF_EVERY_MODULE = vars(LightningModule()).keys()
+OF_EVERY_DATA_MODULE = vars(LightningDataModule()).keys()
 LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "course_lib.", "transformers.", "timm.", "torchvision.")
+WITH_A_STATE = (Optimizer, LRScheduler, Callback, LightningDataModule, enum.Enum)
+DEEPEST = 2
+"""Helpers in helpers that are looked into."""
 NONE = object()
 
 
@@ -37,30 +54,45 @@ class PlainAttributes:
     def __init__(self, trainer: Trainer, pl_module: LightningModule, restored: Collection[str]) -> None:
         self._known_schedules = {id(config.scheduler) for config in trainer.lr_scheduler_configs}
         parts = [(f"{path}.".lstrip("."), part) for path, part in pl_module.named_modules() if not _is_a_metric(part)]
-        self._own = [(path, vars(part)) for path, part in parts if not _is_of_a_library(part)]
+        own = [(path, part) for path, part in parts if not _is_of_a_library(part)]
+        self._own = [(path, vars(part)) for path, part in (*own, *_helpers_of(own))]
         of_others = ((path, vars(part)) for path, part in parts if _is_of_a_library(part))
         self._of_others = [  # a dropout's p; what is private there belongs to the library
             (f"{path}{name}", attributes, name)
             for path, attributes in of_others
             for name, value in attributes.items()
-            if type(value) in NUMBERS and not name.startswith("_") and name != "training"
+            if _is_plain(value) and not name.startswith("_") and name != "training"
         ]
+        self._trainer = trainer
+        self._module, self._called_at_first = pl_module, _called_by(pl_module)
         self._restored = set(restored)
         self._at_first = {name: _look(value) for name, value in self._values()}
         self._kept: dict[str, dict[str, Any]] = {}
 
     def keep(self) -> None:
         """Remember what has moved so far, ahead of a window's first micro-batch."""
-        self._kept = self.moved()
+        self._kept = self._copies()
 
     def moved(self) -> dict[str, dict[str, Any]]:
         """What training has moved, in this life or an earlier one: copies, by the attribute's name."""
-        return {name: _copy(value) for name, value in self._moving()}
+        return self._with_what_was_replaced(self._copies())
 
     def moved_before_the_window(self) -> dict[str, dict[str, Any]]:
         """The same, as it was when the window began."""
         at_first = ((name, self._at_first[name]) for name, _ in self._moving() if name in self._at_first)
-        return {name: {"number": look} for name, look in at_first if not isinstance(look, _Look)} | self._kept
+        before = {name: _copy(look) for name, look in at_first if not isinstance(look, _Look)} | self._kept
+        return self._with_what_was_replaced(before)
+
+    def _with_what_was_replaced(self, moved: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+        """Where a function or a module was put in place of another, its code may go by a flag, and do it again."""
+        now = _called_by(self._module)
+        replaced = {name: {"replaced": what} for name, what in now.items() if what != self._called_at_first.get(name)}
+        if not replaced:
+            return moved
+        return {name: one for name, one in moved.items() if type(one.get("number")) is not bool} | replaced
+
+    def _copies(self) -> dict[str, dict[str, Any]]:
+        return {name: _copy(value) for name, value in self._moving()}
 
     def _moving(self) -> Iterator[tuple[str, Any]]:
         for name, value in self._values():
@@ -73,15 +105,29 @@ class PlainAttributes:
                 if name not in OF_EVERY_MODULE and self._can_be_kept(value):
                     yield path + name, value
         for full_name, attributes, name in self._of_others:
-            if type(attributes.get(name, NONE)) in NUMBERS:
+            if _is_plain(attributes.get(name, NONE)):
                 yield full_name, attributes[name]
+        for path, holder in _of_the_data(self._trainer).items():
+            for name, value in vars(holder).items():
+                if name not in OF_EVERY_DATA_MODULE and _is_a_value(value):
+                    yield path + name, value
 
     def _can_be_kept(self, value: Any) -> bool:
-        if type(value) in NUMBERS:
+        if _is_a_value(value):
             return True
         if isinstance(value, Tensor):
             return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
+        if isinstance(value, np.ndarray):
+            return value.dtype.kind in "biufc" and value.dtype != np.longdouble and value.size <= LARGEST_ARRAY
         return isinstance(value, LRScheduler) and id(value) not in self._known_schedules
+
+
+def _is_plain(value: Any) -> bool:
+    return type(value) in PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
+
+
+def _is_a_value(value: Any) -> bool:
+    return _is_plain(value) or isinstance(value, np.generic | enum.Enum)
 
 
 class _Look(tuple[Any, ...]):
@@ -93,6 +139,8 @@ def _look(value: Any) -> Any:
         return _Look(version_of(value))
     if isinstance(value, LRScheduler):
         return _Look((value.last_epoch,))
+    if isinstance(value, np.ndarray):
+        return _Look((value.shape, value.dtype, zlib.crc32(value.tobytes())))
     return value
 
 
@@ -103,30 +151,127 @@ def _copy(value: Any) -> dict[str, Any]:
         return {"tensor": value.detach().clone(), "on_cpu": value.device.type == "cpu"}
     if isinstance(value, LRScheduler):
         return {"schedule": copy.deepcopy(value.state_dict())}
+    if isinstance(value, np.ndarray | np.generic):
+        return {"array": torch.from_numpy(np.array(value)), "is_number": isinstance(value, np.generic)}
+    if isinstance(value, enum.Enum):
+        return {"member": value.name}
     return {"number": value}
+
+
+def _called_by(pl_module: LightningModule) -> dict[str, str]:
+    """What a module calls: its parts, and functions that it keeps, but those in place of a method of its class."""
+    called: dict[str, str] = {}
+    for path, part in pl_module.named_modules():
+        called[path] = type(part).__qualname__
+        own = {} if _is_of_a_library(part) else vars(part)
+        functions = ((name, one) for name, one in own.items() if callable(one) and not hasattr(type(part), name))
+        called |= {f"{path}.{name}".lstrip("."): _told_apart(one) for name, one in functions}
+    return called
+
+
+def _told_apart(function: Any) -> str:
+    """Its name and, of one that is written in Python, what it does: two lambdas may have one name."""
+    function = getattr(function, "func", function)  # of a partial
+    code = getattr(function, "__code__", None)
+    does = "" if code is None else zlib.crc32(repr((code.co_code, code.co_names, code.co_varnames)).encode())
+    return f"{getattr(function, '__qualname__', type(function).__qualname__)} {does}"
+
+
+def _helpers_of(holders: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
+    """The objects of the author's own classes that these hold, and those in them."""
+    seen = set[int]()
+    for _ in range(DEEPEST):
+        held = ((f"{path}{name}.", value) for path, holder in holders for name, value in vars(holder).items())
+        holders = [(path, value) for path, value in held if _is_a_helper(value) and id(value) not in seen]
+        seen |= {id(value) for _, value in holders}
+        yield from holders
+
+
+def _of_the_data(trainer: Trainer) -> dict[str, Any]:
+    """The data module and the training datasets, by what their attributes' names begin with; none with an own state."""
+    combined = COMBINED_LOADER.of(trainer.fit_loop)
+    held: dict[str, Any] = {"data module:": trainer.datamodule}  # type: ignore[attr-defined]
+    for number, loader in enumerate(combined.flattened if combined is not None else ()):
+        dataset: Any = getattr(loader, "dataset", None)
+        while hasattr(dataset, "dataset"):  # a Subset, and what is written like one
+            dataset = dataset.dataset
+        held[f"dataset {number}:"] = dataset
+    return {name: one for name, one in held.items() if hasattr(one, "__dict__") and not _looks_after_itself(one)}
+
+
+def _looks_after_itself(one: Any) -> bool:
+    kind = type(one)
+    state_dict = getattr(kind, "state_dict", None)
+    return _is_of_a_library(one) or state_dict not in (None, LightningDataModule.state_dict)
+
+
+def _is_a_helper(value: Any) -> bool:
+    if isinstance(value, SimpleNamespace):
+        return True
+    if is_looked_after(value) or isinstance(value, WITH_A_STATE) or not hasattr(value, "__dict__"):
+        return False
+    return "-packages" not in str(getattr(sys.modules.get(type(value).__module__), "__file__", ""))
 
 
 def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[str, Any]]) -> None:
     """Put back what :meth:`PlainAttributes.moved` gave."""
-    parts = dict(pl_module.named_modules())
+    called = _called_by(pl_module)
+    replaced = [name for name, kept in saved.items() if kept.get("replaced", called.get(name)) != called.get(name)]
+    if replaced:
+        rank_zero_warn(
+            f"training had put something else in place of {', '.join(sorted(replaced))}, which no checkpoint holds. "
+            "The module's flags are not put back then, so that code that goes by one does it again; where yours does "
+            "not, do it in on_load_checkpoint"
+        )
     for full_name, kept in saved.items():
-        path, _, name = full_name.rpartition(".")
-        if path not in parts:
+        holder, name = _place_of(full_name, pl_module)
+        if holder is None or "replaced" in kept:
             continue
         if "tensor" in kept:
-            _put_tensor(parts[path], name, kept["tensor"].to("cpu" if kept["on_cpu"] else pl_module.device))
+            _put_tensor(holder, name, kept["tensor"].to("cpu" if kept["on_cpu"] else pl_module.device))
         elif "too large" in kept:
             rank_zero_warn(
                 f"training had moved {full_name}, a tensor of {kept['too large']:,} numbers that the module keeps as a "
                 "plain attribute, and no checkpoint holds it. If training goes by it, make it a buffer"
             )
-        elif "number" in kept:
-            setattr(parts[path], name, kept["number"])
-        elif isinstance(schedule := getattr(parts[path], name, None), LRScheduler):
-            schedule.load_state_dict(kept["schedule"])
+        elif "schedule" in kept:
+            schedule = getattr(holder, name, None)
+            if isinstance(schedule, LRScheduler):
+                schedule.load_state_dict(kept["schedule"])
+        elif "member" in kept:
+            _put_member(holder, name, kept["member"], full_name)
+        elif "array" in kept:
+            array = kept["array"].numpy().copy()
+            vars(holder)[name] = array[()] if kept["is_number"] else array
+        else:
+            vars(holder)[name] = kept["number"]
 
 
-def _put_tensor(part: nn.Module, name: str, value: Tensor) -> None:
+def _place_of(full_name: str, pl_module: LightningModule) -> tuple[Any, str]:
+    """What holds an attribute, or None, and its own name."""
+    of_data, found, name = full_name.partition(":")
+    if found:
+        return _of_the_data(pl_module.trainer).get(of_data + found), name
+    path, _, name = full_name.rpartition(".")
+    holder: Any = pl_module
+    for part in path.split(".") if path else ():
+        holder = getattr(holder, part, None)
+    return holder, name
+
+
+def _put_member(holder: Any, name: str, member: str, full_name: str) -> None:
+    """Of an enumeration, whose class is known by the member that the new run begins with."""
+    own = getattr(holder, name, None)
+    if isinstance(own, enum.Enum) and member in type(own).__members__:
+        vars(holder)[name] = type(own)[member]
+    else:
+        rank_zero_warn(
+            f"training had moved {full_name} to {member}, a member of an enumeration, and this run begins with {own}: "
+            "it cannot be put back. Let it begin with a member of the same enumeration"
+        )
+
+
+def _put_tensor(part: Any, name: str, value: Tensor) -> None:
     own = getattr(part, name, None)
     alike = isinstance(own, Tensor) and (own.shape, own.dtype) == (value.shape, value.dtype)
     if isinstance(own, Tensor) and alike and not own.is_inference() and not is_expanded(own):
@@ -136,7 +281,7 @@ def _put_tensor(part: nn.Module, name: str, value: Tensor) -> None:
         setattr(part, name, value.clone())
 
 
-def _is_of_a_library(part: nn.Module) -> bool:
+def _is_of_a_library(part: Any) -> bool:
     return type(part).__module__.startswith(LIBRARIES)
 
 

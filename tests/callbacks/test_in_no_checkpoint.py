@@ -1,10 +1,14 @@
 """What Lightning's checkpoints do not hold, and a reader's code goes by: put back, told of, or refused."""
 
+import enum
+import warnings
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import pytorch_lightning
 import torch
-from lightning.pytorch import Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, ModelCheckpoint
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, IterableDataset, Sampler
@@ -19,7 +23,8 @@ from course_lib.callbacks import (
     StepAudit,
 )
 from course_lib.loader import MiniDataLoader
-from course_lib.samplers import ShardedBatchSampler
+from course_lib.resume import ResumableDataLoader
+from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler
 from course_lib.skipping import TooManySkips
 from tests.callbacks.test_own_code import Plain, Samples, held_out, loader, state_of
 from tests.callbacks.whole_run import same
@@ -66,6 +71,143 @@ def test_a_setting_that_training_does_not_move_is_that_of_the_new_run(tmp_path):
     again.setting, again.moved = 2, 0
     fit(tmp_path, ExactResume(), counted, module=again, checkpoint=tmp_path / "step=4.ckpt")
     assert (again.setting, again.moved) == (2, 12)
+
+
+class Phase(enum.Enum):
+    FIRST, SECOND = 1, 2
+
+
+class Annealer:
+    """As many write one: a helper that is stepped by hand, with a state in a helper of its own."""
+
+    def __init__(self):
+        self.beta, self.state = 0.5, SimpleNamespace(steps=0)
+
+    def step(self):
+        self.state.steps += 1
+        self.beta = min(1.0, self.beta + 0.05 * self.state.steps)
+
+
+class KeepsMany(Plain):
+    """Its loss goes by attributes of many kinds."""
+
+    def __init__(self):
+        super().__init__()
+        self.rate, self.single, self.phase, self.name = np.float64(0.5), np.float32(0.5), Phase.FIRST, "first"
+        self.bounds, self.counts, self.annealer = (0.0, 1.0), np.zeros(3), Annealer()
+
+    def loss(self, x, y):
+        self.rate, self.single = self.rate * 1.1, self.single * np.float32(1.1)
+        self.bounds = (self.bounds[0] + 0.1, *self.bounds[1:])
+        self.counts[round(10 * self.bounds[0]) % 3] += 0.1
+        if self.rate > 0.8:
+            self.phase, self.name = Phase.SECOND, "second"
+        self.annealer.step()
+        known = self.phase is Phase.SECOND, self.name == "second"
+        factor = float(self.rate) + float(self.single) + sum(self.bounds) + float(self.counts[0]) + sum(known)
+        return super().loss(x, y) * factor * self.annealer.beta
+
+
+@pytest.mark.parametrize("windows", [1, 2])
+def test_plain_attributes_of_many_kinds_go_on(windows, tmp_path):
+    flags = dict(accumulate_grad_batches=windows)
+    whole = fit(tmp_path / "whole", ExactResume(), module=KeepsMany(), **flags)
+    for path in sorted((tmp_path / "whole").glob("*.ckpt")):
+        last = fit(tmp_path / "on", ExactResume(), module=KeepsMany(), checkpoint=path, **flags)
+        assert same(state_of(whole), state_of(last)), path.name
+        assert (type(last.rate), type(last.single), last.phase) == (np.float64, np.float32, Phase.SECOND)
+        assert last.counts.tolist() == whole.counts.tolist()
+
+
+class Swaps(Plain):
+    """Puts another part in its network once, by a flag, and calls another function."""
+
+    def __init__(self):
+        super().__init__()
+        self.swapped, self.factor = False, lambda loss: loss
+
+    def loss(self, x, y):
+        if not self.swapped and self.trainer.global_step >= 3:
+            self.net[1], self.factor, self.swapped = torch.nn.ReLU(), lambda loss: 2 * loss, True
+        return self.factor(super().loss(x, y))
+
+
+def test_what_is_put_in_place_of_something_by_a_flag_is_put_there_again_and_told_of(tmp_path):
+    whole = fit(tmp_path / "whole", ExactResume(), module=Swaps())
+    for steps in (2, 3, 5, 6, 9):
+        again = Swaps()
+        with warnings.catch_warnings(record=True) as heard:
+            warnings.simplefilter("always")
+            last = fit(
+                tmp_path / "on", ExactResume(), module=again, checkpoint=tmp_path / "whole" / f"step={steps}.ckpt"
+            )
+        assert same(state_of(whole), state_of(last)), steps
+        told = [str(one.message) for one in heard if "something else in place of" in str(one.message)]
+        assert len(told) == (steps > 3) and all("in place of factor, net.1," in one for one in told)
+
+
+class Mosaic(Samples):
+    is_on = True
+
+    def __init__(self):
+        super().__init__()
+        self.is_on = True
+
+    def __getitem__(self, index):
+        x, y, index = super().__getitem__(index)
+        return (2 * x if self.is_on else x), y, index
+
+
+class ClosesMosaic(Plain):
+    """Turns an augmentation off for the last epochs, once: the flag is the module's, and what it did the dataset's."""
+
+    def __init__(self):
+        super().__init__()
+        self.closed = False
+
+    def on_train_epoch_start(self):
+        if not self.closed and self.current_epoch == 1:
+            self.trainer.train_dataloader.dataset.is_on, self.closed = False, True
+
+
+@pytest.mark.filterwarnings("ignore:.*on_train_epoch_start")
+def test_what_training_moves_in_the_dataset_goes_on(tmp_path):
+    def data(num_workers):
+        dataset = Mosaic()
+        sampler = ShuffledBatchSampler(len(dataset), 2, seed=0)
+        return ResumableDataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
+
+    whole = fit(tmp_path / "whole", ExactResume(), module=ClosesMosaic(), data=data(0), max_epochs=3)
+    for path in sorted((tmp_path / "whole").glob("*.ckpt")):
+        last = fit(
+            tmp_path / "on",
+            ExactResume(),
+            module=ClosesMosaic(),
+            data=data(2 * (path.stem in ("step=6", "step=8"))),
+            checkpoint=path,
+            max_epochs=3,
+        )
+        assert same(state_of(whole), state_of(last)), path.name
+
+
+class Doubles(LightningDataModule):
+    def __init__(self):
+        super().__init__()
+        self.scale = 1.0
+
+    def train_dataloader(self):
+        return loader()
+
+    def on_after_batch_transfer(self, batch, dataloader_idx):
+        self.scale *= 1.01
+        return batch[0] * self.scale, *batch[1:]
+
+
+def test_what_training_moves_in_the_data_module_goes_on(tmp_path):
+    whole = fit(tmp_path / "whole", ExactResume(), data=Doubles())
+    for path in sorted((tmp_path / "whole").glob("*.ckpt")):
+        last = fit(tmp_path / "on", ExactResume(), data=Doubles(), checkpoint=path)
+        assert same(state_of(whole), state_of(last)), path.name
 
 
 def test_a_large_tensor_that_training_moves_is_told_of(tmp_path):

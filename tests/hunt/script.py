@@ -141,8 +141,10 @@ def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradien
         "loss = loss * self.weight; self.weight = 0.9 * self.weight + 0.1 * loss.detach().clamp(max=2)",
     ),
     "keeps plain attributes": OwnCode(
-        "self.warmth, self.carried = 0.5, None",
+        "self.warmth, self.carried, self.helper = np.float64(0.5), None, SimpleNamespace(phase='first', falls=2.0)",
         "self.warmth += 0.1; loss = loss * self.warmth * (1 if self.carried is None else self.carried); "
+        "self.helper.falls *= 0.9; self.helper.phase = 'last' if self.helper.falls < 1 else 'first'; "
+        "loss = loss * self.helper.falls * (2 if self.helper.phase == 'last' else 1); "
         "self.carried = loss.detach().nan_to_num().clamp(0.5, 2)",
     ),
     "logs": OwnCode(at_batchs_end="self.log('rate', self.optimizers().param_groups[0]['lr'])"),
@@ -233,7 +235,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     sums = run.weighs_samples
     held_out = ", val_dataloaders=held_out" if run.validates else ""
     raises = f"trainer.fit_loop.max_epochs += {run.more_epochs}"
-    begun = f"newest(folder) and epochs_begun(newest(folder)) > {run.max_epochs}"
+    begun = f"epochs_begun(folder) > {run.max_epochs}"
     more_epochs = f"if trainer.max_epochs == {run.max_epochs}: {raises}; trainer.fit(module, **given)"
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",

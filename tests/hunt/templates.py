@@ -11,6 +11,7 @@ import random
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -138,7 +139,11 @@ def newest(folder):
     return paths[-1] if paths else None
 
 
-def epochs_begun(path):
+def epochs_begun(folder):
+    """In the checkpoint that a life goes on from: without a path, a Trainer takes that of an OnExceptionCheckpoint."""
+    path = newest(folder) or Path(folder, "exception", "on_exception.ckpt")
+    if not path.exists():
+        return 0
     checkpoint = torch.load(path, weights_only=False)
     set_back = checkpoint["callbacks"].get("ExactResume", {}).get("next_epoch_begun", False)
     return checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"] + set_back
