@@ -111,11 +111,21 @@ class Lapse:
 
     def asserts(self) -> bool:
         """Whether that line is an ``assert``."""
-        frame: Any = sys._getframe(1)
-        while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
-            frame = frame.f_back
+        frame = _innermost_frame()
         text = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
         return text.lstrip().startswith("assert ")
+
+    def instruction(self) -> int:
+        """Which of its code that line is at: two comparisons in one line have two."""
+        frame = _innermost_frame()
+        return -1 if frame is None else int(frame.f_lasti)
+
+
+def _innermost_frame() -> Any:
+    frame: Any = sys._getframe(1)
+    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+        frame = frame.f_back
+    return frame
 
 
 def trainer_around() -> str:

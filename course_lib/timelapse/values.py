@@ -183,6 +183,7 @@ class Comparisons:
 
     def __init__(self, lapse: Lapse, flipped: str = "") -> None:
         self.lapse, self.flipped = lapse, flipped
+        self._by_line: dict[str, list[int]] = {}
 
     def install(self) -> None:
         for kind, base in ((HeldFloat, float), (HeldInt, int)):
@@ -231,6 +232,12 @@ class Comparisons:
         place = self.lapse.line()
         if not place or self.lapse.asserts():  # the other answer would end the script, and not lead elsewhere
             return answer
+        # Each by itself: with both answers turned, 0 < loss < 1 stays as it is.
+        in_line, instruction = self._by_line.setdefault(place, []), self.lapse.instruction()
+        if instruction not in in_line:
+            in_line.append(instruction)
+        number = in_line.index(instruction)
+        place += f", comparison {number + 1}" if number else ""
         noted = self.lapse.journal.comparisons.setdefault(place, Comparison(place))
         noted.answers[answer] += 1
         return not answer if place == self.flipped else answer

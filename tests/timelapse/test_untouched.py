@@ -203,6 +203,9 @@ def test_a_script_that_ends_its_process_by_itself_is_played_to_there(tmp_path: P
         "2.0 + float(torch.tensor(step())) < -5",
         "math.exp(step()) < 1e-4",
         "math.isnan(step())",
+        "-1e9 < step() < -5",
+        "(loss := step()) < -5 or math.isnan(loss)",
+        "(loss := step()) > -1e9 and loss < -5",
     ],
 )
 def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(asks: str, tmp_path: Path):
@@ -210,9 +213,10 @@ def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(asks: str
     script.write_text(f"import math{TRAIN}for number in range(40):\n    if {asks}:\n        break\n")
     report = preflight_script(script)
     assert report.facts["optimizer steps"] == 40
-    [note] = [note for note in report.notes if "train.py:13" in note]
-    assert "answering False (39 times)" in note
-    assert "2 optimizer steps in place of 40" in note
+    notes = [note for note in report.notes if "train.py:13" in note]
+    assert len(notes) == 1 or (len(notes) == 2 and " or " in asks)  # either of two ends it
+    assert all("answering False (39 times)" in note for note in notes)
+    assert all("2 optimizer steps in place of 40" in note for note in notes)
 
 
 def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):
