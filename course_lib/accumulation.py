@@ -49,13 +49,19 @@ def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
     `state_dict`, read between two windows, is then one batch ahead as well.
 
     Raises:
-        ValueError: `k` is not a positive int.
+        ValueError: `k` is not a positive int; or `batches` has the length 0, and this is one of several ranks. (Where a
+            stream gives one rank nothing, the others wait in `accumulate`, until the process group's limit of time.)
     """
     k = int_of_at_least(1, "k", k)
     try:
         number_of_windows = math.ceil(len(batches) / k) if isinstance(batches, Sized) else None
     except TypeError:  # a DataLoader over an IterableDataset
         number_of_windows = None
+    if number_of_windows == 0 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+        raise ValueError(
+            f"rank {dist.get_rank()} of {dist.get_world_size()} has no batch: ranks that have one would wait for it in "
+            "accumulate. Give all ranks as many batches (course_lib.samplers deals them so)"
+        )
     return _windows(batches, k, number_of_windows)
 
 

@@ -84,6 +84,19 @@ def test_windows_fetch_nothing_that_they_need_not(known):
     assert len(fetched) == 8
 
 
+def _epoch_of_unequal_ranks(rank: int) -> int:
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    batches = [torch.ones(2, 4)] * (0 if rank else 4)
+    return sum(
+        accumulate(model, window, lambda model, batch: model(batch).sum(), len).count for window in windows(batches, 2)
+    )
+
+
+def test_a_rank_without_a_batch_raises_and_is_not_waited_for():
+    with pytest.raises(RankError, match="rank 1 of 2 has no batch: ranks that have one would wait for it"):
+        run_ranks(_epoch_of_unequal_ranks, 2, timeout=60)
+
+
 @pytest.mark.parametrize("k", [0, -1, True, 2.5, "4", None])
 def test_windows_name_a_bad_k_at_once(k):
     with pytest.raises(ValueError, match=re.escape(f"k must be a positive int, got {k!r}")):

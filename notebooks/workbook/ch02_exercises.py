@@ -22,10 +22,13 @@ from course_lib.datasets import load_words
 from workbook.exercises import SEARCHED, PropertyExercise
 
 
-def missing_and_twice(seen: Iterable[Any], expected: Iterable[Any]) -> str | None:
+def missing_and_twice(seen: Iterable[Any], expected: Iterable[Any], what: str = "samples") -> str | None:
     uses, wanted = Counter(seen), Counter(expected)
     missing, extra = (wanted - uses).total(), (uses - wanted).total()
-    return f"of {wanted.total()} samples, {missing} are missing and {extra} come again" if missing or extra else None
+    if not missing and not extra:
+        return None
+    is_missing = f"{missing} {'is' if missing == 1 else 'are'} missing"
+    return f"of {wanted.total()} {what}, {is_missing} and {extra} {'comes' if extra == 1 else 'come'} again"
 
 
 def padding(batches: Iterable[Sequence[int]], lengths: Sequence[int]) -> int:
@@ -113,6 +116,13 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int], answ
             return f"all epochs of seed 0 have one order.\n{told}"
         return "epoch 1 comes in the order of epoch 0.\nThe epoch belongs in the generator's seed."
     if made(words, 32, 1, 0) == batches and made(words, 32, 1, 1) == made(words, 32, 0, 1):
+        numbers_given = []
+        for seed in (0, 1):
+            with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as given:
+                made(words, 32, seed, 0)
+            numbers_given.append(given[:1])
+        if numbers_given[0] != numbers_given[1]:
+            return f"seed 1 comes in the orders of seed 0.\n{LOW_BITS}"
         return "seed 1 comes in the orders of seed 0.\nThe seed belongs in the generator, too, not the epoch alone."
     return _collision(made, answer)
 
@@ -153,6 +163,7 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
     return None
 
 
+LOW_BITS = "The generator keeps the low 32 bits of its number, and the seed is above them. Make it of the pair."
 ONE_SEQUENCE = "Short and long batches come in one sequence, whatever the epoch. Permute the batches, too."
 ONE_PLACE = "What it holds, the longest words or the shortest, always comes there. Permute it with the others."
 IN_PARTS = "The short words come in one part of the epoch, the long ones in another. Permute all batches at once."
@@ -201,6 +212,9 @@ def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
         return told((1, 0), (0, 1), "Their product, also of seed + 1 and epoch + 1, is one number for many pairs.")
     if order(1, 0) == order(0, 1):
         return told((1, 0), (0, 1), "Their sum is one number for many pairs.")
+    for epoch in (2**bits + 1 for bits in range(16)):  # seed * 2**(32 + bits) + epoch
+        if order(1, epoch) == order(0, epoch):
+            return told((1, epoch), (0, epoch), PIECES)
     next_seed, next_epoch = order(1, 0), order(0, 1)
     made_of: dict[tuple[int, int], str] = {}
     for factor in FACTORS:
@@ -280,6 +294,7 @@ def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
         yield seeds
 
 
+PIECES = "The numbers differ, but the generator takes in 32 bits at a time, and comes to one state."
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
 FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21)), *KNOWN_NUMBERS})
 """By which people multiply the seed or the epoch before they add the other."""
@@ -294,6 +309,13 @@ for a later epoch, as `SeedSequence(seed).spawn(epoch + 1)[epoch]` does."""
 def _of_seed(combine: Callable[[int, int], int]) -> Callable[..., list[list[int]]]:
     """A wrong answer: one number made of the seed and the epoch, from which everything is drawn."""
     return lambda lengths, batch_size, seed, epoch: _buckets(lengths, batch_size, combine(seed, epoch))
+
+
+def _of_generator(lengths: Sequence[int], batch_size: int, generator: Any) -> list[list[int]]:
+    """The buckets, by a generator of torch's or of Python's."""
+    if isinstance(generator, random.Random):
+        return _buckets(lengths, batch_size, generator.getrandbits(64))
+    return _buckets(lengths, batch_size, int(torch.randint(2**62, (), generator=generator)))
 
 
 def _with_global_generator(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
@@ -352,6 +374,12 @@ bucket_batches = PropertyExercise(
         ),
         "seed * 1000 + epoch is one number for both": _of_seed(lambda seed, epoch: 1000 * seed + epoch),
         "seed + 1000 * epoch is one number for both": _of_seed(lambda seed, epoch: seed + 1000 * epoch),
+        LOW_BITS: lambda lengths, batch_size, seed, epoch: _of_generator(
+            lengths, batch_size, torch.Generator().manual_seed((seed << 32) + epoch)
+        ),
+        PIECES: lambda lengths, batch_size, seed, epoch: _of_generator(
+            lengths, batch_size, random.Random(seed * 2**40 + epoch)
+        ),
         "Sums, products, remainders and bits of the two are one number": _of_seed(
             lambda seed, epoch: 2 * seed + 3 * epoch
         ),

@@ -33,7 +33,7 @@ def _fault_of_share(share: Any) -> str | None:
                 f"{setting}\nOther lines are shared out in another way: the content decides here. Then equal lines all "
                 "go to one worker, and hash() of a text differs between processes. Go by the number of the line."
             )
-        if lost := missing_and_twice(itertools.chain(*read), lines):
+        if lost := missing_and_twice(itertools.chain(*read), lines, "lines"):
             told = "Without workers, one process reads all." if not workers else "Each line belongs to one worker."
             return f"{setting}\n{lost}. {told}"
         if not _is_even(read):
@@ -46,7 +46,7 @@ def _fault_of_many(share: Any) -> str | None:
     for number, workers in ((1000, 3), (777, 5), (20_000, 2)):
         infos = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)]
         read = [list(share(iter(range(number)), info)) for info in infos]
-        if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number))):
+        if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number)), "lines"):
             return f"{number:,} lines, {workers} workers: {lost}. Each line belongs to one worker."
         if not _is_even(read):
             return f"of {number:,} lines, {workers} workers read {[*map(len, read)]}.\n{UNEVEN}"
@@ -61,12 +61,14 @@ def _fault_of_content(share: Any) -> str | None:
         lines = [draw.choice(["", "\n", " a \n", "a", "b\n", "0", "# c\n", "é\n"]) for _ in range(draw.randrange(14))]
         read = [list(share(iter(lines), info)) for info in infos]
         if missing_and_twice(map(repr, itertools.chain(*read)), map(repr, lines)):
-            return f"of the lines {lines}, {workers} workers read {read}.\n{AS_IT_IS}"
+            told = EQUAL if set(itertools.chain(*read)) == set(lines) else AS_IT_IS
+            return f"of the lines {lines}, {workers} workers read {read}.\n{told}"
         if not _is_even(read):
             return f"of the lines {lines}, {workers} workers read {read}.\n{UNEVEN}"
     return None
 
 
+EQUAL = "Lines that are equal count each by itself: a set or a dict keeps one of them."
 AS_IT_IS = "A line is handed on as it is: blank ones count, and nothing is stripped."
 PAST_THE_END = (
     "After the last line `next(lines)` raises StopIteration, which inside of a generator becomes a RuntimeError. A "
@@ -207,6 +209,7 @@ share = PropertyExercise(
             if info is None
             else _dealt((line for line in lines if line), info.num_workers, info.id)
         ),
+        EQUAL: lambda lines, info: lines if info is None else dict.fromkeys(_dealt(lines, info.num_workers, info.id)),
         "A list holds the whole stream, which need not fit into memory. Pass the lines on as they come.": (
             lambda lines, info: lines if info is None else list(lines)[info.id :: info.num_workers]
         ),
