@@ -89,7 +89,8 @@ def _save_by_themselves(trainer: Any) -> list[str]:
     """The methods of a reader's own that put something into a checkpoint."""
     hooks = [(one, hook) for one in trainer.callbacks for hook in ("state_dict", "on_save_checkpoint")]
     hooks.append((trainer.lightning_module, "on_save_checkpoint"))
-    return [f"{type(one).__name__}.{hook}" for one, hook in hooks if not _is_known(getattr(type(one), hook))]
+    methods = ((one, hook, getattr(type(one), hook, None)) for one, hook in hooks)  # a duck of a callback may have none
+    return [f"{type(one).__name__}.{hook}" for one, hook, method in methods if method and not _is_known(method)]
 
 
 def _ends_epochs_in_its_own_way(callback: Callback) -> bool:

@@ -250,6 +250,31 @@ def test_a_lambda_callback_keeps_its_hooks_in_a_second_fit(tmp_path):
     assert len(heard) == 2 * len(loader())
 
 
+class IsNoCallback:
+    """Answers to every hook, and inherits from nothing: what a library puts behind the callbacks of a Trainer."""
+
+    state_key = _legacy_state_key = "a library's"
+
+    def __getattr__(self, name):
+        if name == "state_dict":
+            return dict
+        if name.startswith("on_") or name in ("setup", "teardown", "load_state_dict"):
+            return lambda *_, **__: None
+        raise AttributeError(name)
+
+
+@pytest.mark.filterwarnings("ignore:this checkpoint was saved at a batch's end")
+def test_a_callback_of_no_class_of_lightnings_is_no_hindrance(tmp_path):
+    flags = dict(accumulate_grad_batches=2, val_check_interval=3)
+    saves = dict(monitor="val", every_n_train_steps=None)  # at validations, within windows
+    whole = fit(tmp_path, ExactResume(), validation=held_out(), saves=saves, **flags)
+    for path in sorted(tmp_path.glob("*.ckpt")):
+        trainer, last = quiet_trainer(callbacks=[ExactResume()], max_epochs=2, **flags), Plain()
+        trainer.callbacks.append(IsNoCallback())
+        trainer.fit(last, loader(), held_out(), ckpt_path=path, weights_only=False)
+        assert same(state_of(whole), state_of(last)), path.name
+
+
 # ------------------------------------------------------------------------------------------------------- told of
 
 

@@ -230,8 +230,8 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         return not_applicable("window", windows.refused)
     if not windows.compared:
         return not_judged("window", "no window had a gradient to compare")
-    first = windows.compared[0]
-    if len(first.batch_sizes) == k and first.factor is not None and abs(first.factor * k - 1) <= TOLERANCE:
+    factors = [w.factor or 0.0 for w in windows.compared if len(w.batch_sizes) == k]
+    if factors and abs(factors[0] * k - 1) <= TOLERANCE and all(abs(factor - 1) > TOLERANCE for factor in factors):
         # The loss is a sum, of which each window takes the k-th part: every sample weighs the same.
         wrong = [w for w in windows.compared if w.factor is None or abs(w.factor * k - 1) > TOLERANCE]
     else:
@@ -257,7 +257,8 @@ def _wrong(window: Compared, k: int) -> Judgement:
             else ""
         )
         says = f"{holds} steps with {window.factor:.3g} times the gradient of one big batch{short}."
-        means = f"Its samples count {window.factor:.3g} times as much as those of a window of {k} micro-batches."
+        those = f"those of a window of {k} micro-batches" if short else "in one big batch"
+        means = f"Its samples count {window.factor:.3g} times as much as {those}."
     else:
         says = (
             f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
