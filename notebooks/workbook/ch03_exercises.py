@@ -55,6 +55,8 @@ def _wrong_peaks(
         * (always + activations),
         "{got} is the optimizer's step, which holds no activations. The forward pass has them.": 4
         * (always + num_parameters),
+        "{got} has the activations of one sample. The network saves them of each sample in the batch.": 4
+        * (always + max(saved_numbers_per_sample, num_parameters)),
         "{got} has no gradients where the optimizer keeps nothing: SGD's step holds them, too.": 4
         * (always + max(activations, num_parameters if optimizer_copies else 0)),
         "{got} has gradients half as large as the optimizer's copies. They are as large as the parameters.": 4
@@ -82,7 +84,7 @@ peak_bytes = Exercise(
     solution=_peak_bytes,
     # Each case tells some misconceptions from all that are still alive.
     cases=[
-        dict(num_parameters=100, saved_numbers_per_sample=70, batch_size=8, optimizer_copies=0),
+        dict(num_parameters=100, saved_numbers_per_sample=170, batch_size=8, optimizer_copies=0),
         dict(num_parameters=100, saved_numbers_per_sample=50, batch_size=8, optimizer_copies=2),
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=1, optimizer_copies=2),
         dict(num_parameters=1000, saved_numbers_per_sample=50, batch_size=20, optimizer_copies=1),

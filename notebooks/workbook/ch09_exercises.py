@@ -31,7 +31,8 @@ def _judged(answer: Any) -> Any:
     if len(lines ^ FAULTY_LINES) > 1:  # a single line is told by its reason
         found, right = len(lines & FAULTY_LINES), len(lines - FAULTY_LINES)
         raise NotSolved(
-            f"faults: you name {found} of the {len(FAULTY_LINES)} faulty lines, and {right} that are right."
+            f"faults: you name {found} of the {len(FAULTY_LINES)} faulty lines, and {right} that "
+            f"{'is' if right == 1 else 'are'} right."
         )
     return lambda line: line in lines
 
