@@ -117,7 +117,7 @@ class PlainAttributes:
             return True
         if isinstance(value, Tensor):
             return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
-        if isinstance(value, np.ndarray):
+        if type(value) is np.ndarray:
             return value.dtype.kind in "biufc" and value.dtype != np.longdouble and value.size <= LARGEST_ARRAY
         return isinstance(value, LRScheduler) and id(value) not in self._known_schedules
 
@@ -193,16 +193,21 @@ def _of_the_data(trainer: Trainer) -> dict[str, Any]:
     held: dict[str, Any] = {"data module:": trainer.datamodule}  # type: ignore[attr-defined]
     for number, loader in enumerate(combined.flattened if combined is not None else ()):
         dataset: Any = getattr(loader, "dataset", None)
-        while hasattr(dataset, "dataset"):  # a Subset, and what is written like one
-            dataset = dataset.dataset
-        held[f"dataset {number}:"] = dataset
+        for depth in range(DEEPEST + 1):  # of a Subset, and of what is written like one, that within it as well
+            held[f"dataset {number}{'.dataset' * depth}:"] = dataset
+            dataset = getattr(dataset, "dataset", None)
     return {name: one for name, one in held.items() if hasattr(one, "__dict__") and not _looks_after_itself(one)}
 
 
 def _looks_after_itself(one: Any) -> bool:
     kind = type(one)
     state_dict = getattr(kind, "state_dict", None)
-    return _is_of_a_library(one) or state_dict not in (None, LightningDataModule.state_dict)
+    own_state = state_dict not in (None, LightningDataModule.state_dict)
+    return own_state or _is_of_a_library(one) or not _is_by_the_author(kind)
+
+
+def _is_by_the_author(kind: type) -> bool:
+    return "-packages" not in str(getattr(sys.modules.get(kind.__module__), "__file__", ""))
 
 
 def _is_a_helper(value: Any) -> bool:
@@ -210,7 +215,7 @@ def _is_a_helper(value: Any) -> bool:
         return True
     if is_looked_after(value) or isinstance(value, WITH_A_STATE) or not hasattr(value, "__dict__"):
         return False
-    return "-packages" not in str(getattr(sys.modules.get(type(value).__module__), "__file__", ""))
+    return _is_by_the_author(type(value))
 
 
 def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[str, Any]]) -> None:

@@ -171,9 +171,12 @@ class ClosesMosaic(Plain):
 
 
 @pytest.mark.filterwarnings("ignore:.*on_train_epoch_start")
-def test_what_training_moves_in_the_dataset_goes_on(tmp_path):
+@pytest.mark.parametrize("is_within_another", [False, True])
+def test_what_training_moves_in_the_dataset_goes_on(is_within_another, tmp_path):
     def data(num_workers):
         dataset = Mosaic()
+        if is_within_another:
+            dataset.dataset = Mosaic()  # as of a wrapper
         sampler = ShuffledBatchSampler(len(dataset), 2, seed=0)
         return ResumableDataLoader(dataset, batch_sampler=sampler, num_workers=num_workers)
 
