@@ -66,7 +66,7 @@ class PlainAttributes:
         self._trainer = trainer
         self._module, self._called_at_first = pl_module, _called_by(pl_module)
         self._restored = set(restored)
-        self._at_first = {name: _look(value) for name, value in self._values()}
+        self._at_first = self.looks()
         self._kept: dict[str, dict[str, Any]] = {}
 
     def keep(self) -> None:
@@ -90,6 +90,14 @@ class PlainAttributes:
         if not replaced:
             return moved
         return {name: one for name, one in moved.items() if type(one.get("number")) is not bool} | replaced
+
+    def copies(self) -> dict[str, dict[str, Any]]:
+        """All of them, moved or not, in the form of :meth:`moved`."""
+        return {name: _copy(value) for name, value in self._values()}
+
+    def looks(self) -> dict[str, Any]:
+        """What tells later whether one of them has been moved."""
+        return {name: _look(value) for name, value in self._values()}
 
     def _copies(self) -> dict[str, dict[str, Any]]:
         return {name: _copy(value) for name, value in self._moving()}

@@ -8,7 +8,9 @@ Lightning's at all.
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -44,6 +46,18 @@ class Unstepped:
         self._restored = set(loaded.get("not_persistent", ()))
         self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", ()))
         self._at_first = {name: version_of(buffer) for name, buffer in self._buffers()}
+        begun = BEGUN.get(pl_module)
+        if not loaded and (begun is None or begun.trainer() is not trainer):
+            BEGUN[pl_module] = _Begun(weakref.ref(trainer), self._attributes.copies(), _copies_of_buffers(pl_module))
+            BEGUN[pl_module].looks = self._look()
+
+    def leave(self) -> None:
+        """Remember how a fit leaves it: what is another between this one and the next was changed by the reader."""
+        if begun := BEGUN.get(self._module):
+            begun.left = self._look()
+
+    def _look(self) -> dict[str, Any]:
+        return self._attributes.looks() | {name: version_of(buffer) for name, buffer in self._buffers()}
 
     def keep(self) -> None:
         """Remember it all, ahead of a window's first micro-batch."""
@@ -109,10 +123,51 @@ class Unstepped:
         return looks
 
 
+@dataclass
+class _Begun:
+    """What is in no state of a module, as it was when its run began.
+
+    A checkpoint holds what had moved by then. Where an exception has ended a fit, the same module may go on from one
+    that is older than the first move.
+    """
+
+    trainer: weakref.ref[Trainer]
+    attributes: dict[str, Any]
+    buffers: dict[str, Tensor]
+    looks: dict[str, Any] = field(default_factory=dict)
+    left: dict[str, Any] = field(default_factory=dict)
+
+
+BEGUN: weakref.WeakKeyDictionary[LightningModule, _Begun] = weakref.WeakKeyDictionary()
+
+
+def _copies_of_buffers(pl_module: LightningModule) -> dict[str, Tensor]:
+    """Of those with ``persistent=False``, on the CPU."""
+    parts = pl_module.named_modules()
+    names = (f"{path}.{name}".lstrip(".") for path, part in parts for name in sorted(part._non_persistent_buffers_set))
+    buffers = dict(pl_module.named_buffers(remove_duplicate=False))
+    held = {name: buffers[name].detach() for name in names if name in buffers}
+    return {name: one.to("cpu", copy=True) for name, one in held.items() if one.layout is torch.strided}
+
+
+def _as_it_began(trainer: Trainer, pl_module: LightningModule) -> dict[str, dict[str, Any]]:
+    """What a fit with this module has left moved, as it was when the run began; empty for a module that is new."""
+    if (begun := BEGUN.get(pl_module)) is None:
+        return {"attributes": {}, "not_persistent": {}}
+    now = PlainAttributes(trainer, pl_module, ()).looks()
+    now |= {name: version_of(buffer) for name, buffer in pl_module.named_buffers(remove_duplicate=False)}
+    moved = {name for name, look in begun.left.items() if look != begun.looks.get(name) and now.get(name) == look}
+    return {
+        "attributes": {name: one for name, one in begun.attributes.items() if name in moved},
+        "not_persistent": {name: one for name, one in begun.buffers.items() if name in moved},
+    }
+
+
 def put_what_is_in_no_state(pl_module: LightningModule, saved: Mapping[str, Mapping[str, Any]]) -> None:
-    """Put back what :meth:`Unstepped.in_no_state` gave."""
-    put_plain_attributes(pl_module, saved.get("attributes", {}))
-    for name, value in saved.get("not_persistent", {}).items():
+    """Put back what :meth:`Unstepped.in_no_state` gave, and the rest as it was when the run began."""
+    first = _as_it_began(pl_module.trainer, pl_module)
+    put_plain_attributes(pl_module, first["attributes"] | dict(saved.get("attributes", {})))
+    for name, value in (first["not_persistent"] | dict(saved.get("not_persistent", {}))).items():
         owner, _, own_name = name.rpartition(".")
         part = pl_module.get_submodule(owner)
         buffer = getattr(part, own_name, None)

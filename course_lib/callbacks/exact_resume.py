@@ -287,9 +287,8 @@ class ExactResume(Callback):
             own["next_epoch_begun"] = started > self._window_end.loops["epoch_progress"]["current"]["started"]
             self._window_end.put_into(checkpoint, trainer)
             set_back = own["set_back"] = self._window_begun
-            own["moved_unseen"] = (
-                self._unstepped.set_back(state, checkpoint["optimizer_states"]) if set_back and self._unstepped else []
-            )
+            if set_back and self._unstepped:
+                own["moved_unseen"] = self._unstepped.set_back(state, checkpoint["optimizer_states"])
             self._deciders.set_back(checkpoint["callbacks"], own, self._window_end)
         elif not begun:
             # The loader may have delivered a batch that has not reached the loop.
@@ -382,13 +381,14 @@ class ExactResume(Callback):
 
     def _forget(self) -> None:
         self._seed = self._window_end = self._since_ranks = self._averaged_epoch = self._unstepped = None
-        self._validates_every = None
         self._deciders, self._metrics = _metrics.Deciders(), _metrics.EpochMetrics()
-        self._loaded, self._validated_at = {}, -1
+        self._loaded, self._validated_at, self._validates_every = {}, -1, None
         self._loaded_own = self._resumed = self._went_on = self._turns_to_next_epoch = False
         self._stepping = self._window_begun = self._batch_has_ended = self._before_own_hook = False
 
     def _remove_hooks(self, pl_module: LightningModule) -> None:
+        if self._unstepped:
+            self._unstepped.leave()
         self._replaced.close()
         for handle in self._handles:
             handle.remove()

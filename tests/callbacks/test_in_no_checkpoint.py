@@ -73,6 +73,25 @@ def test_a_setting_that_training_does_not_move_is_that_of_the_new_run(tmp_path):
     assert (again.setting, again.moved) == (2, 12)
 
 
+def test_what_a_reader_sets_between_two_fits_with_one_module_stays(tmp_path):
+    module = Plain()
+    module.setting, module.moved = 1, 0
+
+    def moves(trainer, module, *_):
+        module.moved += 1
+        if module.moved == 3:
+            raise KeyError("the fit is over")
+
+    with pytest.raises(KeyError):
+        fit(tmp_path, ExactResume(), LambdaCallback(on_train_batch_end=moves), module=module, saves=AT_EPOCHS_ENDS)
+    fit(tmp_path / "other", ExactResume(), max_epochs=1)
+    module.setting = 2
+    counts = LambdaCallback(on_train_batch_end=lambda trainer, module, *_: setattr(module, "moved", module.moved + 1))
+    checkpoint = min((tmp_path / "other").glob("*.ckpt"))  # of a module that moves nothing
+    fit(tmp_path, ExactResume(), counts, module=module, checkpoint=checkpoint, max_epochs=1)
+    assert (module.setting, module.moved) == (2, len(loader()) - 1)
+
+
 class Phase(enum.Enum):
     FIRST, SECOND = 1, 2
 

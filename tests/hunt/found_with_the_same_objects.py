@@ -89,4 +89,26 @@ WITH_THE_SAME_OBJECTS = {
         kills=(Kill(1, "forward"), Kill(1, "after step")),
         same_objects=True,
     ),
+    # What had not moved by the checkpoint stood as the ended fit had left it.
+    "attributes that move behind the checkpoint": DrawnRun(
+        samples=2,
+        sampler="",
+        batch_norm=True,
+        own_code=("moves a target", "keeps plain attributes"),
+        callbacks=("WeightAveraging", "ExactResume"),
+        accumulate_grad_batches=2,
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1), Kill(1)),
+        same_objects=True,
+    ),
+    "a buffer with persistent=False that moves behind the checkpoint": DrawnRun(
+        samples=2,
+        sampler="",
+        own_code=("keeps a buffer",),
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1, "end"), Kill(1, "end")),
+        same_objects=True,
+    ),
 }
