@@ -92,8 +92,10 @@ class PlainAttributes:
         return {name: one for name, one in moved.items() if type(one.get("number")) is not bool} | replaced
 
     def copies(self) -> dict[str, dict[str, Any]]:
-        """All of them, moved or not, in the form of :meth:`moved`."""
-        return {name: _copy(value) for name, value in self._values()}
+        """All of them, moved or not, in the form of :meth:`moved`; of schedules, the state as they give it."""
+        values = list(self._values())
+        schedules = {name: {"schedule": value.state_dict()} for name, value in values if isinstance(value, LRScheduler)}
+        return schedules | {name: _copy(value) for name, value in values if name not in schedules}
 
     def looks(self) -> dict[str, Any]:
         """What tells later whether one of them has been moved."""
