@@ -128,7 +128,7 @@ class PlainAttributes:
         if isinstance(value, Tensor):
             return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
         if type(value) is np.ndarray:
-            return value.dtype.kind in "biufc" and value.dtype != np.longdouble and value.size <= LARGEST_ARRAY
+            return _torch_has(value.dtype) and value.size <= LARGEST_ARRAY
         return isinstance(value, LRScheduler) and id(value) not in self._known_schedules
 
 
@@ -137,7 +137,14 @@ def _is_plain(value: Any) -> bool:
 
 
 def _is_a_value(value: Any) -> bool:
-    return _is_plain(value) or isinstance(value, np.generic | enum.Enum)
+    return (
+        _is_plain(value) or isinstance(value, enum.Enum) or (isinstance(value, np.generic) and _torch_has(value.dtype))
+    )
+
+
+def _torch_has(dtype: np.dtype[Any]) -> bool:
+    """None of dates and texts, of more than double precision, or in another machine's order of bytes."""
+    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
 
 
 class _Look(tuple[Any, ...]):
@@ -164,7 +171,7 @@ def _copy(value: Any) -> dict[str, Any]:
     if isinstance(value, np.ndarray | np.generic):
         return {"array": torch.from_numpy(np.array(value)), "is_number": isinstance(value, np.generic)}
     if isinstance(value, enum.Enum):
-        return {"member": value.name}
+        return {"member": value.value if isinstance(value, enum.Flag) else value.name}
     return {"number": value}
 
 
@@ -274,10 +281,12 @@ def _place_of(full_name: str, pl_module: LightningModule) -> tuple[Any, str]:
     return holder, name
 
 
-def _put_member(holder: Any, name: str, member: str, full_name: str) -> None:
+def _put_member(holder: Any, name: str, member: Any, full_name: str) -> None:
     """Of an enumeration, whose class is known by the member that the new run begins with."""
     own = getattr(holder, name, None)
-    if isinstance(own, enum.Enum) and member in type(own).__members__:
+    if isinstance(own, enum.Flag):  # which may be several members in one
+        vars(holder)[name] = type(own)(member)
+    elif isinstance(own, enum.Enum) and member in type(own).__members__:
         vars(holder)[name] = type(own)[member]
     else:
         rank_zero_warn(

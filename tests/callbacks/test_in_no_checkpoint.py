@@ -1,6 +1,7 @@
 """What Lightning's checkpoints do not hold, and a reader's code goes by: put back, told of, or refused."""
 
 import enum
+import threading
 import warnings
 from types import SimpleNamespace
 
@@ -96,6 +97,11 @@ class Phase(enum.Enum):
     FIRST, SECOND = 1, 2
 
 
+class Parts(enum.IntFlag):
+    BODY = 1
+    HEAD = 2
+
+
 class Annealer:
     """As many write one: a helper that is stepped by hand, with a state in a helper of its own."""
 
@@ -114,15 +120,16 @@ class KeepsMany(Plain):
         super().__init__()
         self.rate, self.single, self.phase, self.name = np.float64(0.5), np.float32(0.5), Phase.FIRST, "first"
         self.bounds, self.counts, self.annealer = (0.0, 1.0), np.zeros(3), Annealer()
+        self.parts, self.day, self.lock = Parts.BODY, np.datetime64("2020-01-01"), threading.Lock()
 
     def loss(self, x, y):
         self.rate, self.single = self.rate * 1.1, self.single * np.float32(1.1)
         self.bounds = (self.bounds[0] + 0.1, *self.bounds[1:])
         self.counts[round(10 * self.bounds[0]) % 3] += 0.1
         if self.rate > 0.8:
-            self.phase, self.name = Phase.SECOND, "second"
+            self.phase, self.name, self.parts = Phase.SECOND, "second", Parts.BODY | Parts.HEAD
         self.annealer.step()
-        known = self.phase is Phase.SECOND, self.name == "second"
+        known = self.phase is Phase.SECOND, self.name == "second", Parts.HEAD in self.parts
         factor = float(self.rate) + float(self.single) + sum(self.bounds) + float(self.counts[0]) + sum(known)
         return super().loss(x, y) * factor * self.annealer.beta
 
