@@ -277,7 +277,8 @@ def made(run):
         "rates": lambda: LearningRateMonitor(),
         "stopping": lambda: EarlyStopping("val_loss"),
         "checkpoint": lambda: ModelCheckpoint(monitor=monitor),
-        "every steps": lambda: ModelCheckpoint(every_n_train_steps=run.updates),
+        # At epochs' ends: within one, a resume would be wrong as well.
+        "every steps": lambda: ModelCheckpoint(every_n_train_steps=run.updates + (run.fault == "last batch of one")),
         "average": lambda: EMAWeightAveraging(),
         "skips": lambda: SkipBadSteps(),
         "audit": lambda: StepAudit(),
