@@ -175,7 +175,8 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
         return Others(again)
     if journal.seconds > SECONDS_FOR_MORE:
         return Others(again, unplayed=tuple(asked_for))
-    steers = asked_for[:MOST_FLIPS]
+    lines = list(dict.fromkeys(one.line for one in asked_for))[:MOST_FLIPS]
+    steers = [one for one in asked_for if one.line in lines][: 2 * MOST_FLIPS]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
@@ -184,7 +185,9 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
         plays.append(in_this_way(rank=1))
     rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
-    return Others(again, other, tuple(zip(steers, rest, strict=True)), tuple(asked_for[MOST_FLIPS:]))
+    return Others(
+        again, other, tuple(zip(steers, rest, strict=True)), tuple(one for one in asked_for if one not in steers)
+    )
 
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:

@@ -167,8 +167,12 @@ class Comparison:
     """A line that went by a value which the lapse holds still, as the loss."""
 
     place: str
-    """``"train.py:57"``; of a library, the end of its path."""
+    """``"train.py:57"``, or ``"train.py:57, comparison 2"``; of a library, the end of its path."""
     answers: Counter[bool] = field(default_factory=Counter)
+
+    @property
+    def line(self) -> str:
+        return self.place.partition(",")[0]
 
 
 @dataclass(frozen=True)

@@ -755,8 +755,8 @@ def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
     )
     as_it_is = "assert 'held_operation' not in stopper.times.__code__.co_names\n"  # numba compiles it
     notes = " ".join(report_of(tmp_path, f"import stopper\n{HEAD}{as_it_is}{loop}{ends}").notes)
-    for line in (6, 10, 14, 18):
-        assert f"while stopper.py:{line} goes on answering False (" in notes, notes
+    for place in ("6", "10", "14, comparison 2", "18"):  # the first one in line 14 is made by max
+        assert f"while stopper.py:{place} goes on answering False (" in notes, notes
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopper.py", "train.py"]  # and no bytecode of it
 
 
