@@ -71,11 +71,11 @@ class PlainAttributes:
 
     def keep(self) -> None:
         """Remember what has moved so far, ahead of a window's first micro-batch."""
-        self._kept = self._copies()
+        self._kept = self._copies_of_moved()
 
     def moved(self) -> dict[str, dict[str, Any]]:
         """What training has moved, in this life or an earlier one: copies, by the attribute's name."""
-        return self._with_what_was_replaced(self._copies())
+        return self._with_what_was_replaced(self._copies_of_moved())
 
     def moved_before_the_window(self) -> dict[str, dict[str, Any]]:
         """The same, as it was when the window began."""
@@ -101,7 +101,7 @@ class PlainAttributes:
         """What tells later whether one of them has been moved."""
         return {name: _look(value) for name, value in self._values()}
 
-    def _copies(self) -> dict[str, dict[str, Any]]:
+    def _copies_of_moved(self) -> dict[str, dict[str, Any]]:
         return {name: _copy(value) for name, value in self._moving()}
 
     def _moving(self) -> Iterator[tuple[str, Any]]:

@@ -48,8 +48,8 @@ class Unstepped:
         self._at_first = {name: version_of(buffer) for name, buffer in self._buffers()}
         begun = BEGUN.get(pl_module)
         if not loaded and (begun is None or begun.trainer() is not trainer):
-            BEGUN[pl_module] = _Begun(weakref.ref(trainer), self._attributes.copies(), _copies_of_buffers(pl_module))
-            BEGUN[pl_module].looks = self._look()
+            attributes, buffers = self._attributes.copies(), _copies_of_buffers(pl_module)
+            BEGUN[pl_module] = _Begun(weakref.ref(trainer), attributes, buffers, self._look())
 
     def leave(self) -> None:
         """Remember how a fit leaves it: what is another between this one and the next was changed by the reader."""
@@ -134,7 +134,7 @@ class _Begun:
     trainer: weakref.ref[Trainer]
     attributes: dict[str, Any]
     buffers: dict[str, Tensor]
-    looks: dict[str, Any] = field(default_factory=dict)
+    looks: dict[str, Any]
     left: dict[str, Any] = field(default_factory=dict)
 
 
