@@ -49,15 +49,14 @@ class Unstepped:
         begun = BEGUN.get(pl_module)
         if not loaded and (begun is None or begun.trainer() is not trainer):
             attributes, buffers = self._attributes.copies(), _copies_of_buffers(pl_module)
-            BEGUN[pl_module] = _Begun(weakref.ref(trainer), attributes, buffers, self._look())
+            BEGUN[pl_module] = _Begun(weakref.ref(trainer), attributes, buffers, _looks_of(self._attributes, pl_module))
+        elif not loaded and begun is not None:
+            begun.take_over(self._attributes, pl_module)
 
     def leave(self) -> None:
         """Remember how a fit leaves it: what is another between this one and the next was changed by the reader."""
         if begun := BEGUN.get(self._module):
-            begun.left = self._look()
-
-    def _look(self) -> dict[str, Any]:
-        return self._attributes.looks() | {name: version_of(buffer) for name, buffer in self._buffers()}
+            begun.left = _looks_of(self._attributes, self._module)
 
     def keep(self) -> None:
         """Remember it all, ahead of a window's first micro-batch."""
@@ -137,8 +136,26 @@ class _Begun:
     looks: dict[str, Any]
     left: dict[str, Any] = field(default_factory=dict)
 
+    def take_over(self, attributes: PlainAttributes, pl_module: LightningModule) -> dict[str, Any]:
+        """What was changed since the last fit left it: by the reader, whose runs begin with it from now on.
+
+        Returns how it all looks now.
+        """
+        now = _looks_of(attributes, pl_module)
+        changed = {name for name, look in now.items() if name in self.left and look != self.left[name]}
+        if changed:
+            self.attributes |= {name: one for name, one in attributes.copies().items() if name in changed}
+            self.buffers |= {name: one for name, one in _copies_of_buffers(pl_module).items() if name in changed}
+            self.looks |= {name: now[name] for name in changed}
+        return now
+
 
 BEGUN: weakref.WeakKeyDictionary[LightningModule, _Begun] = weakref.WeakKeyDictionary()
+
+
+def _looks_of(attributes: PlainAttributes, pl_module: LightningModule) -> dict[str, Any]:
+    buffers = pl_module.named_buffers(remove_duplicate=False)
+    return attributes.looks() | {name: version_of(buffer) for name, buffer in buffers}
 
 
 def _copies_of_buffers(pl_module: LightningModule) -> dict[str, Tensor]:
@@ -154,8 +171,7 @@ def _as_it_began(trainer: Trainer, pl_module: LightningModule) -> dict[str, dict
     """What a fit with this module has left moved, as it was when the run began; empty for a module that is new."""
     if (begun := BEGUN.get(pl_module)) is None:
         return {"attributes": {}, "not_persistent": {}}
-    now = PlainAttributes(trainer, pl_module, ()).looks()
-    now |= {name: version_of(buffer) for name, buffer in pl_module.named_buffers(remove_duplicate=False)}
+    now = begun.take_over(PlainAttributes(trainer, pl_module, ()), pl_module)
     moved = {name for name, look in begun.left.items() if look != begun.looks.get(name) and now.get(name) == look}
     return {
         "attributes": {name: one for name, one in begun.attributes.items() if name in moved},

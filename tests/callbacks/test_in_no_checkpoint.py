@@ -1,5 +1,6 @@
 """What Lightning's checkpoints do not hold, and a reader's code goes by: put back, told of, or refused."""
 
+import contextlib
 import enum
 import threading
 import warnings
@@ -91,6 +92,29 @@ def test_what_a_reader_sets_between_two_fits_with_one_module_stays(tmp_path):
     checkpoint = min((tmp_path / "other").glob("*.ckpt"))  # of a module that moves nothing
     fit(tmp_path, ExactResume(), counts, module=module, checkpoint=checkpoint, max_epochs=1)
     assert (module.setting, module.moved) == (2, len(loader()) - 1)
+
+
+class Stops(LambdaCallback):
+    """Raises in this micro-batch of the run, counted from 1."""
+
+    def __init__(self):
+        super().__init__()
+        self.at = None
+
+    def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
+        if self.at is not None and trainer.fit_loop.epoch_loop.batch_progress.total.ready >= self.at:
+            raise KeyError("the fit is over")
+
+
+def test_what_a_reader_sets_between_two_fits_with_one_trainer_stays(tmp_path):
+    data, module, stops = loader(), Plain(), Stops()
+    saver = ModelCheckpoint(tmp_path, every_n_train_steps=1, save_top_k=-1)
+    trainer = quiet_trainer(callbacks=[ExactResume(), stops, saver], enable_checkpointing=True, max_epochs=1)
+    for data.dataset.setting, stops.at in ((1, 2), (2, 3), (2, None)):
+        newest = max(tmp_path.glob("*.ckpt"), default=None, key=lambda path: path.stat().st_mtime_ns)
+        with contextlib.suppress(KeyError):
+            trainer.fit(module, data, ckpt_path=newest, weights_only=False)
+    assert (data.dataset.setting, trainer.global_step) == (2, len(loader()))
 
 
 class Phase(enum.Enum):

@@ -13,6 +13,8 @@ def admitted(run: DrawnRun) -> DrawnRun:
 
 
 def _pieces_of_one_kind(run: DrawnRun) -> DrawnRun:
+    if not run.trainer and run.tail == "drop" and run.fewest_batches == 0:  # there a Trainer leaves out the epoch
+        run = replace(run, tail="spread")
     if run.optimizer == "Adagrad" and run.schedule == "one cycle":  # which wants a momentum
         run = replace(run, optimizer="RMSprop")
     if run.unusable is not None:  # BatchNorm's statistics have seen the window up to there
@@ -29,6 +31,8 @@ def _pieces_of_one_kind(run: DrawnRun) -> DrawnRun:
 def _own_code(run: DrawnRun) -> DrawnRun:
     if "StepAudit" in run.callbacks or run.optimizer == "LBFGS":
         # One tells of a window that has changed nothing, and the other wants a loss.
+        run = _without_code(run, "returns None")
+    if run.clips_values:  # torch raises where no parameter has a gradient yet
         run = _without_code(run, "returns None")
     if run.goes_by_metrics:  # what a torchmetrics.Metric had gathered is in no checkpoint
         run = _without_code(run, "keeps a metric")

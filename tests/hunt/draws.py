@@ -246,6 +246,8 @@ def _with_a_second_one(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     # for the averages, a window's length that a scheduler has set.
     may_go_on = run.max_steps == -1 and not (run.windows_by_epoch or run.average or run.by_hand or run.stops_early)
     may_go_on &= "plateau" not in run.schedule  # whose last step is left out where a run was over
+    # A Trainer takes the file of an OnExceptionCheckpoint by itself, in each of its fits.
+    may_go_on &= run.saves != "an exception" and "a checkpoint of an exception" not in run.beside
     if alone and may_go_on and draw(RARELY):
         run = replace(run, more_epochs=1)
     if alone and not run.by_hand and draw(RARELY):
