@@ -6,6 +6,9 @@ with the indices.* Before each sample, Python's, NumPy's and torch's global gene
 index, occurrence of this index in the epoch), and before ``collate_fn`` from (seed, epoch, number of the batch in the
 epoch over all ranks).
 
+A dataset's own generators are seeded as well: those that it, its transforms or their code hold. (Of these the sampler's
+seed decides, and not how they were seeded; two that began alike draw alike.)
+
 To seed all three takes 10 µs and more, as much as a small sample. So the first batch shows which of them are drawn
 from, and the others are left alone and watched. One that is drawn from later is found by its state; the batch is then
 thrown away, and made once more with this generator seeded, too.
@@ -25,7 +28,8 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DataLoader, get_worker_info
 
-from course_lib._generators import CPU_GENERATORS, generators_that_are_set, marks
+from course_lib._generators import CPU_GENERATORS, generators_that_are_set
+from course_lib._held_generators import HeldGenerator, held_within
 from course_lib._occurrences import RepeatedIndices
 from course_lib._ranks import rank_of_this_process, world_size_of
 
@@ -33,9 +37,10 @@ SAMPLES, BATCHES = 3, 4
 """Of the streams of random numbers that a seed has; 0, 1 and 2 are orders and workers."""
 BITS = 32
 """Of a seed: of more, neither NumPy's nor torch's global generator makes use."""
-ALL_THREE = tuple(range(len(CPU_GENERATORS)))
 OF_EACH_GENERATOR = (0x00000000, 0x9E3779B9, 0x85EBCA6B)
 """The three are of one kind: they must not begin alike."""
+OF_HELD_ONES = 0xC2B2AE3D
+"""Nor the dataset's own: an odd factor, so that no two multiples are the same."""
 
 
 def epoch_of_this_batch() -> int:
@@ -80,23 +85,46 @@ class Draws:
 
     def __init__(self, seeded: bool) -> None:
         self.seeded = seeded
-        self._awake: tuple[int, ...] = ALL_THREE if seeded else ()
-        """The generators that are seeded, by their numbers in ``CPU_GENERATORS``."""
+        self._watch(CPU_GENERATORS)
+
+    def _watch(self, generators: Sequence[Any]) -> None:
+        self._generators = generators
+        own = generators[len(CPU_GENERATORS) :]
+        groups = {print_: number for number, print_ in enumerate(dict.fromkeys(one.mark() for one in own), 1)}
+        of_own = [OF_HELD_ONES * groups[one.mark()] % 2**BITS for one in own]
+        self._apart = (*OF_EACH_GENERATOR, *of_own)
+        """What each one's seed differs by."""
+        self._all = tuple(range(len(generators)))
+        self._awake: tuple[int, ...] = self._all if self.seeded else ()
+        """The generators that are seeded, by their numbers."""
         self._idle: tuple[int, ...] = ()
         """Those that nobody was seen to draw from."""
-        self._seen: set[int] | None = set() if seeded else None
+        self._seen: set[int] | None = set() if self.seeded else None
         """Those that the first batch has drawn from, until it is made."""
         self._left: list[object] | None = None
         """The marks behind the last batch, with which a worker begins its next: nobody else draws in it."""
-        self._kept: list[object] = [None] * len(ALL_THREE)
+        self._kept: list[object] = [None] * len(generators)
         """The marks of the main process's own generators before a batch, and their states."""
-        self._states: list[Any] = [None] * len(ALL_THREE)
+        self._states: list[Any] = [None] * len(generators)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"seeded": self.seeded}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
+
+    def look_at(self, dataset: Any, collate_fn: Any) -> bool:
+        """Find the generators that these hold; whether they are others than before."""
+        own = held_within([dataset, collate_fn], in_data=True) if self.seeded else []
+        known = [one.generator for one in self._generators[len(CPU_GENERATORS) :]]
+        if len(own) == len(known) and all(one is other for one, other in zip(own, known, strict=True)):
+            return False
+        self._watch((*CPU_GENERATORS, *map(HeldGenerator, own)))
+        return True
+
+    def _marks(self) -> list[object]:
+        """Equal as long as nobody draws from any."""
+        return [generator.mark() for generator in self._generators]
 
     @property
     def idle(self) -> bool:
@@ -115,7 +143,7 @@ class Draws:
             return make()
         before = self._left
         if put_back or before is None:
-            before = marks()
+            before = self._marks()
         if put_back and before != self._kept:
             self._keep(before)
         self._left = None
@@ -123,11 +151,11 @@ class Draws:
             while True:
                 try:
                     made = make()
-                    after = marks()
+                    after = self._marks()
                     if after == before or not self._wake(before, after):
                         break
                 except Exception:
-                    if not self._wake(before, marks()):
+                    if not self._wake(before, self._marks()):
                         raise
             if self._seen is not None:
                 self._end_first_batch()
@@ -140,20 +168,21 @@ class Draws:
     def of(self, seed: int, act: Callable[[Any], Any], argument: Any) -> Any:
         """``act(argument)``, with the generators seeded."""
         for which in self._awake:
-            CPU_GENERATORS[which].seed(seed ^ OF_EACH_GENERATOR[which])
+            self._generators[which].seed(seed ^ self._apart[which])
         if self._seen is None:
             return act(argument)
-        before = marks()
+        before = self._marks()
         with generators_that_are_set() as were_set:  # as fork_rng does, behind which they stand where they stood
             try:
                 return act(argument)
             finally:
-                self._seen |= {which for which in self._awake if marks()[which] != before[which] or which in were_set}
+                after = self._marks()
+                self._seen |= {which for which in self._awake if after[which] != before[which] or which in were_set}
 
     def _end_first_batch(self) -> None:
         assert self._seen is not None
         self._awake = tuple(sorted(self._seen))
-        self._idle = tuple(which for which in ALL_THREE if which not in self._seen)
+        self._idle = tuple(which for which in self._all if which not in self._seen)
         self._seen = None
 
     def _wake(self, before: list[object], after: list[object]) -> bool:
@@ -166,13 +195,13 @@ class Draws:
     def _keep(self, before: list[object]) -> None:
         for which, mark in enumerate(before):
             if self._kept[which] != mark:
-                self._kept[which], self._states[which] = mark, CPU_GENERATORS[which].state()
+                self._kept[which], self._states[which] = mark, self._generators[which].state()
 
     def _put_back(self, before: list[object]) -> None:
-        for which, mark in enumerate(marks()):
+        for which, mark in enumerate(self._marks()):
             if mark != before[which]:
-                CPU_GENERATORS[which].restore(self._states[which])
-        self._kept = marks()  # where a state leaves something open, the marks of equal states may differ
+                self._generators[which].restore(self._states[which])
+        self._kept = self._marks()  # where a state leaves something open, the marks of equal states may differ
 
 
 class _Task(NamedTuple):
@@ -195,6 +224,7 @@ class _BatchMaker:
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], draws: Draws) -> None:
         self.dataset, self.collate_fn, self.draws = dataset, collate_fn, draws
+        self._looked_at = False
         self._one_at_a_time = True
         """Whether ``__getitems__`` returns a list of samples, as torch asks, so that it can be asked for each."""
 
@@ -207,6 +237,12 @@ class _BatchMaker:
         # A worker's generators are nobody else's, unless its dataset reads a loader of its own for a sample.
         put_back = get_worker_info() is None or outer is not None
         try:
+            if not self._looked_at:
+                self._looked_at = True  # in this process; its copies in workers look again
+                self.draws.look_at(self.dataset, self.collate_fn)
+                made = self.draws.during(lambda: self._made(task), put_back)
+                if not self.draws.look_at(self.dataset, self.collate_fn):
+                    return made  # else a sample has made its generator when it was asked for
             return self.draws.during(lambda: self._made(task), put_back)
         finally:
             _being_made = outer

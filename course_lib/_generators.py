@@ -102,11 +102,6 @@ CpuGenerator = PythonGenerator | NumpyGenerator | TorchGenerator
 CPU_GENERATORS: tuple[CpuGenerator, ...] = (PythonGenerator(), NumpyGenerator(), TorchGenerator())
 
 
-def marks() -> list[object]:
-    """The marks of all three: equal as long as nobody draws from any."""
-    return [generator.mark() for generator in CPU_GENERATORS]
-
-
 SETTERS = (
     (0, random, "setstate"),
     (1, np.random, "set_state"),

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import itertools
 import json
+import pickle
 import random
 import sys
 import zlib
-from collections.abc import Callable, Iterable, Mapping
+from argparse import Namespace
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -16,9 +23,16 @@ from torch.utils.data import Dataset, Sampler
 
 KINDS = (torch.Generator, np.random.Generator, np.random.RandomState, random.Random)
 DEEPEST = 3
-"""Objects, lists and dicts between an attribute and a generator."""
+"""Objects, lists, dicts and functions between an attribute and a generator."""
+DEEPEST_IN_DATA = 10
+MOST = 10_000
+"""Things that are looked at on one level."""
 LONGEST = 1_000
 """Of a list or dict that is looked through."""
+CONTAINERS = (Mapping, list, tuple, set, deque)
+HOLDERS = (*CONTAINERS, FunctionType, MethodType, BuiltinMethodType, functools.partial, SimpleNamespace, Namespace)
+"""Of the standard library."""
+GLOBAL = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
 LIBRARIES = {"torch", "lightning", "pytorch_lightning", "numpy", "course_lib", "torchmetrics"} | sys.stdlib_module_names
 
 
@@ -29,24 +43,75 @@ def held_by(*holders: Any) -> list[Any]:
     return list(held.values())
 
 
-def held_within(*holders: Any) -> list[Any]:
-    """The same, and those in their lists, dicts and plain objects; not in a module, dataset, sampler or a library's."""
+def held_within(*holders: Any, in_data: bool = False) -> list[Any]:
+    """The same, and those in their lists, dicts and plain objects, in their classes, and those that their code names.
+
+    Not those in another module, dataset, sampler or library's object, unless ``in_data``: then in modules and datasets
+    as well, as transforms are held by these.
+    """
     held: dict[int, Any] = {}
-    seen = set[int]()
-    level: list[Any] = [value for holder in holders for value in vars(holder).values()]
-    for _ in range(DEEPEST + 1):
-        held |= {id(one): one for one in level if _is_a_generator(one)}
+    seen = {id(holder) for holder in holders}
+    level = [value for holder in holders for value in _inside(holder)]
+    for _ in range(DEEPEST_IN_DATA if in_data else DEEPEST + 1):
+        held |= {id(one): one for one in level if _is_a_generator(one) and id(one) not in GLOBAL}
         unseen = {id(one): one for one in level if id(one) not in seen}
         seen |= unseen.keys()
-        level = [value for one in unseen.values() for value in _values_in(one)]
+        within = (one for one in unseen.values() if _is_looked_into(one, in_data))
+        level = list(itertools.islice((value for one in within for value in _inside(one)), MOST))
     return list(held.values())
 
 
-def _values_in(holder: Any) -> Iterable[Any]:
-    if isinstance(holder, Mapping | list | tuple | set):
-        values = holder.values() if isinstance(holder, Mapping) else holder
-        return values if len(holder) <= LONGEST else ()
-    return () if is_looked_after(holder) else getattr(holder, "__dict__", {}).values()
+def _is_looked_into(thing: Any, in_data: bool) -> bool:
+    if isinstance(thing, HOLDERS):
+        return True
+    return (in_data and isinstance(thing, nn.Module | Dataset)) or not is_looked_after(thing)
+
+
+def _inside(thing: Any) -> Iterable[Any]:
+    """What a container holds, a function names, and an object has as attributes or in its class."""
+    if isinstance(thing, CONTAINERS):
+        values = thing.values() if isinstance(thing, Mapping) else thing
+        return values if len(thing) <= LONGEST else ()
+    if isinstance(thing, functools.partial):
+        return (thing.func, *thing.args, *thing.keywords.values())
+    if isinstance(thing, FunctionType):
+        return _named_by(thing)
+    if isinstance(thing, MethodType | BuiltinMethodType):  # as a generator's own random()
+        return (thing.__self__, getattr(thing, "__func__", None))
+    kinds = [kind for kind in type(thing).__mro__ if is_by_the_author(kind)]
+    of_classes = (_function_of(value) for kind in kinds for value in vars(kind).values())
+    named = (value for value in of_classes if isinstance(value, (FunctionType, *KINDS)))
+    return (*getattr(thing, "__dict__", {}).values(), *named)
+
+
+def _function_of(value: Any) -> Any:
+    """What a class has as a method of another kind."""
+    if isinstance(value, property):
+        return value.fget
+    return value.__func__ if isinstance(value, staticmethod | classmethod) else value
+
+
+def _named_by(function: FunctionType) -> list[Any]:
+    """What a function's global names and its closure hold, but for the functions of packages."""
+    code = [function.__code__]
+    for one in code:  # and of the functions in it
+        code += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
+    names = dict.fromkeys(name for one in code for name in one.co_names)
+    found = [function.__globals__[name] for name in names if name in function.__globals__]
+    modules = [one for one in found if isinstance(one, ModuleType) and is_by_the_author(one)]
+    found += [vars(one)[name] for one in modules for name in names if name in vars(one)]
+    own = [one for one in found if not isinstance(one, FunctionType) or is_by_the_author(one)]
+    for cell in function.__closure__ or ():
+        with contextlib.suppress(ValueError):  # it is empty
+            own.append(cell.cell_contents)
+    return own
+
+
+def is_by_the_author(of: Any) -> bool:
+    """Whether a class, a function or a module comes from no package that was installed."""
+    module = of if isinstance(of, ModuleType) else sys.modules.get(of.__module__)
+    name = str(getattr(module, "__name__", ""))
+    return name.partition(".")[0] not in LIBRARIES and "-packages" not in str(getattr(module, "__file__", ""))
 
 
 def is_looked_after(thing: Any) -> bool:
@@ -95,10 +160,11 @@ class ModulesGenerators:
     def __init__(self) -> None:
         self._held: list[tuple[Any, int]] = []
 
-    def look_at(self, module: nn.Module, *others: Any) -> None:
-        """Take those of this module, and of ``others``, in the place of another one's."""
+    def look_at(self, module: nn.Module, others: Iterable[Any], data: Sequence[Any] = ()) -> None:
+        """Take those of this module, and of ``others`` and datasets, in the place of another one's."""
         known = {id(one): first for one, first in self._held}
-        held = held_within(*module.modules(), *others)
+        held = [*held_within(*module.modules(), *others), *held_within(data, in_data=True)]
+        held = list({id(one): one for one in held}.values())
         self._held = [(one, known[id(one)] if id(one) in known else _number_of(one)) for one in held]
 
     def seed(self, *entropy: int) -> None:
@@ -106,6 +172,33 @@ class ModulesGenerators:
         for generator, first in self._held:
             [seed] = np.random.SeedSequence((*entropy, first)).generate_state(1, np.uint64).tolist()
             seed_generator(generator, seed)
+
+
+class HeldGenerator:
+    """One that a dataset holds, in the form of the global ones of ``course_lib._generators``."""
+
+    def __init__(self, generator: Any) -> None:
+        self.generator = generator
+
+    def seed(self, seed: int) -> None:
+        seed_generator(self.generator, seed)
+
+    def state(self) -> Any:
+        return keep_state(self.generator)
+
+    def restore(self, state: Any) -> None:
+        state()
+
+    def mark(self) -> object:
+        return fingerprint_of(self.generator)
+
+
+def fingerprint_of(generator: Any) -> int:
+    """A number of its state: generators of one kind that have the same draw the same."""
+    state = _state(generator)
+    if isinstance(state, torch.Tensor):
+        return zlib.crc32(state.numpy().tobytes())
+    return zlib.crc32(pickle.dumps(state))
 
 
 def _number_of(generator: Any) -> int:

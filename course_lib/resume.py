@@ -79,13 +79,15 @@ class ResumableDataLoader(DataLoader[Any]):
     **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
     order has this index), and before ``collate_fn`` from (seed, epoch, number of the batch in the epoch over all
-    ranks). So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any
-    number of kills, and the generators of the main process are not moved. Within an epoch no two samples get the same
-    seed (of the first 2**32; those that come again meet one by chance, in 2**32). What it does not reach:
+    ranks). So are generators that the dataset, its transforms and their code hold (``self.rng =
+    np.random.default_rng(0)``, albumentations' own), whatever they were seeded by; two that began alike draw alike.
+    So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any number of
+    kills, and the generators of the main process are not moved. Within an epoch no two samples get the same seed (of
+    the first 2**32; those that come again meet one by chance, in 2**32). What it does not reach:
 
-    - A generator that the dataset or a transform made for itself (``self.rng = np.random.default_rng(0)``): each worker
-      has a copy that goes on from batch to batch. Make it for each sample, from ``[seed, epoch_of_this_batch(),
-      index]``. One that is made from ``torch.initial_seed()`` is no better.
+    - A generator of the dataset's own that is not found: it is looked for in the attributes of the dataset and of
+      ``collate_fn``, of the datasets, modules, transforms and objects in them, and in what their code names.
+    - What goes on from sample to sample without a generator: a count, an iterator, a cache. Each worker has a copy.
     - GPUs' generators, and threads that draw while the sample is made elsewhere.
     - Draws behind which the generator is put back (``fork_rng``, Lightning's ``isolate_rng``), unless that shows in a
       process's first batch, by ``random.setstate``, ``np.random.set_state`` or ``torch.set_rng_state``.

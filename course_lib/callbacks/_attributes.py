@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import copy
 import enum
-import sys
 import zlib
 from collections.abc import Collection, Iterator, Mapping
 from types import SimpleNamespace
@@ -26,7 +25,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from course_lib._held_generators import is_looked_after
+from course_lib._held_generators import is_by_the_author, is_looked_after
 from course_lib._lightning import COMBINED_LOADER
 from course_lib._tensors import is_expanded, version_of
 
@@ -220,11 +219,7 @@ def _looks_after_itself(one: Any) -> bool:
     kind = type(one)
     state_dict = getattr(kind, "state_dict", None)
     own_state = state_dict not in (None, LightningDataModule.state_dict)
-    return own_state or _is_of_a_library(one) or not _is_by_the_author(kind)
-
-
-def _is_by_the_author(kind: type) -> bool:
-    return "-packages" not in str(getattr(sys.modules.get(kind.__module__), "__file__", ""))
+    return own_state or _is_of_a_library(one) or not is_by_the_author(kind)
 
 
 def _is_a_helper(value: Any) -> bool:
@@ -232,7 +227,7 @@ def _is_a_helper(value: Any) -> bool:
         return True
     if is_looked_after(value) or isinstance(value, WITH_A_STATE) or not hasattr(value, "__dict__"):
         return False
-    return _is_by_the_author(type(value))
+    return is_by_the_author(type(value))
 
 
 def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[str, Any]]) -> None:

@@ -27,7 +27,12 @@ def refuse_steps_by_another(trainer: Trainer, pl_module: LightningModule) -> Non
         )
 
 
-def refuse_loaders_that_part(trainer: Any) -> None:
+def refuse_loaders(trainer: Trainer) -> None:
+    _refuse_loaders_that_part(trainer)
+    _refuse_orders_that_overfitting_leaves(trainer)
+
+
+def _refuse_loaders_that_part(trainer: Any) -> None:
     # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
     combined = COMBINED_LOADER.of(trainer.fit_loop)
     lengths = {sized_len(loader) for loader in combined.flattened}
@@ -41,7 +46,7 @@ def refuse_loaders_that_part(trainer: Any) -> None:
         )
 
 
-def refuse_orders_that_overfitting_leaves(trainer: Any) -> None:
+def _refuse_orders_that_overfitting_leaves(trainer: Any) -> None:
     # Lightning looks at loader.sampler, which torch makes a SequentialSampler beside any batch sampler.
     if not trainer.overfit_batches or trainer.max_epochs == 1:
         return

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
@@ -101,12 +101,6 @@ def load_in_its_precision(trainer: Trainer, pl_module: LightningModule, state: d
     if any(own[name].dtype != tensor.dtype for name, tensor in floating.items() if name in own):
         trainer.precision_plugin.convert_module(pl_module)
         pl_module.load_state_dict(state, strict=pl_module.strict_loading)
-
-
-def holders_of_generators(trainer: Any) -> list[Any]:
-    """What may draw beside the module: the data module, and the callbacks that are a reader's own."""
-    own = [one for one in trainer.callbacks if not type(one).__module__.startswith(("lightning.", "course_lib."))]
-    return [one for one in (trainer.datamodule, *own) if hasattr(one, "__dict__")]
 
 
 def finders_of(trainer: Trainer) -> list[Callback]:

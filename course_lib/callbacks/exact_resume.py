@@ -26,14 +26,7 @@ from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
 from course_lib._held_generators import ModulesGenerators
-from course_lib._lightning import (
-    LOADERS_MADE_IN,
-    MODULE_MODE,
-    RESTARTING,
-    RESUMING,
-    SHOULD_ACCUMULATE,
-    SKIP_BACKWARD,
-)
+from course_lib._lightning import LOADERS_MADE_IN, MODULE_MODE, RESTARTING, RESUMING, SHOULD_ACCUMULATE, SKIP_BACKWARD
 from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics, _progress, _refused_runs, _replaced_methods, _restored_loaders
 from course_lib.callbacks._modes import modes_of, put_modes, was_pruned
@@ -45,9 +38,10 @@ from course_lib.callbacks._other_ranks import (
     warn_of_buffers_of_other_ranks,
 )
 from course_lib.callbacks._same_objects import begin_as_in_a_new_process
-from course_lib.callbacks._trainer import finders_of, holders_of_generators, load_in_its_precision, window_length
+from course_lib.callbacks._trainer import finders_of, load_in_its_precision, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_what_is_in_no_state
 from course_lib.callbacks._waiting import warn_of_an_epochs_start, warn_of_what_has_not_run, what_waits
+from course_lib.callbacks._who_draws import data_that_draws, holders_of_generators
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd
 
 
@@ -186,11 +180,11 @@ class ExactResume(Callback):
         self._window_end = self._window_end._replace(gathered=gathered, **before)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._held.look_at(pl_module, *holders_of_generators(trainer))
+        self._held.look_at(pl_module, holders_of_generators(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        _refused_runs.refuse_loaders_that_part(trainer)
-        _refused_runs.refuse_orders_that_overfitting_leaves(trainer)
+        self._held.look_at(pl_module, holders_of_generators(trainer), data_that_draws(trainer))
+        _refused_runs.refuse_loaders(trainer)
         _refused_runs.refuse_windows_of_evaluations(trainer)
         self.go_on(trainer, pl_module)
         if self._window_end is None:

@@ -97,7 +97,7 @@ def _with_data(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         shuffle=draw(MOSTLY),
         tail=draw(one_of("spread", "spread", "drop", "pad")),
         sampler=sampler,
-        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("torch", "numpy", "python"))),
+        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("own",), ("torch", "numpy", "python", "own"))),
         collate_draws=draw(RARELY),
         asks_epoch=draw(RARELY),
         workers=tuple(draw(st.lists(one_of(0, 0, 0, 0, 0, 1, 2), min_size=1, max_size=2))),

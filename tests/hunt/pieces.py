@@ -77,7 +77,7 @@ class DrawnRun:
     reload_every: int = 0
     """Epochs after which a data module makes the loader again."""
     noise: tuple[str, ...] = ()
-    """Generators that a sample draws from: ``python``, ``numpy``, ``torch``."""
+    """Generators that a sample draws from: ``python``, ``numpy``, ``torch``, and the dataset's ``own``."""
     collate_draws: bool = False
     asks_epoch: bool = False
     sized: bool = False

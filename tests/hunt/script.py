@@ -178,6 +178,8 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "numpy_noise": "x = x + np.random.rand()" if "numpy" in run.noise else "",
         "torch_noise": "x = x + torch.rand(()).item()" if "torch" in run.noise else "",
         "asks_epoch": "x = x + resume.epoch_of_this_batch()" if run.asks_epoch else "",
+        "samples_own": "self.own = SimpleNamespace(parts=[np.random.default_rng(5)])" if "own" in run.noise else "",
+        "sample_noise": "x = x + self.own.parts[0].random()" if "own" in run.noise else "",
         "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "trained": "list(net.parameters())" if run.thaws else "[one for one in net.parameters() if one.requires_grad]",

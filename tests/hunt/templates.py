@@ -57,6 +57,7 @@ class Samples(Dataset):
         self.x = torch.randn($samples, 3, generator=generator, dtype=torch.float64)
         self.y = torch.randn($samples, 1, generator=generator, dtype=torch.float64)
         $bad_sample
+        $samples_own
 
     def __len__(self):
         return len(self.x)
@@ -70,6 +71,7 @@ class Samples(Dataset):
         $python_noise
         $numpy_noise
         $torch_noise
+        $sample_noise
         $asks_epoch
         return x, self.y[index], index
 

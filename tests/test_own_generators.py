@@ -1,0 +1,237 @@
+"""Generators that a dataset, its transforms or their code hold: what they draw is a function of the sample, too."""
+
+import functools
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
+
+from course_lib.callbacks import ExactResume
+from course_lib.loader import MiniDataLoader
+from course_lib.resume import ResumableDataLoader, epoch_of_this_batch
+from tests.callbacks.test_in_no_checkpoint import AT_EPOCHS_ENDS, fit
+from tests.callbacks.test_own_code import state_of
+from tests.callbacks.whole_run import same
+
+OF_THE_FILE = np.random.default_rng(3)
+
+
+def drawn_by_a_function():
+    return OF_THE_FILE.random()
+
+
+class Noise:
+    """As a transform that has a generator of its own."""
+
+    def __init__(self, seed=3):
+        self.rng = np.random.default_rng(seed)
+
+    def __call__(self):
+        return self.rng.random()
+
+
+class Sums:
+    def __init__(self, *transforms):
+        self.transforms = list(transforms)
+
+    def __call__(self):
+        return sum(transform() for transform in self.transforms)
+
+
+TRANSFORM = Sums(Noise(), Sums(Noise(4)))
+
+
+class Samples(Dataset):
+    """Each with what it draws."""
+
+    def __init__(self, n=13):
+        self.n = n
+        generator = torch.Generator().manual_seed(1)
+        self.x, self.y = torch.randn(n, 3, generator=generator), torch.randn(n, 1, generator=generator)
+
+    def __len__(self):
+        return self.n
+
+    def draw(self):
+        raise NotImplementedError
+
+    def __getitem__(self, index):
+        return self.x[index] * self.draw(), self.y[index], index
+
+
+class Attribute(Samples):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def draw(self):
+        return self.rng.random()
+
+
+class ThreeKinds(Samples):
+    def __init__(self):
+        super().__init__()
+        self.held = {"numpy": np.random.RandomState(3), "python": [random.Random(4)]}
+        self.torch = SimpleNamespace(generator=torch.Generator().manual_seed(2))
+
+    def draw(self):
+        of_torch = torch.rand((), generator=self.torch.generator).item()
+        return self.held["numpy"].rand() + self.held["python"][0].random() + of_torch
+
+
+class OfTheClass(Samples):
+    rng = np.random.default_rng(3)
+
+    def draw(self):
+        return self.rng.random()
+
+
+class OfTheFile(Samples):
+    def draw(self):
+        return OF_THE_FILE.random()
+
+
+class ByAFunction(Samples):
+    @staticmethod
+    def other():
+        return drawn_by_a_function()
+
+    def draw(self):
+        return self.other()
+
+
+class InAClosure(Samples):
+    def __init__(self):
+        super().__init__()
+        own = random.Random(3)
+        self.draw = lambda: own.random()
+
+
+class AMethodOfIt(Samples):
+    def __init__(self):
+        super().__init__()
+        self.draw = np.random.default_rng(3).random
+
+
+class APartial(Samples):
+    def __init__(self):
+        super().__init__()
+        self.draw = functools.partial(lambda rng: rng.random(), np.random.default_rng(3))
+
+
+class Transforms(Samples):
+    def __init__(self):
+        super().__init__()
+        self.draw = Sums(Noise(), Sums(Noise(4)))
+
+
+class TransformsOfTheFile(Samples):
+    def draw(self):
+        return TRANSFORM()
+
+
+class WhenItIsAsked(Samples):
+    rng = None
+
+    def draw(self):
+        if self.rng is None:
+            self.rng = np.random.default_rng()
+        return self.rng.random()
+
+
+def within_others():
+    return Subset(ConcatDataset([Attribute(), Transforms()]), list(range(5, 24)))
+
+
+KINDS = (Attribute, ThreeKinds, OfTheClass, OfTheFile, ByAFunction, InAClosure, AMethodOfIt, APartial)
+KINDS += (Transforms, TransformsOfTheFile, WhenItIsAsked, within_others)
+PICKLED = (Attribute, OfTheFile, ByAFunction, Transforms, TransformsOfTheFile, WhenItIsAsked)
+
+
+def numbers_of(loader, epochs=2):
+    return [x.tolist() for _ in range(epochs) for x, _, _ in loader]
+
+
+def make_loader(dataset, **arguments):
+    return ResumableDataLoader(dataset, batch_size=3, shuffle=True, seed=4, **arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_sample_draws_alike_with_any_workers_and_after_a_kill(kind):
+    expected = numbers_of(make_loader(kind()))
+    assert len({tuple(row) for batch in expected for row in batch}) == sum(map(len, expected))  # none comes twice
+    assert numbers_of(make_loader(kind(), num_workers=2)) == expected
+    killed = make_loader(kind())
+    iterator = iter(killed)
+    begun = [next(iterator)[0].tolist() for _ in range(2)]
+    again = make_loader(kind(), num_workers=1, persistent_workers=True)
+    again.load_state_dict(killed.state_dict())
+    assert begun + numbers_of(again) == expected
+
+
+@pytest.mark.parametrize("kind", PICKLED)
+def test_also_in_a_worker_that_is_spawned(kind):
+    spawned = make_loader(kind(), num_workers=1, multiprocessing_context="spawn")
+    assert numbers_of(spawned, epochs=1) == numbers_of(make_loader(kind()), epochs=1)
+
+
+def test_of_their_seeds_the_samplers_decides():
+    def numbers(seed, own):
+        dataset = Attribute()
+        dataset.rng = np.random.default_rng(own)
+        return numbers_of(ResumableDataLoader(dataset, batch_size=3, seed=seed), epochs=1)
+
+    assert numbers(4, own=3) == numbers(4, own=5) != numbers(5, own=3)
+
+
+def test_those_that_begin_alike_draw_alike_and_others_do_not():
+    class Pairs(Samples):
+        def __init__(self, *seeds):
+            super().__init__()
+            self.transforms = [Noise(seed) for seed in seeds]
+
+        def __getitem__(self, index):
+            return torch.tensor([transform() for transform in self.transforms]), 0, index
+
+    alike, apart = (
+        [row for batch in numbers_of(make_loader(Pairs(*seeds))) for row in batch] for seeds in ((3, 3), (3, 4))
+    )
+    assert all(image == mask for image, mask in alike)
+    assert all(one != other for one, other in apart)
+
+
+def test_they_stand_afterwards_where_they_stood_and_the_order_is_another_matter():
+    dataset = Attribute()
+    expected = np.random.default_rng(3).random()
+    numbers_of(make_loader(dataset))
+    assert dataset.rng.random() == expected
+
+
+def test_one_that_is_made_for_each_sample_stays_a_function_of_it():
+    class Remade(Samples):
+        def draw(self):
+            self.rng = np.random.default_rng([7, epoch_of_this_batch()])
+            return self.rng.random()
+
+    first, second = (np.random.default_rng([7, epoch]).random() for epoch in range(2))
+    dataset = Remade()
+    for batch, number in zip(make_loader(dataset), [first] * 5, strict=True):
+        assert torch.equal(batch[0], dataset.x[batch[2]] * number)
+    loader = make_loader(dataset)
+    list(loader)
+    assert all(torch.equal(x, dataset.x[index] * second) for x, _, index in loader)
+
+
+@pytest.mark.parametrize("kind", [Attribute, OfTheFile, Transforms])
+@pytest.mark.parametrize("make", [lambda data: DataLoader(data, 2, shuffle=True), lambda data: MiniDataLoader(data, 2)])
+def test_another_loaders_samples_draw_on_from_an_epochs_end(kind, make, tmp_path):
+    def fit_anew(folder, checkpoint=None):
+        OF_THE_FILE.bit_generator.state = np.random.default_rng(3).bit_generator.state  # as in a new process
+        return fit(folder, ExactResume(), data=make(kind()), checkpoint=checkpoint, max_epochs=3, saves=AT_EPOCHS_ENDS)
+
+    whole = fit_anew(tmp_path / "whole")
+    for path in sorted((tmp_path / "whole").glob("*.ckpt"))[:-1]:
+        assert same(state_of(whole), state_of(fit_anew(tmp_path / "on", path))), path.name
