@@ -1,11 +1,14 @@
-"""Numbers, words and tensors that a module keeps as attributes: they are in no state, and training may move them.
+"""Numbers, words, tensors and lists that a module keeps as attributes: in no state, and training may move them.
 
 A loss's weight that is warmed up, the name of a phase, a hidden state that is carried on, a schedule that is stepped by
-hand, an annealer of one's own. Settings are attributes as well, and may be others in the run that resumes: so only what
-training has moved is kept. Lists are not: mostly they are notes of what a process has seen.
+hand, a queue of samples, an annealer of one's own. Settings are attributes as well, and may be others in the run that
+resumes: so only what training has moved is kept; a list or a dict as a whole, and only while it is as long as it was:
+one that grows is mostly a note of what a process has seen.
 
 So are those of helpers, of the data module and of the training dataset: a flag of the module's may say that something
-was done to them. What was done to a function or to a part is in no checkpoint; there, flags are not put back.
+was done to them. What was done to a function or to a part is in no checkpoint; there, flags are not put back. So are
+those of optimizers that are no library's; and a tensor there even where it was not moved, as the run that resumes makes
+it of weights that have been loaded.
 """
 
 from __future__ import annotations
@@ -21,25 +24,31 @@ import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch import Tensor, nn
-from torch.optim import Optimizer
+from torch import nn
+from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from course_lib._held_generators import is_by_the_author, is_looked_after
 from course_lib._lightning import COMBINED_LOADER
-from course_lib._tensors import is_expanded, version_of
+from course_lib.callbacks._values import (
+    Look,
+    can_be_looked_at,
+    copy_of,
+    is_a_note,
+    is_plain,
+    look_of,
+    put_value,
+    why_not_kept,
+)
 
-PLAIN = (bool, int, float, complex, str, type(None))
-LARGEST = 1_000_000
-"""Of a tensor that is kept, in numbers: a larger one (a batch, generated images) would make every checkpoint long."""
-LARGEST_ARRAY = 100_000
-"""Of a NumPy array, which is read through before each window, as it has no version."""
 OF_EVERY_MODULE = vars(LightningModule()).keys()
-OF_EVERY_DATA_MODULE = vars(LightningDataModule()).keys()
+OF_OTHERS = vars(LightningDataModule()).keys() | vars(SGD([torch.zeros(1)])).keys() | {"_opt_called"}
 LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "course_lib.", "transformers.", "timm.", "torchvision.")
 WITH_A_STATE = (Optimizer, LRScheduler, Callback, LightningDataModule, enum.Enum)
 DEEPEST = 2
 """Helpers in helpers that are looked into."""
+OF_OPTIMIZERS = "optimizer "
+"""What the names of their attributes begin with."""
 NONE = object()
 
 
@@ -60,7 +69,7 @@ class PlainAttributes:
             (f"{path}{name}", attributes, name)
             for path, attributes in of_others
             for name, value in attributes.items()
-            if _is_plain(value) and not name.startswith("_") and name != "training"
+            if is_plain(value) and not name.startswith("_") and name != "training"
         ]
         self._trainer = trainer
         self._module, self._called_at_first = pl_module, _called_by(pl_module)
@@ -79,7 +88,7 @@ class PlainAttributes:
     def moved_before_the_window(self) -> dict[str, dict[str, Any]]:
         """The same, as it was when the window began."""
         at_first = ((name, self._at_first[name]) for name, _ in self._moving() if name in self._at_first)
-        before = {name: _copy(look) for name, look in at_first if not isinstance(look, _Look)} | self._kept
+        before = {name: _copy(look) for name, look in at_first if not isinstance(look, Look)} | self._kept
         return self._with_what_was_replaced(before)
 
     def _with_what_was_replaced(self, moved: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -88,7 +97,7 @@ class PlainAttributes:
         replaced = {name: {"replaced": what} for name, what in now.items() if what != self._called_at_first.get(name)}
         if not replaced:
             return moved
-        return {name: one for name, one in moved.items() if type(one.get("number")) is not bool} | replaced
+        return {name: one for name, one in moved.items() if type(one.get("value")) is not bool} | replaced
 
     def copies(self) -> dict[str, dict[str, Any]]:
         """All of them, moved or not, in the form of :meth:`moved`; of schedules, the state as they give it."""
@@ -105,7 +114,10 @@ class PlainAttributes:
 
     def _moving(self) -> Iterator[tuple[str, Any]]:
         for name, value in self._values():
-            if name in self._restored or _look(value) != self._at_first.get(name, NONE):
+            before, now = self._at_first.get(name, NONE), _look(value)
+            of_weights = name.startswith(OF_OPTIMIZERS) and not is_plain(value)
+            moved = now != before and not is_a_note(before, now)
+            if of_weights or moved or name in self._restored:
                 yield name, value
 
     def _values(self) -> Iterator[tuple[str, Any]]:
@@ -114,64 +126,24 @@ class PlainAttributes:
                 if name not in OF_EVERY_MODULE and self._can_be_kept(value):
                     yield path + name, value
         for full_name, attributes, name in self._of_others:
-            if _is_plain(attributes.get(name, NONE)):
+            if is_plain(attributes.get(name, NONE)):
                 yield full_name, attributes[name]
-        for path, holder in _of_the_data(self._trainer).items():
+        for path, holder in _beside_the_module(self._trainer).items():
+            is_data = not isinstance(holder, Optimizer)  # whose lists and arrays are the samples
             for name, value in vars(holder).items():
-                if name not in OF_EVERY_DATA_MODULE and _is_a_value(value):
+                if name not in OF_OTHERS and (_is_a_setting(value) if is_data else can_be_looked_at(value)):
                     yield path + name, value
 
     def _can_be_kept(self, value: Any) -> bool:
-        if _is_a_value(value):
-            return True
-        if isinstance(value, Tensor):
-            return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
-        if type(value) is np.ndarray:
-            return _torch_has(value.dtype) and value.size <= LARGEST_ARRAY
-        return isinstance(value, LRScheduler) and id(value) not in self._known_schedules
+        if isinstance(value, LRScheduler):
+            return id(value) not in self._known_schedules
+        return isinstance(value, enum.Enum) or can_be_looked_at(value)
 
 
-def _is_plain(value: Any) -> bool:
-    return type(value) in PLAIN or (type(value) is tuple and all(map(_is_plain, value)))
-
-
-def _is_a_value(value: Any) -> bool:
+def _is_a_setting(value: Any) -> bool:
     return (
-        _is_plain(value) or isinstance(value, enum.Enum) or (isinstance(value, np.generic) and _torch_has(value.dtype))
+        is_plain(value) or isinstance(value, enum.Enum) or (isinstance(value, np.generic) and can_be_looked_at(value))
     )
-
-
-def _torch_has(dtype: np.dtype[Any]) -> bool:
-    """None of dates and texts, of more than double precision, or in another machine's order of bytes."""
-    return dtype.kind in "biufc" and dtype.isnative and dtype.itemsize <= (16 if dtype.kind == "c" else 8)
-
-
-class _Look(tuple[Any, ...]):
-    """What tells whether something has moved, where it is not the thing itself."""
-
-
-def _look(value: Any) -> Any:
-    if isinstance(value, Tensor):
-        return _Look(version_of(value))
-    if isinstance(value, LRScheduler):
-        return _Look((value.last_epoch,))
-    if isinstance(value, np.ndarray):
-        return _Look((value.shape, value.dtype, zlib.crc32(value.tobytes())))
-    return value
-
-
-def _copy(value: Any) -> dict[str, Any]:
-    if isinstance(value, Tensor) and value.numel() > LARGEST:
-        return {"too large": value.numel()}
-    if isinstance(value, Tensor):
-        return {"tensor": value.detach().clone(), "on_cpu": value.device.type == "cpu"}
-    if isinstance(value, LRScheduler):
-        return {"schedule": copy.deepcopy(value.state_dict())}
-    if isinstance(value, np.ndarray | np.generic):
-        return {"array": torch.from_numpy(np.array(value)), "is_number": isinstance(value, np.generic)}
-    if isinstance(value, enum.Enum):
-        return {"member": value.value if isinstance(value, enum.Flag) else value.name}
-    return {"number": value}
 
 
 def _called_by(pl_module: LightningModule) -> dict[str, str]:
@@ -203,8 +175,9 @@ def _helpers_of(holders: list[tuple[str, Any]]) -> Iterator[tuple[str, Any]]:
         yield from holders
 
 
-def _of_the_data(trainer: Trainer) -> dict[str, Any]:
-    """The data module and the training datasets, by what their attributes' names begin with; none with an own state."""
+def _beside_the_module(trainer: Trainer) -> dict[str, Any]:
+    """The data module, the training datasets and optimizers that are no library's, by what names begin with there; of
+    the data, none with an own state."""
     combined = COMBINED_LOADER.of(trainer.fit_loop)
     held: dict[str, Any] = {"data module:": trainer.datamodule}  # type: ignore[attr-defined]
     for number, loader in enumerate(combined.flattened if combined is not None else ()):
@@ -212,7 +185,9 @@ def _of_the_data(trainer: Trainer) -> dict[str, Any]:
         for depth in range(DEEPEST + 1):  # of a Subset, and of what is written like one, that within it as well
             held[f"dataset {number}{'.dataset' * depth}:"] = dataset
             dataset = getattr(dataset, "dataset", None)
-    return {name: one for name, one in held.items() if hasattr(one, "__dict__") and not _looks_after_itself(one)}
+    data = {name: one for name, one in held.items() if hasattr(one, "__dict__") and not _looks_after_itself(one)}
+    optimizers = ((f"{OF_OPTIMIZERS}{number}:", one) for number, one in enumerate(trainer.optimizers))
+    return data | {name: one for name, one in optimizers if not _is_of_a_library(one)}
 
 
 def _looks_after_itself(one: Any) -> bool:
@@ -244,31 +219,29 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
         holder, name = _place_of(full_name, pl_module)
         if holder is None or "replaced" in kept:
             continue
-        if "tensor" in kept:
-            _put_tensor(holder, name, kept["tensor"].to("cpu" if kept["on_cpu"] else pl_module.device))
-        elif "too large" in kept:
+        own = getattr(holder, name, None)
+        if "not kept" in kept:
             rank_zero_warn(
-                f"training had moved {full_name}, a tensor of {kept['too large']:,} numbers that the module keeps as a "
-                "plain attribute, and no checkpoint holds it. If training goes by it, make it a buffer"
+                f"training had moved {full_name}, {kept['not kept']}, that is kept as a plain attribute, and no "
+                "checkpoint holds it. If training goes by it, keep it in buffers, or give your module an "
+                "on_save_checkpoint and an on_load_checkpoint for it"
             )
         elif "schedule" in kept:
-            schedule = getattr(holder, name, None)
-            if isinstance(schedule, LRScheduler):
-                schedule.load_state_dict(kept["schedule"])
+            if isinstance(own, LRScheduler):
+                own.load_state_dict(kept["schedule"])
         elif "member" in kept:
             _put_member(holder, name, kept["member"], full_name)
-        elif "array" in kept:
-            array = kept["array"].numpy().copy()
-            vars(holder)[name] = array[()] if kept["is_number"] else array
         else:
-            vars(holder)[name] = kept["number"]
+            put = put_value(own, kept["value"], pl_module.device)
+            if put is not own:
+                vars(holder)[name] = put
 
 
 def _place_of(full_name: str, pl_module: LightningModule) -> tuple[Any, str]:
     """What holds an attribute, or None, and its own name."""
     of_data, found, name = full_name.partition(":")
     if found:
-        return _of_the_data(pl_module.trainer).get(of_data + found), name
+        return _beside_the_module(pl_module.trainer).get(of_data + found), name
     path, _, name = full_name.rpartition(".")
     holder: Any = pl_module
     for part in path.split(".") if path else ():
@@ -290,14 +263,18 @@ def _put_member(holder: Any, name: str, member: Any, full_name: str) -> None:
         )
 
 
-def _put_tensor(part: Any, name: str, value: Tensor) -> None:
-    own = getattr(part, name, None)
-    alike = isinstance(own, Tensor) and (own.shape, own.dtype) == (value.shape, value.dtype)
-    if isinstance(own, Tensor) and alike and not own.is_inference() and not is_expanded(own):
-        with torch.no_grad():
-            own.copy_(value)  # in place: it may be another name for a parameter
-    else:
-        setattr(part, name, value.clone())
+def _copy(value: Any) -> dict[str, Any]:
+    if isinstance(value, LRScheduler):
+        return {"schedule": copy.deepcopy(value.state_dict())}
+    if isinstance(value, enum.Enum):
+        return {"member": value.value if isinstance(value, enum.Flag) else value.name}
+    if why := why_not_kept(value):
+        return {"not kept": why}
+    return {"value": copy_of(value)}
+
+
+def _look(value: Any) -> Any:
+    return Look((value.last_epoch,)) if isinstance(value, LRScheduler) else look_of(value)
 
 
 def _is_of_a_library(part: Any) -> bool:

@@ -20,6 +20,7 @@ from torch.nn.parameter import is_lazy
 
 from course_lib._tensors import parameters_of, version_of
 from course_lib.callbacks._attributes import PlainAttributes, put_plain_attributes
+from course_lib.callbacks._values import is_a_note
 
 EXTRA = "_extra_state"
 """As ``nn.Module.state_dict`` names what ``get_extra_state`` returns."""
@@ -172,7 +173,8 @@ def _as_it_began(trainer: Trainer, pl_module: LightningModule) -> dict[str, dict
     if (begun := BEGUN.get(pl_module)) is None:
         return {"attributes": {}, "not_persistent": {}}
     now = begun.take_over(PlainAttributes(trainer, pl_module, ()), pl_module)
-    moved = {name for name, look in begun.left.items() if look != begun.looks.get(name) and now.get(name) == look}
+    left = ((name, begun.looks.get(name), look) for name, look in begun.left.items() if now.get(name) == look)
+    moved = {name for name, before, look in left if look != before and not is_a_note(before, look)}
     return {
         "attributes": {name: one for name, one in begun.attributes.items() if name in moved},
         "not_persistent": {name: one for name, one in begun.buffers.items() if name in moved},

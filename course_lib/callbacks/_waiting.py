@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import ModelCheckpoint
+from lightning.pytorch.callbacks import ModelCheckpoint, ModelPruning
 from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
@@ -94,10 +94,10 @@ def _save_by_themselves(trainer: Any) -> list[str]:
 
 
 def _ends_epochs_in_its_own_way(callback: Callback) -> bool:
-    """Whether it is the reader's own, or goes by a metric to choose the best checkpoint."""
+    """Whether it is the reader's own, goes by a metric to choose the best checkpoint, or prunes there."""
     if isinstance(callback, ModelCheckpoint):
         return callback.monitor is not None
-    return _has_its_own(callback, "on_train_epoch_end")
+    return isinstance(callback, ModelPruning) or _has_its_own(callback, "on_train_epoch_end")
 
 
 def _has_its_own(callback: Callback, hook: str) -> bool:

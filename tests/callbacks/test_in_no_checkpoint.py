@@ -1,9 +1,11 @@
 """What Lightning's checkpoints do not hold, and a reader's code goes by: put back, told of, or refused."""
 
 import contextlib
+import datetime
 import enum
 import threading
 import warnings
+from collections import Counter, deque
 from types import SimpleNamespace
 
 import numpy as np
@@ -11,7 +13,13 @@ import pytest
 import pytorch_lightning
 import torch
 from lightning.pytorch import LightningDataModule, Trainer
-from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, LambdaCallback, ModelCheckpoint
+from lightning.pytorch.callbacks import (
+    EarlyStopping,
+    GradientAccumulationScheduler,
+    LambdaCallback,
+    ModelCheckpoint,
+    ModelPruning,
+)
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import DataLoader, IterableDataset, Sampler
 
@@ -167,6 +175,89 @@ def test_plain_attributes_of_many_kinds_go_on(windows, tmp_path):
         assert same(state_of(whole), state_of(last)), path.name
         assert (type(last.rate), type(last.single), last.phase) == (np.float64, np.float32, Phase.SECOND)
         assert last.counts.tolist() == whole.counts.tolist()
+
+
+class KeepsState(Plain):
+    """In containers: a hidden state, the last batches, weights by name, two running means."""
+
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.last = None, deque(maxlen=3)
+        self.weights, self.means = {"data": 1.0, "prior": [torch.ones(2), 3]}, [0.0, np.zeros(2)]
+        self.counts, self.phases = Counter(a=0), {"warm"}
+
+    def loss(self, x, y):
+        h, steps = (torch.zeros(1), 0) if self.hidden is None else self.hidden
+        self.hidden = (h.detach() * 0.5 + x.mean(), steps + 1)
+        self.last.append((x.detach(), y))
+        self.weights["data"] *= 0.9
+        self.weights["prior"][0].mul_(1.1)
+        self.means[0] += 1.0
+        self.means[1] = self.means[1] + 0.5
+        self.counts["a"] += 1
+        self.phases = {"main"}
+        moved = self.hidden[0] + self.weights["data"] + self.weights["prior"][0].sum() + self.means[0]
+        moved = moved + self.means[1].sum() + self.counts["a"] + ("main" in self.phases)
+        return sum(super(KeepsState, self).loss(*batch) for batch in self.last) * moved.item()
+
+
+class Lookahead(torch.optim.SGD):
+    """As many write one: slow weights, and a count of steps, beside its state."""
+
+    def __init__(self, params):
+        super().__init__(params, 0.05)
+        [group] = self.param_groups
+        self.slow, self.steps = [p.detach().clone() for p in group["params"]], 0
+
+    def step(self, closure=None):
+        loss = super().step(closure)
+        self.steps += 1
+        for slow, fast in zip(self.slow, self.param_groups[0]["params"], strict=True):
+            with torch.no_grad():
+                if self.steps % 3 == 0:
+                    slow.lerp_(fast, 0.5)
+                    fast.copy_(slow)
+        return loss
+
+
+class WithLookahead(Plain):
+    def configure_optimizers(self):
+        return Lookahead(self.net.parameters())
+
+
+class DrawsByItsClass(Plain):
+    generator = np.random.default_rng(3)
+
+    def loss(self, x, y):
+        return super().loss(x, y) * self.generator.random()
+
+
+@pytest.mark.parametrize("windows", [1, 4])
+@pytest.mark.parametrize("kind", [KeepsState, WithLookahead, DrawsByItsClass])
+def test_state_in_containers_optimizers_and_classes_goes_on(kind, windows, tmp_path):
+    def fit_anew(folder, **arguments):
+        DrawsByItsClass.generator = np.random.default_rng(3)  # as in a new process
+        return fit(folder, ExactResume(), module=kind(), accumulate_grad_batches=windows, **arguments)
+
+    saves = dict(train_time_interval=datetime.timedelta(0)) if windows > 1 else None  # within windows, too
+    whole = fit_anew(tmp_path / "whole", saves=saves)
+    for path in (tmp_path / "whole").glob("*.ckpt"):
+        assert same(state_of(whole), state_of(fit_anew(tmp_path / "on", checkpoint=path))), path.name
+
+
+def test_a_list_that_grows_is_a_note_of_this_process(tmp_path):
+    fit(tmp_path, ExactResume(), max_epochs=1)
+    last = fit(tmp_path, ExactResume(), checkpoint=tmp_path / "step=4.ckpt", max_epochs=1)
+    assert len(last.trained) == len(loader()) - 4
+
+
+def test_a_cut_that_waits_for_the_epochs_end_is_told_of(tmp_path):
+    def cuts():
+        return ModelPruning("l1_unstructured", amount=0.2)
+
+    fit(tmp_path, ExactResume(), cuts(), max_epochs=1)
+    with pytest.warns(UserWarning, match=r"ahead of ModelPruning.on_train_epoch_end"):
+        fit(tmp_path, ExactResume(), cuts(), checkpoint=tmp_path / f"step={len(loader())}.ckpt")
 
 
 class Swaps(Plain):
