@@ -15,9 +15,10 @@ something, as a worker that still starts would seem to grow, and only above a th
 
 Not seen: strings that a *variable* replaces by longer ones (`text += line`), and new lists of what are no tensors
 (`rows = [*rows, row]`), buffers that are no containers (`bytearray`, `BytesIO`, `array.array`), and tuples that hold
-one another, until the process itself grows by a mebibyte a step; cycles of Python objects, as they are collected after
-each step. `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by
-neither.
+one another, until the process itself grows by a mebibyte a step; a log of numbers, texts or small objects that gets
+less than 1,024 bytes a step (a list of floats gets 32 a number), and a tensor or an array that gets less than 128;
+cycles of Python objects, as they are collected after each step. `del` and `gc.collect()` don't cure what this reports:
+they drop a name and a cycle, and it is held by neither.
 
 Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #13246 (workers copy what they read).
 """

@@ -121,7 +121,7 @@ def predict_peak(
         ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
             ``gradient_as_bucket_view`` is False by default.
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
-            is known to choose; ``"cpu"``: exact bytes.
+            is known to choose; ``"cpu"``: not rounded.
         accumulate: The old name of ``accumulate_grad_batches``.
 
     Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that

@@ -19,8 +19,9 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
 def gradient_norm(gradients: Sequence[Tensor]) -> Tensor:
     """The 2-norm over all elements of all gradients: 0-dim, at least float32, on the first gradient's device.
 
-    NaN or infinite where any element is, and where the squares overflow (float32: elements from 1e19). Sparse gradients
-    count by their coalesced values. Of no gradients it is 0. Nothing is read by the host.
+    NaN or infinite where any element is, and mostly where the sum of the squares overflows (float32: a norm beyond
+    1.8e19; that of one element alone does not). Sparse gradients count by their coalesced values. Of no gradients it is
+    0. Nothing is read by the host.
     """
     if not gradients:
         return torch.zeros(())

@@ -189,6 +189,7 @@ class Comparisons:
         for kind, base in ((HeldFloat, float), (HeldInt, int)):
             for name in COMPARISONS:
                 setattr(kind, name, self._comparing(base, name))
+            setattr(kind, "__bool__", self._asking_itself(base))  # noqa: B010  # a play installs it, and no import
             for name in ARITHMETIC:
                 setattr(kind, name, _computing(base, name))
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
@@ -222,6 +223,15 @@ class Comparisons:
         def asked(*values: Any, **options: Any) -> bool:
             answer: bool = ask(*values, **options)
             return self.answered(answer) if any(map(_is_held, values)) else answer
+
+        return asked
+
+    def _asking_itself(self, base: type) -> Any:
+        is_true = base.__bool__  # type: ignore[attr-defined]
+
+        def asked(value: Any) -> bool:
+            answer: bool = is_true(value)
+            return self.answered(answer) if self.lapse.is_own(sys._getframe(1).f_code.co_filename) else answer
 
         return asked
 
