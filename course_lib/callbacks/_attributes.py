@@ -16,13 +16,14 @@ from __future__ import annotations
 import copy
 import enum
 import zlib
-from collections.abc import Collection, Iterator, Mapping
-from types import SimpleNamespace
+from collections.abc import Iterator, Mapping
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
 from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.optim import SGD, Optimizer
@@ -30,10 +31,12 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from course_lib._held_generators import is_by_the_author, is_looked_after
 from course_lib._lightning import COMBINED_LOADER
+from course_lib._words import counted
 from course_lib.callbacks._values import (
     Look,
     can_be_looked_at,
     copy_of,
+    holds_results,
     is_a_note,
     is_plain,
     look_of,
@@ -50,16 +53,19 @@ DEEPEST = 2
 OF_OPTIMIZERS = "optimizer "
 """What the names of their attributes begin with."""
 NONE = object()
+NO_ATTRIBUTES: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
 
 class PlainAttributes:
     """Those of a module and its parts, as they were when the run began, and when the window did.
 
     Args:
-        restored: The names of those that an earlier life has moved.
+        loaded: What :meth:`moved` gave in an earlier life, which has moved these.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, restored: Collection[str]) -> None:
+    def __init__(
+        self, trainer: Trainer, pl_module: LightningModule, loaded: Mapping[str, dict[str, Any]] = NO_ATTRIBUTES
+    ) -> None:
         self._known_schedules = {id(config.scheduler) for config in trainer.lr_scheduler_configs}
         parts = [(f"{path}.".lstrip("."), part) for path, part in pl_module.named_modules() if not _is_a_metric(part)]
         own = [(path, part) for path, part in parts if not _is_of_a_library(part)]
@@ -73,7 +79,7 @@ class PlainAttributes:
         ]
         self._trainer = trainer
         self._module, self._called_at_first = pl_module, _called_by(pl_module)
-        self._restored = set(restored)
+        self._restored = {name for name, kept in loaded.items() if "gathered" not in kept}
         self._at_first = self.looks()
         self._kept: dict[str, dict[str, Any]] = {}
 
@@ -83,13 +89,13 @@ class PlainAttributes:
 
     def moved(self) -> dict[str, dict[str, Any]]:
         """What training has moved, in this life or an earlier one: copies, by the attribute's name."""
-        return self._with_what_was_replaced(self._copies_of_moved())
+        return self._with_what_was_replaced(self._gathered() | self._copies_of_moved())
 
     def moved_before_the_window(self) -> dict[str, dict[str, Any]]:
         """The same, as it was when the window began."""
         at_first = ((name, self._at_first[name]) for name, _ in self._moving() if name in self._at_first)
         before = {name: _copy(look) for name, look in at_first if not isinstance(look, Look)} | self._kept
-        return self._with_what_was_replaced(before)
+        return self._with_what_was_replaced(self._gathered() | before)
 
     def _with_what_was_replaced(self, moved: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
         """Where a function or a module was put in place of another, its code may go by a flag, and do it again."""
@@ -119,6 +125,13 @@ class PlainAttributes:
             moved = now != before and not is_a_note(before, now)
             if of_weights or moved or name in self._restored:
                 yield name, value
+
+    def _gathered(self) -> dict[str, dict[str, Any]]:
+        """Lists and the like that have grown by results, where the module makes something of them at an epoch's end."""
+        if not is_overridden("on_train_epoch_end", self._module):
+            return {}
+        grown = ((name, one) for name, one in self._values() if is_a_note(self._at_first.get(name, NONE), _look(one)))
+        return {name: {"gathered": len(one)} for name, one in grown if holds_results(one)}
 
     def _values(self) -> Iterator[tuple[str, Any]]:
         for path, attributes in self._own:
@@ -220,7 +233,16 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
         if holder is None or "replaced" in kept:
             continue
         own = getattr(holder, name, None)
-        if "not kept" in kept:
+        if "gathered" in kept:
+            progress = pl_module.trainer.fit_loop.epoch_loop.batch_progress
+            if progress.current.ready and not progress.is_last_batch:
+                rank_zero_warn(
+                    f"this checkpoint was saved within an epoch, and {full_name} had "
+                    f"{counted(kept['gathered'], 'entry', 'entries')}, which no checkpoint holds: what is made of it "
+                    "at the epoch's end leaves them out. Keep a sum and a count in place of a list: numbers and "
+                    "tensors that a module keeps come back"
+                )
+        elif "not kept" in kept:
             rank_zero_warn(
                 f"training had moved {full_name}, {kept['not kept']}, that is kept as a plain attribute, and no "
                 "checkpoint holds it. If training goes by it, keep it in buffers, or give your module an "

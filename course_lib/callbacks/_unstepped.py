@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import weakref
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -33,7 +33,7 @@ class Unstepped:
     they have been seen to move from one window to the next; three numbers of each are looked at.
     """
 
-    def __init__(self, trainer: Trainer, pl_module: LightningModule, loaded: Mapping[str, Collection[str]]) -> None:
+    def __init__(self, trainer: Trainer, pl_module: LightningModule, loaded: Mapping[str, Any]) -> None:
         held = {id(parameter) for optimizer in trainer.optimizers for parameter in parameters_of(optimizer)}
         self._module, self._optimizers = pl_module, trainer.optimizers
         named = pl_module.named_parameters(remove_duplicate=False)
@@ -45,7 +45,7 @@ class Unstepped:
         self._kept: dict[str, Any] = {}
         self._settings: list[list[dict[str, Any]]] = []
         self._restored = set(loaded.get("not_persistent", ()))
-        self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", ()))
+        self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", {}))
         self._at_first = {name: version_of(buffer) for name, buffer in self._buffers()}
         begun = BEGUN.get(pl_module)
         if not loaded and (begun is None or begun.trainer() is not trainer):
@@ -172,7 +172,7 @@ def _as_it_began(trainer: Trainer, pl_module: LightningModule) -> dict[str, dict
     """What a fit with this module has left moved, as it was when the run began; empty for a module that is new."""
     if (begun := BEGUN.get(pl_module)) is None:
         return {"attributes": {}, "not_persistent": {}}
-    now = begun.take_over(PlainAttributes(trainer, pl_module, ()), pl_module)
+    now = begun.take_over(PlainAttributes(trainer, pl_module), pl_module)
     left = ((name, begun.looks.get(name), look) for name, look in begun.left.items() if now.get(name) == look)
     moved = {name for name, before, look in left if look != before and not is_a_note(before, look)}
     return {

@@ -78,6 +78,14 @@ def is_a_note(before: Any, now: Any) -> bool:
     return kind in NOTES and not (isinstance(before, Look) and before[:2] == now[:2])
 
 
+def holds_results(container: Any) -> bool:
+    """Whether a tensor or a float is in it, as a loss would be; indices are mere notes."""
+    try:
+        return any(isinstance(one, Tensor | np.ndarray | float) for one in _within(container))
+    except _NotKept:
+        return any(isinstance(one, Tensor) for one in container)  # with a graph
+
+
 def why_not_kept(value: Any) -> str:
     """What it is, where it is too large or holds something else; else ``""``."""
     if isinstance(value, Tensor):

@@ -251,6 +251,30 @@ def test_a_list_that_grows_is_a_note_of_this_process(tmp_path):
     assert len(last.trained) == len(loader()) - 4
 
 
+class Gathers(Plain):
+    """As many log a mean of an epoch."""
+
+    def __init__(self):
+        super().__init__()
+        self.losses = []
+
+    def loss(self, x, y):
+        self.losses.append(super().loss(x, y))
+        return self.losses[-1]
+
+    def on_train_epoch_end(self):
+        self.losses.clear()
+
+
+@pytest.mark.parametrize("kind", [Gathers, Plain])  # which gathers indices
+def test_results_that_a_list_had_gathered_are_told_of_within_an_epoch(kind, tmp_path, recwarn):
+    fit(tmp_path, ExactResume(), module=kind())
+    for steps in (6, 2):
+        fit(tmp_path, ExactResume(), module=kind(), checkpoint=tmp_path / f"step={steps}.ckpt")
+        told = [message for message in warnings_of(recwarn) if "and losses had 2 entries" in message]
+        assert len(told) == (kind is Gathers and steps == 2)
+
+
 def test_a_cut_that_waits_for_the_epochs_end_is_told_of(tmp_path):
     def cuts():
         return ModelPruning("l1_unstructured", amount=0.2)
