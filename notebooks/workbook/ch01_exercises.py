@@ -276,7 +276,9 @@ def _wrong_accuracies(correct: list[int], sizes: list[int]) -> dict[str, float]:
         "{got} counts every batch as a full one: divide by the number of samples.": as_if_full,
         "{got} is a sum over samples, divided by batches: an accuracy is at most 1.": sum(correct) / len(sizes),
         "{got} is the accuracy of the last batch: the others were forgotten on the way.": shares[-1],
-        "{got} leaves out the last batch: its samples belong to the test set, too.": without_last,
+        "{got} leaves out the last batch, whose samples belong to the test set, too. (Is `return` inside the loop?)": (
+            without_last
+        ),
         "{got} takes it that all batches but the last are as large as the first.": only_last_short,
         "{got} is in percent: a share from 0 to 1 is asked for.": 100 * sum(correct) / sum(sizes),
         "{got} adds up the batches' accuracies and divides by nothing.": sum(shares),

@@ -78,7 +78,10 @@ def _fault_of_results(prefetched: Any) -> str | None:
             return f"{setting}futures come.\nA future is a promise: `future.result()` waits for what was fetched."
         if sorted(results) != [10 * task for task in range(number)]:
             rest = "After the last task, what is still ahead must be given out."
-            return f"{setting}{len(results)} results came.\n{rest}"
+            missing = min({10 * task for task in range(number)} - {*results}, default=number * 10)
+            if missing < max(results, default=0):
+                rest = "A task was drawn and not fetched: `zip(tasks, range(ahead))` draws one more than it gives."
+            return f"{setting}{len(results)} results came: {results}.\n{rest}"
         if results != sorted(results):
             oldest = "Wait for the oldest, not for the first that is ready."
             return f"{setting}the results begin with {results[:4]}.\n{oldest}"

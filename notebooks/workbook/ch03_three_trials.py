@@ -157,8 +157,9 @@ def _fault_of_answer(device: Device, answer: Any) -> str | None:
         return f"the answer {answer} is one too few: {largest} holds no more than the limit."
     if answer > 0.8 * largest:
         return (
-            f"the answer {answer} leaves {device.limit - device.held(answer):,} bytes free. A margin is wise on a real "
-            f"device, but here `limit` is what may be used: {largest} fits."
+            f"the answer {answer} leaves {device.limit - device.held(answer):,} bytes free, and {largest} fits. Does "
+            "the line go through both of the points that were run? (A margin is wise on a real device; here `limit` is "
+            "what may be used.)"
         )
     return f"the answer {answer} holds {device.held(answer):,} bytes, and a larger batch fits."
 

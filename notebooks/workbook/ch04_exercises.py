@@ -69,7 +69,7 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
             total / count
             for total, count in zip(itertools.accumulate(sums), itertools.accumulate(samples), strict=True)
         ],
-        "{got} goes on counting the samples of earlier windows: reset both numbers after a step.": never_reset,
+        "{got} goes on counting what earlier windows held: reset both numbers after a step.": never_reset,
         "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.": means_by_samples,
         "{got} lacks the short window: after the loop, nothing steps for what is left.": means_by_k[:full_windows],
         "{got} divides the short window by k as well, though it holds fewer micro-batches.": means_by_k,
@@ -79,7 +79,8 @@ def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]
         "{got} adds what is left over to the last full window: it is a window of its own, and a step.": (
             _joined_to_the_last(micro_batches, k)
         ),
-        "{got} only adds up means: without a division the step grows with k.": [sum(window) for window in means],
+        "{got} grows with k: it only adds up means, or divides by the samples of the last micro-batch alone. Divide by "
+        "those of the whole window.": [sum(window) for window in means],
         "{got} is a sum over samples, divided by micro-batches: the units of numerator and denominator differ.": (
             [total / k for total in sums]
         ),
@@ -119,7 +120,7 @@ applied_gradients = Exercise(
     "applied_gradients",
     solution=_applied,
     cases=[
-        dict(micro_batches=[[1.0], [3.0], [5.0], [7.0]], k=2),
+        dict(micro_batches=[[1.0], [3.0], [5.0], [9.0]], k=2),
         dict(micro_batches=[[1.0, 3.0], [5.0, 7.0], [9.0, 11.0], [13.0, 15.0]], k=2),
         dict(micro_batches=[[2.0], [4.0], [6.0], [8.0], [10.0]], k=4),
         dict(micro_batches=[[8.0, 8.0, 8.0], [4.0], [6.0, 6.0], [2.0, 2.0]], k=2),
@@ -149,6 +150,9 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
         / (counts[0] or 1),
         "{got} divides all samples by those of rank 0: upside down, and rank 0 is a rank like any other.": (
             total / (counts[0] or 1)
+        ),
+        "{got} leaves the rank's own samples out of the total: they belong to it.": (
+            own * ranks / (total - own) if total > own else 0.0
         ),
         "{got} is what DDP does by itself: ranks weigh equally, samples don't.": 1.0,
         "{got} divides by the ranks, which DDP does already; and ranks would still weigh equally.": 1 / ranks,
@@ -181,7 +185,7 @@ rank_factor = Exercise(
     "factor",
     solution=lambda counts, rank: counts[rank] * len(counts) / sum(counts),
     cases=[
-        dict(counts=[3, 9, 10, 2, 2, 2, 2], rank=1),  # where all that is told below is another number
+        dict(counts=[4, 9, 10, 2, 2, 2, 2], rank=1),  # where all that is told below is another number
         dict(counts=[5, 8, 2, 9], rank=1),
         dict(counts=[4, 8, 2], rank=0),
         dict(counts=[6, 2], rank=0),
@@ -223,6 +227,7 @@ def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, f
             total / (k * math.ceil(micro_batches / k))
         ),
         "{got} averages averages: a micro-batch of 4 tokens weighs as much as one of 12.": total / micro_batches,
+        "{got} is the first micro-batch's loss: is `return` inside the loop?": losses[0],
         "{got} divides means by tokens: multiply each mean by its tokens first.": total / sum(tokens),
     }
 
@@ -239,7 +244,7 @@ logged_loss = Exercise(
     "logged_loss",
     solution=_logged_loss,
     cases=[
-        dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0, 4.0], tokens=[8, 8, 8, 8, 8, 8], k=2),
+        dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0, 7.0], tokens=[8, 8, 8, 8, 8, 8], k=2),
         dict(losses=[2.0, 4.0, 3.0, 3.0, 8.0], tokens=[8, 8, 8, 8, 8], k=2),
         dict(losses=[2.0, 4.0, 6.0, 8.0], tokens=[12, 4, 4, 4], k=2),
         dict(losses=[2.5, 1.0], tokens=[3, 4], k=2),

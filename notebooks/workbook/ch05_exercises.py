@@ -70,7 +70,7 @@ def _wrong_steps(
         ),
         "{got} counts micro-batches: divide by accumulate_grad_batches.": math.ceil(share / batch_size),
         "{got} forgets the ranks: each has its share of the samples.": on_one_rank,
-        "{got} divides the steps of one rank by the ranks: they divide the samples, before there are batches.": (
+        "{got} divides steps by the ranks: they divide the samples, once, before there are batches.": (
             on_one_rank // world_size
         ),
         "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (

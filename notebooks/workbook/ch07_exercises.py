@@ -34,16 +34,17 @@ def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, 
         "{got} judges how large the gradient is. A large finite gradient keeps every weight finite; clip it, if "
         "you like, but do not skip it here.": math.sqrt(sum(value**2 for value in reduced_gradient)) < 1,
         "{got} is upside down: the question is whether to update, not whether to skip.": not reduced,
-        "{got} is satisfied with one finite element: the others would be applied too.": one_is_finite,
-        "{got} updates with a NaN, and the weights become NaN. (A NaN is equal to nothing, not even to itself, so a "
-        "comparison with `==` or `!=` does not find it. Ask math.isfinite of each element.)": True,
+        "{got} is satisfied with one finite element, such as the last one that a loop has looked at: the others would "
+        "be applied too.": one_is_finite,
+        "{got} updates with a NaN, and the weights become NaN. Ask math.isfinite of each element. (A NaN is equal to "
+        "nothing, not even to itself, so a comparison with `==` or `!=` does not find it; nor does math.isinf.)": True,
         "{got} skips for this rank's own NaN, which the other ranks cannot see in the gradient: they update.": (
             reduced and not math.isnan(own_loss)
         ),
         "{got} comes from the first and the last element: one bad element anywhere is enough.": finite[0]
         and finite[-1],
         "{got} goes by the majority of the elements: one bad element is enough.": 2 * sum(finite) > len(finite),
-        "{got} takes a large number for an infinite one: 65,504 is the largest in half precision only.": all(
+        "{got} takes a large number for an infinite one. (65,504 is the largest in half precision only.)": all(
             abs(value) < 65_504 for value in reduced_gradient
         ),
         "{got} takes a large number for an infinite one: the largest in single precision is 3.4 · 10³⁸.": all(
@@ -100,11 +101,13 @@ def _wrong_rates(finite: list[bool], horizon: int) -> dict[str, list[Any]]:
     return {
         "{got} moves the schedule with every attempt: after a skip it is too low.": of_attempts_that_updated,
         "{got} steps the schedule before the update: the first update has the full rate.": one_ahead,
-        "{got} holds the schedule still, and it should follow the updates.": [1.0 for _ in updates],
+        "{got} holds the schedule still, and it should follow the updates. (Does `//` round down to 0?)": [
+            1.0 for _ in updates
+        ],
         "{got} ends with the first update: is `return` inside the loop?": [1.0] if any(finite) else [],
         "{got} has an entry for each attempt: only updates use a rate.": at_attempts,
         "{got} has a rate for skipped attempts as well: there, no update uses one.": of_attempts,
-        "{got} takes the number of updates for the horizon, which is given.": own_horizon,
+        "{got} takes the number of updates, or of attempts, for the horizon, which is given.": own_horizon,
         "{got} has None for each skipped attempt: leave it out, the list holds one rate per update.": [
             at_attempts[attempt] if finite[attempt] else None for attempt in attempts
         ],

@@ -132,7 +132,9 @@ def _wrong_windows(batch_sizes: list[int], effective_batch_size: int, world_size
         "{got} is upside down: divide the effective batch by the samples of a micro-batch.": [
             batch * world_size // effective_batch_size for batch in batch_sizes
         ],
-        "{got} holds the first stage's batch, whatever was asked for.": [first // batch for batch in batch_sizes],
+        "{got} holds the first stage's batch, whatever was asked for (or divides by the ranks twice).": [
+            first // batch for batch in batch_sizes
+        ],
         "{got} forgets the ranks: each of them adds its batch to every update.": [
             effective_batch_size // batch for batch in batch_sizes
         ],

@@ -103,15 +103,18 @@ def _wrong_steps(
     whole = num_samples * epochs_later
     per_update = batch_size * k * ranks
     return {
-        "{got} forgets that the ranks share the samples.": _steps(*here, batch_size, k, 1),
+        "{got} forgets that the ranks share the samples, or adds up their steps: they step together.": _steps(
+            *here, batch_size, k, 1
+        ),
         "{got} counts micro-batches: a window of k is one step.": _steps(*here, batch_size, 1, ranks),
         "{got} rounds a rank's share down. Where the ranks do not divide the samples, the longest share counts.": (
             _steps(samples_left // ranks, num_samples // ranks, epochs_later, batch_size, k, 1)
         ),
         "{got} leaves out the last samples of an epoch, which fill no micro-batch on every rank: they are trained, "
         "too.": _short_dropped(*here, batch_size, k, ranks),
-        "{got} rounds down: the short window at an epoch's end steps as well.": samples_left // per_update
-        + epochs_later * (num_samples // per_update),
+        "{got} rounds down: the short window at an epoch's end steps as well. (Ranks divide samples, not steps.)": (
+            samples_left // per_update + epochs_later * (num_samples // per_update)
+        ),
         "{got} rounds down within the epoch that goes on: its short window steps as well.": samples_left // per_update
         + epochs_later * _windows(num_samples, batch_size, k, ranks),
         "{got} lets windows run across the ends of epochs: each epoch ends with a window of its own.": math.ceil(

@@ -34,7 +34,8 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     if any(len(epoch) > found for epoch, found in zip(dealt, samples, strict=True)):
         return f"an epoch has {len(dealt[0])} samples, {samples[0]} of them different: each comes once in an epoch."
     if samples and (missing := 36 - max(samples)):
-        return f"{missing} of 36 samples are missing in every epoch: the short last batch has to be trained as well."
+        cause = "the short last batch has to be trained as well" if missing < 8 else "a flag limits the batches"
+        return f"{missing} of 36 samples are missing in every epoch: {cause}."
     if samples != [36] * EPOCHS:
         whole, steps = samples.count(36), len(record.rates)
         return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
@@ -68,7 +69,10 @@ def _fault_of_rate(record: Record) -> str | None:
             f"{len(record.rates)} and rises again, to {after:.0f} %: the cosine has too few steps.{asked}"
         )
     if last > 0.01 * peak:
-        return f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0."
+        return (
+            f"all epochs are trained, and the rate ends at {100 * last / peak:.0f} % of its peak, and not near 0: a "
+            "cosine over all steps, stepped at each of them, ends lower."
+        )
     if record.rate_at_end > 1e-6 * peak:
         return (
             f"all epochs are trained, and the rate is at {100 * record.rate_at_end / peak:.1f} % of its peak after the "

@@ -8,6 +8,7 @@ the solution. An answer that hangs is ended; one that prints, or changes what is
 from __future__ import annotations
 
 import copy
+import ctypes
 import functools
 import itertools
 import math
@@ -283,6 +284,7 @@ def _same(a: Any, b: Any, tolerance: float = 1e-9) -> bool:
     if _is_number(b) and not _is_number(a):  # some objects say that they are equal to anything
         return False
     if _is_fraction(a) or _is_fraction(b):
+        tolerance = max(tolerance, _rounding_of_single_precision(a))
         return _is_number(a) and _is_number(b) and _is_close(float(a), float(b), tolerance)
     try:
         return bool(a == b)
@@ -300,6 +302,12 @@ def _is_number(value: Any) -> bool:
 
 def _is_fraction(value: Any) -> bool:
     return _is_number(value) and not isinstance(value, numbers.Integral)
+
+
+def _rounding_of_single_precision(value: Any) -> float:
+    """The same of a float that single precision has exactly: it may have been computed so, as by ``tensor.item()``."""
+    computed_so = _is_fraction(value) and not float(value).is_integer() and ctypes.c_float(value).value == value
+    return 1e-6 if computed_so else 0.0
 
 
 def _rounding(value: Any) -> float:

@@ -253,7 +253,7 @@ def batches_of(samples, b, drop_last):
         (lambda N, b, k, G, d: math.ceil(batches_of(N // G, b, d) / k), "so it is rounded up"),
         (lambda N, b, k, G, d: batches_of(share_of(N, G), b, d), "counts micro-batches"),
         (lambda N, b, k, G, d: math.ceil(batches_of(N, b, d) / k), "forgets the ranks"),
-        (lambda N, b, k, G, d: math.ceil(batches_of(N, b, d) / k) // G, "divides the steps of one rank"),
+        (lambda N, b, k, G, d: math.ceil(batches_of(N, b, d) / k) // G, "divides steps by the ranks"),
         (lambda N, b, k, G, d: math.ceil(math.ceil(batches_of(N, b, d) / k) / G), "shares out batches or steps"),
         (lambda N, b, k, G, d: math.ceil(math.ceil(batches_of(N, b, d) / G) / k), "shares out batches or steps"),
         (lambda N, b, k, G, d: G * math.ceil(batches_of(share_of(N, G), b, d) / k), "adds the ranks' steps up"),

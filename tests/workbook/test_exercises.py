@@ -126,10 +126,17 @@ halves = Exercise(
         lambda n: [torch.tensor(i) / 3 for i in range(n)],
         lambda n: torch.arange(n) / 3,
         lambda n: np.arange(n, dtype=np.float32) / 3,
+        lambda n: (torch.arange(n) / 3).tolist(),
     ],
 )
 def test_a_list_in_another_style_is_that_list(answer):
     halves.check(answer)
+
+
+@pytest.mark.parametrize("off", [1e-6, 1e-7])
+def test_a_list_that_no_rounding_explains_is_refused(off):
+    with pytest.raises(NotSolved, match="should be"):
+        halves.check(lambda n: [i / 3 + off for i in range(n)])
 
 
 def test_a_list_without_end_is_refused():
