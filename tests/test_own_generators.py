@@ -12,6 +12,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Dataset, Subset
 from course_lib.callbacks import ExactResume
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader, epoch_of_this_batch
+from course_lib.samplers import ShuffledBatchSampler
 from tests.callbacks.test_in_no_checkpoint import AT_EPOCHS_ENDS, fit
 from tests.callbacks.test_own_code import state_of
 from tests.callbacks.whole_run import same
@@ -170,6 +171,19 @@ def test_a_sample_draws_alike_with_any_workers_and_after_a_kill(kind):
     again = make_loader(kind(), num_workers=1, persistent_workers=True)
     again.load_state_dict(killed.state_dict())
     assert begun + numbers_of(again) == expected
+
+
+@pytest.mark.parametrize("kind", [Attribute, Transforms, WhenItIsAsked])
+def test_a_sample_draws_alike_on_any_ranks(kind):
+    def by_sample(ranks):
+        samplers = [ShuffledBatchSampler(13, 3, num_replicas=ranks, rank=rank, seed=4) for rank in range(ranks)]
+        loaders = [ResumableDataLoader(kind(), batch_sampler=sampler) for sampler in samplers]
+        batches = [(epoch, *batch) for loader in loaders for epoch in range(2) for batch in loader]
+        return {
+            (epoch, int(i)): row.tolist() for epoch, x, _, index in batches for i, row in zip(index, x, strict=True)
+        }
+
+    assert by_sample(1) == by_sample(2)
 
 
 @pytest.mark.parametrize("kind", PICKLED)
