@@ -36,6 +36,7 @@ from course_lib.callbacks._values import (
     Look,
     can_be_looked_at,
     copy_of,
+    head_of,
     holds_results,
     is_a_note,
     is_plain,
@@ -120,17 +121,19 @@ class PlainAttributes:
 
     def _moving(self) -> Iterator[tuple[str, Any]]:
         for name, value in self._values():
-            before, now = self._at_first.get(name, NONE), _look(value)
             of_weights = name.startswith(OF_OPTIMIZERS) and not is_plain(value)
-            moved = now != before and not is_a_note(before, now)
-            if of_weights or moved or name in self._restored:
+            if of_weights or name in self._restored or self._has_moved(name, value):
                 yield name, value
+
+    def _has_moved(self, name: str, value: Any) -> bool:
+        before = self._at_first.get(name, NONE)
+        return not is_a_note(before, head_of(value)) and _look(value) != before
 
     def _gathered(self) -> dict[str, dict[str, Any]]:
         """Lists and the like that have grown by results, where the module makes something of them at an epoch's end."""
         if not is_overridden("on_train_epoch_end", self._module):
             return {}
-        grown = ((name, one) for name, one in self._values() if is_a_note(self._at_first.get(name, NONE), _look(one)))
+        grown = ((name, one) for name, one in self._values() if is_a_note(self._at_first.get(name, NONE), head_of(one)))
         return {name: {"gathered": len(one)} for name, one in grown if holds_results(one)}
 
     def _values(self) -> Iterator[tuple[str, Any]]:

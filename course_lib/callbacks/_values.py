@@ -17,11 +17,12 @@ from torch import Tensor
 from course_lib._tensors import is_expanded, version_of
 
 PLAIN = (bool, int, float, complex, str, type(None))
+AT_ONCE = frozenset(PLAIN)
 LARGEST = 1_000_000
 """Of a tensor that is kept, in numbers: a larger one (a batch, generated images) would make every checkpoint long."""
 LARGEST_ARRAY = 100_000
 """Of a NumPy array, which is read through before each window, as it has no version."""
-LONGEST = 10_000
+LONGEST = 1_000
 """Of a container, with all that is in those within it: it is read through before each window, too."""
 DICTS = (dict, OrderedDict, Counter, defaultdict)
 NOTES = (list, set, *DICTS)
@@ -66,10 +67,21 @@ def look_of(value: Any) -> Any:
         return Look((value.shape, value.dtype, zlib.crc32(value.tobytes())))
     if is_plain(value) or type(value) not in CONTAINERS:
         return value
+    head = head_of(value)
+    if len(value) > LONGEST:
+        return head
+    level = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    if AT_ONCE.issuperset(map(type, level)):
+        return Look((*head, *level))
     try:
-        return Look((type(value), len(value), *map(look_of, _within(value))))
+        return Look((*head, *map(look_of, _within(value))))
     except _NotKept:
-        return Look((type(value), len(value)))
+        return head
+
+
+def head_of(value: Any) -> Look:
+    """What the look of a container begins with."""
+    return Look((type(value), len(value)) if type(value) in CONTAINERS else ())
 
 
 def is_a_note(before: Any, now: Any) -> bool:
