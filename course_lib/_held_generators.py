@@ -12,7 +12,7 @@ import sys
 import zlib
 from argparse import Namespace
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any
 
@@ -29,7 +29,7 @@ MOST = 10_000
 """Things that are looked at on one level."""
 LONGEST = 1_000
 """Of a list or dict that is looked through."""
-CONTAINERS = (Mapping, list, tuple, set, deque)
+CONTAINERS = (dict, list, tuple, set, deque)
 HOLDERS = (*CONTAINERS, FunctionType, MethodType, BuiltinMethodType, functools.partial, SimpleNamespace, Namespace)
 """Of the standard library."""
 GLOBAL = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
@@ -69,9 +69,10 @@ def _is_looked_into(thing: Any, in_data: bool) -> bool:
 
 def _inside(thing: Any) -> Iterable[Any]:
     """What a container holds, a function names, and an object has as attributes or in its class."""
-    if isinstance(thing, CONTAINERS):
-        values = thing.values() if isinstance(thing, Mapping) else thing
-        return values if len(thing) <= LONGEST else ()
+    if kind := next((kind for kind in CONTAINERS if isinstance(thing, kind)), None):
+        # As the builtin class does: what an author's own makes when it is asked, such as an image, is not made here.
+        values = dict.values(thing) if kind is dict else kind.__iter__(thing)
+        return values if kind.__len__(thing) <= LONGEST else ()
     if isinstance(thing, functools.partial):
         return (thing.func, *thing.args, *thing.keywords.values())
     if isinstance(thing, FunctionType):

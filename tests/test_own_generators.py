@@ -2,6 +2,7 @@
 
 import functools
 import random
+from collections.abc import Mapping
 from types import SimpleNamespace
 
 import numpy as np
@@ -237,6 +238,24 @@ def test_one_that_is_made_for_each_sample_stays_a_function_of_it():
     loader = make_loader(dataset)
     list(loader)
     assert all(torch.equal(x, dataset.x[index] * second) for x, _, index in loader)
+
+
+class ReadWhenAsked(Mapping):
+    """As one does that opens files."""
+
+    def __getitem__(self, key):
+        raise AssertionError("it was read")
+
+    __len__ = __iter__ = keys = values = __getitem__
+
+
+def test_the_search_reads_nothing():
+    dataset = Attribute()
+    dataset.files = ReadWhenAsked(), type("Files", (dict,), {"values": ReadWhenAsked.__getitem__})(a=1)
+    dataset.lazy = type(
+        "Lazy", (), {"__getattr__": ReadWhenAsked.__getitem__, "of": property(ReadWhenAsked.__getitem__)}
+    )()
+    assert numbers_of(make_loader(dataset)) == numbers_of(make_loader(Attribute()))
 
 
 @pytest.mark.parametrize("kind", [Attribute, OfTheFile, Transforms])
