@@ -38,7 +38,7 @@ LIBRARIES = {"torch", "lightning", "pytorch_lightning", "numpy", "course_lib", "
 
 def held_by(*holders: Any) -> list[Any]:
     """The generators that are attributes of these objects, each once; none that the system draws for."""
-    attributes = (value for holder in holders for value in getattr(holder, "__dict__", {}).values())
+    attributes = (value for holder in holders for value in _attributes_of(holder))
     held = {id(one): one for one in attributes if _is_a_generator(one)}
     return list(held.values())
 
@@ -82,7 +82,16 @@ def _inside(thing: Any) -> Iterable[Any]:
     kinds = [kind for kind in type(thing).__mro__ if is_by_the_author(kind)]
     of_classes = (_function_of(value) for kind in kinds for value in vars(kind).values())
     named = (value for value in of_classes if isinstance(value, (FunctionType, *KINDS)))
-    return (*getattr(thing, "__dict__", {}).values(), *named)
+    return (*_attributes_of(thing), *named)
+
+
+def _attributes_of(thing: Any) -> Iterable[Any]:
+    """Without its author's ``__getattr__``, which may raise whatever it likes."""
+    try:
+        attributes: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return ()
+    return attributes.values()
 
 
 def _function_of(value: Any) -> Any:

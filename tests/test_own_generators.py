@@ -255,6 +255,7 @@ def test_the_search_reads_nothing():
     dataset.lazy = type(
         "Lazy", (), {"__getattr__": ReadWhenAsked.__getitem__, "of": property(ReadWhenAsked.__getitem__)}
     )()
+    dataset.slots = type("Slots", (), {"__slots__": (), "__getattr__": ReadWhenAsked.__getitem__})()
     assert numbers_of(make_loader(dataset)) == numbers_of(make_loader(Attribute()))
 
 
