@@ -39,6 +39,8 @@ BITS = 32
 """Of a seed: of more, neither NumPy's nor torch's global generator makes use."""
 OF_EACH_GENERATOR = (0x00000000, 0x9E3779B9, 0x85EBCA6B)
 """The three are of one kind: they must not begin alike."""
+MOST_OF_ITS_OWN = 32
+"""Generators of a dataset: where it has more, as one for each sample, they are left alone."""
 OF_HELD_ONES = 0xC2B2AE3D
 """Nor the dataset's own: an odd factor, so that no two multiples are the same."""
 
@@ -116,6 +118,8 @@ class Draws:
     def look_at(self, dataset: Any, collate_fn: Any) -> bool:
         """Find the generators that these hold; whether they are others than before."""
         own = held_within([dataset, collate_fn], in_data=True) if self.seeded else []
+        if len(own) > MOST_OF_ITS_OWN:
+            own = []
         known = [one.generator for one in self._generators[len(CPU_GENERATORS) :]]
         if len(own) == len(known) and all(one is other for one, other in zip(own, known, strict=True)):
             return False
@@ -136,7 +140,7 @@ class Draws:
 
         Args:
             make: Calls :meth:`of` for whatever may draw. It is called again where a generator was drawn from that was
-                only watched: at most three times in the life of a process.
+                only watched: at most once for each generator in the life of a process.
             put_back: Whether the generators stand afterwards where they stood before.
         """
         if not self.seeded:

@@ -13,7 +13,15 @@ import zlib
 from argparse import Namespace
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from types import BuiltinMethodType, CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from types import (
+    BuiltinMethodType,
+    CodeType,
+    FunctionType,
+    MemberDescriptorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any
 
 import numpy as np
@@ -29,7 +37,9 @@ MOST = 10_000
 """Things that are looked at on one level."""
 LONGEST = 1_000
 """Of a list or dict that is looked through."""
-CONTAINERS = (dict, list, tuple, set, deque)
+CONTAINERS = (dict, list, tuple, set, frozenset, deque)
+HOLD_NOTHING = frozenset({bool, int, float, complex, str, bytes, type(None), torch.Tensor, np.ndarray})
+"""Nor are they counted."""
 HOLDERS = (*CONTAINERS, FunctionType, MethodType, BuiltinMethodType, functools.partial, SimpleNamespace, Namespace)
 """Of the standard library."""
 GLOBAL = {id(random._inst), id(np.random.mtrand._rand), id(torch.default_generator)}  # type: ignore[attr-defined]
@@ -56,42 +66,50 @@ def held_within(*holders: Any, in_data: bool = False) -> list[Any]:
         held |= {id(one): one for one in level if _is_a_generator(one) and id(one) not in GLOBAL}
         unseen = {id(one): one for one in level if id(one) not in seen}
         seen |= unseen.keys()
-        within = (one for one in unseen.values() if _is_looked_into(one, in_data))
-        level = list(itertools.islice((value for one in within for value in _inside(one)), MOST))
-    return list(held.values())
+        within = (value for one in unseen.values() if _is_looked_into(one, in_data) for value in _inside(one))
+        level = list(itertools.islice((value for value in within if type(value) not in HOLD_NOTHING), MOST))
+    return [one for one in held.values() if _has_a_state(one)]
 
 
 def _is_looked_into(thing: Any, in_data: bool) -> bool:
-    if isinstance(thing, HOLDERS):
+    kind = type(thing)  # and not isinstance(), which asks the thing itself: a proxy of what is gone raises
+    if issubclass(kind, HOLDERS) or (issubclass(kind, type) and is_by_the_author(thing)):
         return True
-    return (in_data and isinstance(thing, nn.Module | Dataset)) or not is_looked_after(thing)
+    return (in_data and issubclass(kind, nn.Module | Dataset)) or not is_looked_after(thing)
 
 
 def _inside(thing: Any) -> Iterable[Any]:
     """What a container holds, a function names, and an object has as attributes or in its class."""
-    if kind := next((kind for kind in CONTAINERS if isinstance(thing, kind)), None):
+    own = type(thing)
+    if kind := next((kind for kind in CONTAINERS if issubclass(own, kind)), None):
         # As the builtin class does: what an author's own makes when it is asked, such as an image, is not made here.
         values = dict.values(thing) if kind is dict else kind.__iter__(thing)
-        return values if kind.__len__(thing) <= LONGEST else ()
-    if isinstance(thing, functools.partial):
+        return list(values) if kind.__len__(thing) <= LONGEST else ()
+    if own is functools.partial:
         return (thing.func, *thing.args, *thing.keywords.values())
-    if isinstance(thing, FunctionType):
+    if own is FunctionType:
         return _named_by(thing)
-    if isinstance(thing, MethodType | BuiltinMethodType):  # as a generator's own random()
+    if own in (MethodType, BuiltinMethodType):  # as a generator's own random()
         return (thing.__self__, getattr(thing, "__func__", None))
-    kinds = [kind for kind in type(thing).__mro__ if is_by_the_author(kind)]
-    of_classes = (_function_of(value) for kind in kinds for value in vars(kind).values())
-    named = (value for value in of_classes if isinstance(value, (FunctionType, *KINDS)))
-    return (*_attributes_of(thing), *named)
+    kinds = [kind for kind in (thing if issubclass(own, type) else own).__mro__ if is_by_the_author(kind)]
+    of_classes = [value for kind in kinds for value in vars(kind).values()]
+    return (*_attributes_of(thing), *_in_slots(thing, of_classes), *map(_function_of, of_classes))
+
+
+def _in_slots(thing: Any, of_classes: Iterable[Any]) -> Iterable[Any]:
+    for slot in of_classes:
+        if type(slot) is MemberDescriptorType:
+            with contextlib.suppress(AttributeError, TypeError):  # it is empty, or the thing is the class
+                yield slot.__get__(thing)
 
 
 def _attributes_of(thing: Any) -> Iterable[Any]:
     """Without its author's ``__getattr__``, which may raise whatever it likes."""
     try:
-        attributes: dict[str, Any] = object.__getattribute__(thing, "__dict__")
+        attributes = object.__getattribute__(thing, "__dict__")
     except AttributeError:
         return ()
-    return attributes.values()
+    return list(attributes.values()) if type(attributes) is dict else ()
 
 
 def _function_of(value: Any) -> Any:
@@ -108,9 +126,11 @@ def _named_by(function: FunctionType) -> list[Any]:
         code += [constant for constant in one.co_consts if isinstance(constant, CodeType)]
     names = dict.fromkeys(name for one in code for name in one.co_names)
     found = [function.__globals__[name] for name in names if name in function.__globals__]
-    modules = [one for one in found if isinstance(one, ModuleType) and is_by_the_author(one)]
-    found += [vars(one)[name] for one in modules for name in names if name in vars(one)]
-    own = [one for one in found if not isinstance(one, FunctionType) or is_by_the_author(one)]
+    for one in found:  # a module, and one in a package of them
+        if type(one) is ModuleType and is_by_the_author(one) and len(found) < LONGEST:
+            found += [vars(one)[name] for name in names if name in vars(one)]
+    found += [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    own = [one for one in found if type(one) is not FunctionType or is_by_the_author(one)]
     for cell in function.__closure__ or ():
         with contextlib.suppress(ValueError):  # it is empty
             own.append(cell.cell_contents)
@@ -126,12 +146,21 @@ def is_by_the_author(of: Any) -> bool:
 
 def is_looked_after(thing: Any) -> bool:
     """A module, dataset or sampler, which has its own place where it is seeded and saved; or a library's object."""
-    root = type(thing).__module__.partition(".")[0]
-    return isinstance(thing, nn.Module | Dataset | Sampler | type) or root in LIBRARIES
+    root = str(type(thing).__module__).partition(".")[0]
+    return issubclass(type(thing), nn.Module | Dataset | Sampler | type) or root in LIBRARIES
 
 
 def _is_a_generator(one: Any) -> bool:
-    return isinstance(one, KINDS) and not isinstance(one, random.SystemRandom)
+    return issubclass(type(one), KINDS) and not issubclass(type(one), random.SystemRandom)
+
+
+def _has_a_state(generator: Any) -> bool:
+    """None does that is written anew over one of the classes and draws from elsewhere."""
+    try:
+        fingerprint_of(generator)
+    except Exception:
+        return False
+    return True
 
 
 def seed_generator(generator: Any, seed: int) -> None:
@@ -141,7 +170,11 @@ def seed_generator(generator: Any, seed: int) -> None:
     elif isinstance(generator, random.Random):
         generator.seed(seed)
     elif isinstance(generator, np.random.RandomState):
-        generator.seed(seed % 2**32)
+        bits: Any = generator._bit_generator  # type: ignore[attr-defined]
+        if isinstance(bits, np.random.MT19937):
+            generator.seed(seed % 2**32)
+        else:
+            bits.state = type(bits)(seed).state
     else:
         generator.bit_generator.state = type(generator.bit_generator)(seed).state
 
@@ -170,11 +203,15 @@ class ModulesGenerators:
     def __init__(self) -> None:
         self._held: list[tuple[Any, int]] = []
 
-    def look_at(self, module: nn.Module, others: Iterable[Any], data: Sequence[Any] = ()) -> None:
-        """Take those of this module, and of ``others`` and datasets, in the place of another one's."""
+    def look_at(
+        self, module: nn.Module, others: Iterable[Any], data: Sequence[Any] = (), orders: Sequence[Any] = ()
+    ) -> None:
+        """Take those of this module, and of ``others`` and datasets, in the place of another one's; none that the
+        ``orders`` go by, which are loaders and samplers."""
         known = {id(one): first for one, first in self._held}
         held = [*held_within(*module.modules(), *others), *held_within(data, in_data=True)]
-        held = list({id(one): one for one in held}.values())
+        known_orders = {id(one) for one in held_by(*orders)}
+        held = [one for one in {id(one): one for one in held}.values() if id(one) not in known_orders]
         self._held = [(one, known[id(one)] if id(one) in known else _number_of(one)) for one in held]
 
     def seed(self, *entropy: int) -> None:

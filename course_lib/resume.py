@@ -87,7 +87,9 @@ class ResumableDataLoader(DataLoader[Any]):
 
     - A generator of the dataset's own that is not found: it is looked for in the attributes of the dataset and of
       ``collate_fn``, of the datasets, modules, transforms and objects in them, and in what their code names.
-    - What goes on from sample to sample without a generator: a count, an iterator, a cache. Each worker has a copy.
+      Nor one that is made after a process's first batch, and where there are more than 32, none of them.
+    - What goes on from sample to sample: a count, an iterator, a cache, a table that is drawn when a sample first asks
+      for it (draw it in ``__init__``). Each worker has a copy.
     - GPUs' generators, and threads that draw while the sample is made elsewhere.
     - Draws behind which the generator is put back (``fork_rng``, Lightning's ``isolate_rng``), unless that shows in a
       process's first batch, by ``random.setstate``, ``np.random.set_state`` or ``torch.set_rng_state``.
@@ -101,8 +103,9 @@ class ResumableDataLoader(DataLoader[Any]):
     later, that batch is made a second time. Measured on a 2-core machine (torch 2.13, NumPy 2.4, November 2026) without
     workers, in batches of 16: samples that draw nothing pay 9 to 20 µs a batch, which is 16 % for a row of a tensor
     (3 µs a sample), 4 % for two operations on an image (30 µs) and 0 for milliseconds. Samples that draw pay 5 µs each
-    for torch's generator, 9 for NumPy's and 10 for Python's. ``seed_samples=False`` turns it off; the draws then are a
-    function of (seed, epoch, position where the iteration began, number of workers), and new after a resume.
+    for torch's generator, 9 for NumPy's and 10 for Python's; for a generator of the dataset's own 4 to 14.
+    ``seed_samples=False`` turns it off; the draws then are a function of (seed, epoch, position where the iteration
+    began, number of workers), and new after a resume.
 
     Raises:
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it

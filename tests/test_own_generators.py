@@ -1,7 +1,9 @@
 """Generators that a dataset, its transforms or their code hold: what they draw is a function of the sample, too."""
 
+import dataclasses
 import functools
 import random
+import weakref
 from collections.abc import Mapping
 from types import SimpleNamespace
 
@@ -15,7 +17,7 @@ from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader, epoch_of_this_batch
 from course_lib.samplers import ShuffledBatchSampler
 from tests.callbacks.test_in_no_checkpoint import AT_EPOCHS_ENDS, fit
-from tests.callbacks.test_own_code import state_of
+from tests.callbacks.test_own_code import Plain, state_of
 from tests.callbacks.whole_run import same
 
 OF_THE_FILE = np.random.default_rng(3)
@@ -144,12 +146,39 @@ class WhenItIsAsked(Samples):
         return self.rng.random()
 
 
+class AClassOfTheFile:
+    generator = np.random.default_rng(3)
+
+
+class ByAClass(Samples):
+    transform = Noise()
+
+    def draw(self, rng=np.random.default_rng(5)):  # noqa: B008
+        return self.transform() + AClassOfTheFile.generator.random() + rng.random()
+
+
+@dataclasses.dataclass(slots=True)
+class InASlot:
+    generator: np.random.Generator
+
+
+class Slots(Samples):
+    def __init__(self):
+        super().__init__()
+        self.records = [{f"{k}": k for k in range(12)} for _ in range(900)]
+        self.held = InASlot(np.random.default_rng(3))
+        self.of_another_kind = np.random.RandomState(np.random.PCG64(3))
+
+    def draw(self):
+        return self.held.generator.random() + self.of_another_kind.rand()
+
+
 def within_others():
     return Subset(ConcatDataset([Attribute(), Transforms()]), list(range(5, 24)))
 
 
 KINDS = (Attribute, ThreeKinds, OfTheClass, OfTheFile, ByAFunction, InAClosure, AMethodOfIt, APartial)
-KINDS += (Transforms, TransformsOfTheFile, WhenItIsAsked, within_others)
+KINDS += (Transforms, TransformsOfTheFile, WhenItIsAsked, ByAClass, Slots, within_others)
 PICKLED = (Attribute, OfTheFile, ByAFunction, Transforms, TransformsOfTheFile, WhenItIsAsked)
 
 
@@ -249,12 +278,44 @@ class ReadWhenAsked(Mapping):
     __len__ = __iter__ = keys = values = __getitem__
 
 
+def test_where_there_are_very_many_they_are_left_alone():
+    class OneForEach(Samples):
+        def __init__(self):
+            super().__init__(40)
+            self.generators = [np.random.default_rng(seed) for seed in range(40)]
+
+        def __getitem__(self, index):
+            return torch.tensor([self.generators[index].random()]), 0, index
+
+    expected = [np.random.default_rng(seed).random() for seed in range(40)]
+    loader = ResumableDataLoader(OneForEach(), batch_size=4)
+    assert [row[0] for batch in numbers_of(loader, epochs=1) for row in batch] == pytest.approx(expected)
+
+
+def test_a_generator_that_an_order_goes_by_is_left_alone(tmp_path):
+    def order(*callbacks):
+        module = Plain()
+        module.generator = torch.Generator().manual_seed(7)
+        data = DataLoader(Attribute(), 2, shuffle=True, generator=module.generator)
+        return fit(tmp_path, *callbacks, module=module, data=data, saves=AT_EPOCHS_ENDS).trained
+
+    assert order(ExactResume()) == order()
+
+
 def test_the_search_reads_nothing():
     dataset = Attribute()
     dataset.files = ReadWhenAsked(), type("Files", (dict,), {"values": ReadWhenAsked.__getitem__})(a=1)
     dataset.lazy = type(
         "Lazy", (), {"__getattr__": ReadWhenAsked.__getitem__, "of": property(ReadWhenAsked.__getitem__)}
     )()
+
+    class Gone(random.Random):
+        def getstate(self):
+            raise NotImplementedError
+
+    gone = Noise()
+    dataset.proxies = weakref.proxy(gone), Gone(), type("Odd", (), {"__dict__": property(lambda self: None)})()
+    del gone
     dataset.slots = type("Slots", (), {"__slots__": (), "__getattr__": ReadWhenAsked.__getitem__})()
     assert numbers_of(make_loader(dataset)) == numbers_of(make_loader(Attribute()))
 

@@ -7,8 +7,8 @@ one that grows is mostly a note of what a process has seen.
 
 So are those of helpers, of the data module and of the training dataset: a flag of the module's may say that something
 was done to them. What was done to a function or to a part is in no checkpoint; there, flags are not put back. So are
-those of optimizers that are no library's; and a tensor there even where it was not moved, as the run that resumes makes
-it of weights that have been loaded.
+those of optimizers that are no library's; and tensors there that are as their parameters even where they were not
+moved, as the run that resumes makes them of weights that have been loaded.
 """
 
 from __future__ import annotations
@@ -31,17 +31,21 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from course_lib._held_generators import is_by_the_author, is_looked_after
 from course_lib._lightning import COMBINED_LOADER
+from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from course_lib.callbacks._values import (
     Look,
     can_be_looked_at,
     copy_of,
+    fits,
     head_of,
     holds_results,
     is_a_note,
     is_plain,
     look_of,
     put_value,
+    shapes_of,
+    tensors_only,
     why_not_kept,
 )
 
@@ -51,8 +55,6 @@ LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "course_lib.", "trans
 WITH_A_STATE = (Optimizer, LRScheduler, Callback, LightningDataModule, enum.Enum)
 DEEPEST = 2
 """Helpers in helpers that are looked into."""
-OF_OPTIMIZERS = "optimizer "
-"""What the names of their attributes begin with."""
 NONE = object()
 NO_ATTRIBUTES: Mapping[str, dict[str, Any]] = MappingProxyType({})
 
@@ -81,8 +83,12 @@ class PlainAttributes:
         self._trainer = trainer
         self._module, self._called_at_first = pl_module, _called_by(pl_module)
         self._restored = {name for name, kept in loaded.items() if "gathered" not in kept}
-        self._at_first = self.looks()
+        self._at_first: Mapping[str, Any] = self.looks()
         self._kept: dict[str, dict[str, Any]] = {}
+
+    def compare_with(self, looks: Mapping[str, Any]) -> None:
+        """Take these :meth:`looks` for those of when the run began."""
+        self._at_first = looks
 
     def keep(self) -> None:
         """Remember what has moved so far, ahead of a window's first micro-batch."""
@@ -120,9 +126,9 @@ class PlainAttributes:
         return {name: _copy(value) for name, value in self._moving()}
 
     def _moving(self) -> Iterator[tuple[str, Any]]:
+        of_weights = _made_of_weights(self._trainer)
         for name, value in self._values():
-            of_weights = name.startswith(OF_OPTIMIZERS) and not is_plain(value)
-            if of_weights or name in self._restored or self._has_moved(name, value):
+            if id(value) in of_weights or name in self._restored or self._has_moved(name, value):
                 yield name, value
 
     def _has_moved(self, name: str, value: Any) -> bool:
@@ -154,6 +160,16 @@ class PlainAttributes:
         if isinstance(value, LRScheduler):
             return id(value) not in self._known_schedules
         return isinstance(value, enum.Enum) or can_be_looked_at(value)
+
+
+def _made_of_weights(trainer: Trainer) -> set[int]:
+    """The ids of what optimizers that are no library's keep beside their state in the shapes of their parameters."""
+    made = set[int]()
+    for optimizer in trainer.optimizers:
+        if not _is_of_a_library(optimizer):
+            shapes = {one.shape for one in parameters_of(optimizer)}
+            made |= {id(one) for one in vars(optimizer).values() if tensors_only(one) and shapes >= shapes_of(one)}
+    return made
 
 
 def _is_a_setting(value: Any) -> bool:
@@ -202,7 +218,7 @@ def _beside_the_module(trainer: Trainer) -> dict[str, Any]:
             held[f"dataset {number}{'.dataset' * depth}:"] = dataset
             dataset = getattr(dataset, "dataset", None)
     data = {name: one for name, one in held.items() if hasattr(one, "__dict__") and not _looks_after_itself(one)}
-    optimizers = ((f"{OF_OPTIMIZERS}{number}:", one) for number, one in enumerate(trainer.optimizers))
+    optimizers = ((f"optimizer {number}:", one) for number, one in enumerate(trainer.optimizers))
     return data | {name: one for name, one in optimizers if not _is_of_a_library(one)}
 
 
@@ -254,6 +270,10 @@ def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[st
         elif "schedule" in kept:
             if isinstance(own, LRScheduler):
                 own.load_state_dict(kept["schedule"])
+        elif not fits(own, kept.get("value")):
+            rank_zero_warn(
+                f"training had moved {full_name}, and this run begins with one of another length, which stays as it is"
+            )
         elif "member" in kept:
             _put_member(holder, name, kept["member"], full_name)
         else:

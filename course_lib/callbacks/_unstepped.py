@@ -46,13 +46,23 @@ class Unstepped:
         self._settings: list[list[dict[str, Any]]] = []
         self._restored = set(loaded.get("not_persistent", ()))
         self._attributes = PlainAttributes(trainer, pl_module, loaded.get("attributes", {}))
-        self._at_first = {name: version_of(buffer) for name, buffer in self._buffers()}
         begun = BEGUN.get(pl_module)
-        if not loaded and (begun is None or begun.trainer() is not trainer):
+        # What was put back is no change by the reader.
+        put_back = {*loaded.get("attributes", ()), *loaded.get("not_persistent", ())}
+        looks = (
+            _looks_of(self._attributes, pl_module)
+            if begun is None or loaded
+            else begun.take_over(self._attributes, pl_module)
+        )
+        # What an earlier fit has moved is moved in this one, too.
+        at_first = begun.at_first if begun else {name: look for name, look in looks.items() if name not in put_back}
+        self._at_first = at_first
+        self._attributes.compare_with(at_first)
+        if loaded:
+            BEGUN.setdefault(pl_module, _Begun(weakref.ref(trainer), {}, {}, {}, at_first))
+        elif begun is None or begun.trainer() is not trainer:
             attributes, buffers = self._attributes.copies(), _copies_of_buffers(pl_module)
-            BEGUN[pl_module] = _Begun(weakref.ref(trainer), attributes, buffers, _looks_of(self._attributes, pl_module))
-        elif not loaded and begun is not None:
-            begun.take_over(self._attributes, pl_module)
+            BEGUN[pl_module] = _Begun(weakref.ref(trainer), attributes, buffers, looks, at_first)
 
     def leave(self) -> None:
         """Remember how a fit leaves it: what is another between this one and the next was changed by the reader."""
@@ -135,6 +145,8 @@ class _Begun:
     attributes: dict[str, Any]
     buffers: dict[str, Tensor]
     looks: dict[str, Any]
+    at_first: dict[str, Any]
+    """The looks of when the module's first run began."""
     left: dict[str, Any] = field(default_factory=dict)
 
     def take_over(self, attributes: PlainAttributes, pl_module: LightningModule) -> dict[str, Any]:
@@ -143,11 +155,12 @@ class _Begun:
         Returns how it all looks now.
         """
         now = _looks_of(attributes, pl_module)
-        changed = {name for name, look in now.items() if name in self.left and look != self.left[name]}
-        if changed:
+        changed = {name for name, look in now.items() if name not in self.left or look != self.left[name]}
+        if self.left and changed:
             self.attributes |= {name: one for name, one in attributes.copies().items() if name in changed}
             self.buffers |= {name: one for name, one in _copies_of_buffers(pl_module).items() if name in changed}
             self.looks |= {name: now[name] for name in changed}
+            self.at_first |= {name: now[name] for name in changed}
         return now
 
 

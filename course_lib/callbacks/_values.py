@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import zlib
 from collections import Counter, OrderedDict, defaultdict, deque
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
 import numpy as np
@@ -25,6 +25,7 @@ LARGEST_ARRAY = 100_000
 LONGEST = 1_000
 """Of a container, with all that is in those within it: it is read through before each window, too."""
 DICTS = (dict, OrderedDict, Counter, defaultdict)
+DICT_NAMES = tuple(kind.__name__ for kind in DICTS)
 NOTES = (list, set, *DICTS)
 CONTAINERS = (list, tuple, set, deque, *DICTS)
 
@@ -46,9 +47,9 @@ def can_be_looked_at(value: Any) -> bool:
 
 
 def _is_of_numbers(value: Any) -> bool:
-    """A tensor without a graph, or a NumPy array or number that torch has a type for."""
+    """A tensor behind no graph, or a NumPy array or number that torch has a type for."""
     if isinstance(value, Tensor):
-        return type(value) is Tensor and value.layout is torch.strided and not value.requires_grad
+        return type(value) is Tensor and value.layout is torch.strided and (value.is_leaf or not value.requires_grad)
     if isinstance(value, np.generic):
         return _torch_has(value.dtype)
     return type(value) is np.ndarray and _torch_has(value.dtype) and value.size <= LARGEST_ARRAY
@@ -70,7 +71,7 @@ def look_of(value: Any) -> Any:
     head = head_of(value)
     if len(value) > LONGEST:
         return head
-    level = [*value.keys(), *value.values()] if isinstance(value, dict) else value
+    level = [*value.keys(), *value.values()] if isinstance(value, dict) else tuple(value)
     if AT_ONCE.issuperset(map(type, level)):
         return Look((*head, *level))
     try:
@@ -98,6 +99,16 @@ def holds_results(container: Any) -> bool:
         return any(isinstance(one, Tensor) for one in container)  # with a graph
 
 
+def tensors_only(value: Any) -> bool:
+    """Whether it is a tensor that can be kept, or a list or tuple of such."""
+    tensors = value if type(value) in (list, tuple) else (value,)
+    return bool(tensors) and all(isinstance(one, Tensor) and _is_of_numbers(one) for one in tensors)
+
+
+def shapes_of(value: Any) -> set[torch.Size]:
+    return {one.shape for one in (value if type(value) in (list, tuple) else (value,))}
+
+
 def why_not_kept(value: Any) -> str:
     """What it is, where it is too large or holds something else; else ``""``."""
     if isinstance(value, Tensor):
@@ -117,15 +128,16 @@ def _within(container: Any) -> Iterator[Any]:
     Raises:
         _NotKept: It is too long, or holds something else.
     """
-    left, count = [container], 0
+    left, count, numbers = [container], 0, 0
     level: Collection[Any]
     while left:
         one = left.pop()
-        level = [*one.keys(), *one.values()] if isinstance(one, dict) else one
+        level = [*one.keys(), *one.values()] if isinstance(one, dict) else tuple(one)  # a thread may go on filling it
         count += len(level)
-        if count > LONGEST:
+        numbers += sum(value.size for value in level if type(value) is np.ndarray)
+        if count > LONGEST or numbers > LARGEST_ARRAY:
             raise _NotKept
-        yield Look((type(one), len(one)))
+        yield head_of(one)
         for value in level:
             if is_plain(value) or _is_of_numbers(value):
                 yield value
@@ -146,40 +158,70 @@ def copy_of(value: Any) -> Any:
     kind = type(value).__name__
     if isinstance(value, dict):
         return {"kind": kind, "items": [(copy_of(key), copy_of(one)) for key, one in value.items()]}
-    return {"kind": kind, "items": list(map(copy_of, value)), "maxlen": getattr(value, "maxlen", None)}
+    return {"kind": kind, "items": list(map(copy_of, tuple(value))), "maxlen": getattr(value, "maxlen", None)}
+
+
+def fits(own: Any, kept: Any) -> bool:
+    """Whether what :func:`copy_of` was given can stand in the place of ``own``: not in that of another length."""
+    if not isinstance(kept, dict) or "kind" not in kept or type(own) not in (list, set, deque, *DICTS):
+        return True
+    if isinstance(own, deque):
+        return own.maxlen == kept["maxlen"]
+    return isinstance(own, dict) == (kept["kind"] in DICT_NAMES) and len(own) == len(kept["items"])
 
 
 def put_value(own: Any, kept: Any, device: torch.device) -> Any:
-    """What :func:`copy_of` was given; in ``own`` itself where that is alike, as it may have another name as well."""
+    """What :func:`copy_of` was given; a tensor or an array in ``own`` itself, as it may have another name as well.
+
+    Containers are made anew: their first contents may be one thing several times, or somebody else's as well.
+    """
     if not isinstance(kept, dict):
         return kept
     if "tensor" in kept:
         return _put_tensor(own, kept["tensor"].to("cpu" if kept["on_cpu"] else device))
     if "array" in kept:
-        array = kept["array"].numpy().copy()
-        return array[()] if kept["is_number"] else array
-    if kept["kind"] in [kind.__name__ for kind in DICTS]:
-        return _put_dict(own, kept, device)
-    mine = list(own) if isinstance(own, list | tuple | deque) else []
-    mine += [None] * (len(kept["items"]) - len(mine))
-    items = [put_value(one, item, device) for one, item in zip(mine, kept["items"], strict=False)]
-    if kept["kind"] == "tuple":
-        return tuple(items)
-    if type(own).__name__ != kept["kind"] or getattr(own, "maxlen", None) != kept["maxlen"]:
-        own = deque(maxlen=kept["maxlen"]) if kept["kind"] == "deque" else set() if kept["kind"] == "set" else []
-    own.clear()
-    own.update(items) if isinstance(own, set) else own.extend(items)
-    return own
+        return _put_array(own, kept)
+    if kept["kind"] in DICT_NAMES:
+        keys = [put_value(None, key, device) for key, _ in kept["items"]]
+        mine = _once(own.get(key) if isinstance(own, dict) else None for key in keys)
+        values = [put_value(one, item, device) for one, (_, item) in zip(mine, kept["items"], strict=True)]
+        return _dict_like(own, kept["kind"], zip(keys, values, strict=True))
+    items = kept["items"]
+    mine = list(own)[: len(items)] if isinstance(own, list | tuple | deque) else []
+    mine = _once([*mine, *[None] * (len(items) - len(mine))])
+    values = [put_value(one, item, device) for one, item in zip(mine, items, strict=True)]
+    if kept["kind"] == "deque":
+        return deque(values, kept["maxlen"])
+    return {"list": list, "tuple": tuple, "set": set}[kept["kind"]](values)
 
 
-def _put_dict(own: Any, kept: dict[str, Any], device: torch.device) -> Any:
-    if not isinstance(own, dict):
-        own = OrderedDict() if kept["kind"] == "OrderedDict" else Counter() if kept["kind"] == "Counter" else {}
-    keys = [put_value(None, key, device) for key, _ in kept["items"]]
-    items = {key: put_value(own.get(key), one, device) for key, (_, one) in zip(keys, kept["items"], strict=True)}
-    own.clear()
-    own.update(items)
-    return own
+def _once(values: Iterable[Any]) -> list[Any]:
+    """Those that come once; None in the place of others, which stand for several."""
+    values = list(values)
+    times = Counter(map(id, values))
+    return [value if times[id(value)] == 1 else None for value in values]
+
+
+def _dict_like(own: Any, kind: str, items: Iterable[tuple[Any, Any]]) -> Any:
+    made: dict[Any, Any]
+    if kind == "defaultdict" and isinstance(own, defaultdict):
+        made = defaultdict(own.default_factory)
+    else:
+        made = OrderedDict() if kind == "OrderedDict" else Counter() if kind == "Counter" else {}
+    for key, value in items:  # a Counter's update() would count them
+        made[key] = value
+    return made
+
+
+def _put_array(own: Any, kept: dict[str, Any]) -> Any:
+    array = kept["array"].numpy().copy()
+    if kept["is_number"]:
+        return array[()]
+    alike = type(own) is np.ndarray and (own.shape, own.dtype) == (array.shape, array.dtype)
+    if alike and own.flags.writeable:
+        own[...] = array
+        return own
+    return array
 
 
 def _put_tensor(own: Any, value: Tensor) -> Tensor:

@@ -17,7 +17,17 @@ def holders_of_generators(trainer: Any) -> list[Any]:
 
 def data_that_draws(trainer: Trainer) -> list[Any]:
     """The datasets and the ``collate_fn`` of loaders that do not seed them for each sample."""
-    combined = COMBINED_LOADER.of(trainer.fit_loop), COMBINED_LOADER.of_set(trainer.fit_loop.epoch_loop.val_loop, None)
-    loaders = [loader for one in combined if one is not None for loader in one.flattened]
-    own = [loader for loader in loaders if not getattr(loader, "seed_samples", False)]
+    own = [loader for loader in _loaders_of(trainer) if not getattr(loader, "seed_samples", False)]
     return [getattr(loader, name, None) for loader in own for name in ("dataset", "collate_fn")]
+
+
+def orders_of(trainer: Trainer) -> list[Any]:
+    """The loaders and their samplers, whose generators decide over the order."""
+    loaders = _loaders_of(trainer)
+    samplers = [getattr(loader, name, None) for loader in loaders for name in ("sampler", "batch_sampler")]
+    return [*loaders, *samplers, *(getattr(sampler, "sampler", None) for sampler in samplers)]
+
+
+def _loaders_of(trainer: Trainer) -> list[Any]:
+    combined = COMBINED_LOADER.of(trainer.fit_loop), COMBINED_LOADER.of_set(trainer.fit_loop.epoch_loop.val_loop, None)
+    return [loader for one in combined if one is not None for loader in one.flattened]

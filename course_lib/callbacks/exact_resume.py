@@ -41,7 +41,7 @@ from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import finders_of, load_in_its_precision, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_what_is_in_no_state
 from course_lib.callbacks._waiting import warn_of_an_epochs_start, warn_of_what_has_not_run, what_waits
-from course_lib.callbacks._who_draws import data_that_draws, holders_of_generators
+from course_lib.callbacks._who_draws import data_that_draws, holders_of_generators, orders_of
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd
 
 
@@ -183,7 +183,8 @@ class ExactResume(Callback):
         self._held.look_at(pl_module, holders_of_generators(trainer))
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._held.look_at(pl_module, holders_of_generators(trainer), data_that_draws(trainer))
+        holders = holders_of_generators(trainer)
+        self._held.look_at(pl_module, holders, data_that_draws(trainer), orders_of(trainer))
         _refused_runs.refuse_loaders(trainer)
         _refused_runs.refuse_windows_of_evaluations(trainer)
         self.go_on(trainer, pl_module)

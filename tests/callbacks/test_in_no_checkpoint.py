@@ -201,6 +201,33 @@ class KeepsState(Plain):
         return sum(super(KeepsState, self).loss(*batch) for batch in self.last) * moved.item()
 
 
+class BeginsAlike(Plain):
+    """In places that are one thing at first; and an array and a tensor that have another name."""
+
+    def __init__(self):
+        super().__init__()
+        zero = torch.zeros(1)
+        self.last, self.pair = deque([zero] * 4, maxlen=4), (zero, zero)
+        self.means, self.lists = dict.fromkeys("ab", torch.zeros(1)), [[0.0, 0.0]] * 3
+        self.weights = np.ones(3)
+        self.first_two = self.weights[:2]
+        self.log_alpha = torch.zeros(1, requires_grad=True)
+
+    def loss(self, x, y):
+        loss = super().loss(x, y)
+        self.last.append(loss.detach().view(1))
+        self.pair = (self.pair[0] * 0.5 + loss.detach(), self.pair[1] + 1)
+        self.means["a"] = self.means["a"] * 0.5 + loss.detach()
+        self.lists[0] = [self.lists[0][0] + 1, 0.0]
+        self.weights *= 0.9
+        moved = sum(self.last) + sum(self.pair) + self.means["a"] + self.means["b"]
+        moved = moved + sum(map(sum, self.lists)) + self.first_two.sum()
+        return (loss * moved.item() * self.log_alpha.exp() - self.log_alpha).sum()
+
+    def configure_optimizers(self):
+        return torch.optim.AdamW([*self.net.parameters(), self.log_alpha], 0.05)
+
+
 class Lookahead(torch.optim.SGD):
     """As many write one: slow weights, and a count of steps, beside its state."""
 
@@ -233,7 +260,7 @@ class DrawsByItsClass(Plain):
 
 
 @pytest.mark.parametrize("windows", [1, 4])
-@pytest.mark.parametrize("kind", [KeepsState, WithLookahead, DrawsByItsClass])
+@pytest.mark.parametrize("kind", [KeepsState, BeginsAlike, WithLookahead, DrawsByItsClass])
 def test_state_in_containers_optimizers_and_classes_goes_on(kind, windows, tmp_path):
     def fit_anew(folder, **arguments):
         DrawsByItsClass.generator = np.random.default_rng(3)  # as in a new process
@@ -243,6 +270,60 @@ def test_state_in_containers_optimizers_and_classes_goes_on(kind, windows, tmp_p
     whole = fit_anew(tmp_path / "whole", saves=saves)
     for path in (tmp_path / "whole").glob("*.ckpt"):
         assert same(state_of(whole), state_of(fit_anew(tmp_path / "on", checkpoint=path))), path.name
+
+
+def test_a_container_of_another_length_stays_as_the_new_run_has_it(tmp_path):
+    def moves(trainer, module, *_):
+        module.weights[0] += 1.0
+
+    def fit_with(classes, **arguments):
+        module = Plain()
+        module.weights = [1.0] * classes
+        return fit(tmp_path, ExactResume(), LambdaCallback(on_train_batch_end=moves), module=module, **arguments)
+
+    fit_with(2, max_epochs=1)
+    assert fit_with(2, checkpoint=tmp_path / "step=4.ckpt", max_epochs=1).weights == [7.0, 1.0]
+    with pytest.warns(UserWarning, match="this run begins with one of another length, which stays as it is"):
+        assert len(fit_with(3, checkpoint=tmp_path / "step=4.ckpt", max_epochs=1).weights) == 3
+
+
+def test_settings_of_an_optimizer_of_ones_own_are_those_of_the_new_run(tmp_path):
+    class Own(torch.optim.SGD):
+        def __init__(self, params, rates):
+            super().__init__(params, 0.05)
+            self.rates, self.scale, self.all_params = rates, torch.tensor(rates[0]), self.param_groups[0]["params"]
+
+    class With(Plain):
+        def configure_optimizers(self):
+            return Own(self.net.parameters(), self.rates)
+
+    for rates, checkpoint in (([0.5], None), ([0.1], tmp_path / "step=4.ckpt")):
+        module = With()
+        module.rates = rates
+        fit(tmp_path, ExactResume(), module=module, checkpoint=checkpoint, max_epochs=1)
+        optimizer = module.optimizers().optimizer
+        assert (optimizer.rates, optimizer.scale.item()) == (rates, pytest.approx(rates[0]))
+
+
+def test_what_a_first_fit_has_moved_is_in_the_checkpoints_of_a_second_one(tmp_path):
+    def counted(*, until=None):
+        def moves(trainer, module, *_):
+            module.moved += 1
+            if module.moved == until:
+                raise KeyError("the fit is over")
+
+        return LambdaCallback(on_train_batch_end=moves)
+
+    module, epoch = Plain(), len(loader())
+    module.moved = 0
+    fit(tmp_path / "first", ExactResume(), counted(), module=module, max_epochs=1)
+    with pytest.raises(KeyError):
+        fit(tmp_path / "second", ExactResume(), counted(until=epoch + 3), module=module, max_epochs=1)
+    again = Plain()
+    again.moved = 0
+    checkpoint = tmp_path / "second" / "step=2.ckpt"
+    fit(tmp_path / "on", ExactResume(), counted(), module=again, checkpoint=checkpoint, max_epochs=1)
+    assert again.moved == 2 * epoch
 
 
 def test_a_list_that_grows_is_a_note_of_this_process(tmp_path):
