@@ -286,7 +286,7 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         if journal_of_it.end == CUT:
             moved = ["the script does not come to its end"]
         elif journal_of_it.end in (FAILED, REFUSED):
-            moved = ["the script ends there"]
+            moved = [] if _only_guards_a_division(asked.place, journal_of_it) else ["the script ends there"]
         if moved:
             notes.append(
                 f"These counts hold while {asked.place} goes on answering {answers}; with the other answer: "
@@ -296,6 +296,12 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         places = [one.place for one in others.unplayed]
         notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played")
     return notes
+
+
+def _only_guards_a_division(place: str, turned: Journal) -> bool:
+    """Whether a line asks so that it need not divide by 0, as it does where it is answered the other way round."""
+    file, _, line = place.partition(",")[0].rpartition(":")
+    return "ZeroDivisionError" in turned.says and f"  {Path(file).name}, line {line}:" in turned.says
 
 
 def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:

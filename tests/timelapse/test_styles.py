@@ -793,3 +793,14 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
         assert f"while train.py:{line} goes on answering False (8 times); with the other answer: " in notes
     others = ", ".join(f"train.py:{line}" for line in range(first + 4, first + len(stops)))
     assert f"What the script does with another answer in {others} was not played" in notes
+
+
+def test_a_line_that_asks_so_that_it_need_not_divide_by_0_is_no_news(tmp_path: Path):
+    loop = IN_TURNS.replace(
+        "loss_of(number % 2, batch).backward()", "loss = loss_of(0, batch)\n        loss.backward()"
+    )
+    guard = "    many = (loss > 99).sum().item()\n    share = 1 / many if many else 0.0\n"
+    elsewhere = "    if many:\n        raise ValueError(many)\n"
+    assert not any("answering" in note for note in report_of(tmp_path, f"{HEAD}{loop}{guard}").notes)
+    notes = report_of(tmp_path, f"{HEAD}{loop}{guard}{elsewhere}").notes
+    assert [note.rpartition(": ")[2] for note in notes if "answering" in note] == ["the script ends there"]
