@@ -80,7 +80,7 @@ class ResumableDataLoader(DataLoader[Any]):
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
     order has this index), and before ``collate_fn`` from (seed, epoch, number of the batch in the epoch over all
     ranks). So are generators that the dataset, its transforms and their code hold (``self.rng =
-    np.random.default_rng(0)``, albumentations' own), whatever they were seeded by; two that began alike draw alike.
+    np.random.default_rng(0)``), whatever they were seeded by; two that began alike draw alike.
     So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any number of
     kills, and the generators of the main process are not moved. Within an epoch no two samples get the same seed (of
     the first 2**32; those that come again meet one by chance, in 2**32). What it does not reach:
