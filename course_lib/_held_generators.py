@@ -202,17 +202,19 @@ class ModulesGenerators:
 
     def __init__(self) -> None:
         self._held: list[tuple[Any, int]] = []
+        self._seen: dict[int, tuple[Any, int]] = {}  # with the generators, so that no other one gets their ids
 
     def look_at(
         self, module: nn.Module, others: Iterable[Any], data: Sequence[Any] = (), orders: Sequence[Any] = ()
     ) -> None:
         """Take those of this module, and of ``others`` and datasets, in the place of another one's; none that the
         ``orders`` go by, which are loaders and samplers."""
-        known = {id(one): first for one, first in self._held}
         held = [*held_within(*module.modules(), *others), *held_within(data, in_data=True)]
         known_orders = {id(one) for one in held_by(*orders)}
         held = [one for one in {id(one): one for one in held}.values() if id(one) not in known_orders]
-        self._held = [(one, known[id(one)] if id(one) in known else _number_of(one)) for one in held]
+        for one in held:
+            self._seen.setdefault(id(one), (one, _number_of(one)))
+        self._held = [self._seen[id(one)] for one in held]
 
     def seed(self, *entropy: int) -> None:
         """Seed each by these non-negative integers, and by how it was seeded at first."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -50,7 +51,19 @@ def is_expanded(tensor: Tensor) -> bool:
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
 
 
-def version_of(tensor: Tensor) -> tuple[int, int]:
+class _This:
+    """A tensor by itself, and not by its numbers or its place, which a later one may have: equal while it lives."""
+
+    def __init__(self, tensor: Tensor) -> None:
+        self._tensor = weakref.ref(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and self._tensor() is not None and self._tensor() is other._tensor()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+def version_of(tensor: Tensor) -> tuple[Any, ...]:
     """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
     place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
-    return place, -1 if tensor.is_inference() else tensor._version
+    return _This(tensor), place, -1 if tensor.is_inference() else tensor._version

@@ -127,8 +127,7 @@ def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool, under_way:
         progress.total.completed -= 1
         progress.current.completed = progress.current.processed
     if (waits or under_way) and every != math.inf:  # on other ranks this epoch had another number of batches
-        over_epochs = trainer.check_val_every_n_epoch is None
-        trainer.val_check_batch = 1 + (epoch_loop.total_batch_idx if over_epochs else epoch_loop.batch_idx)
+        _have_a_validation_due(trainer)
     if not VALIDATION_IS_DUE.of(epoch_loop)(DATA_FETCHER.of(fit_loop)):
         trainer.val_check_batch = every
         progress.load_state_dict(as_lightning_counts)
@@ -144,8 +143,32 @@ def end_the_epoch_by_its_validation(trainer: Trainer, *, waits: bool, under_way:
     return every
 
 
+def keep_the_validation_that_ended(trainer: Trainer) -> float | None:
+    """Where a checkpoint was saved behind the validation at an epoch's end: let Lightning find that validation again.
+
+    It asks whether one is due behind the batches that were read. By the next epoch's ``val_check_batch`` (a share of
+    more batches) it may not be; then Lightning would train batches of the epoch that has had all of them.
+
+    Returns:
+        Where the checkpoint is such a one, the ``val_check_batch`` that the Trainer has from the next epoch on.
+    """
+    epoch_loop, every = trainer.fit_loop.epoch_loop, trainer.val_check_batch
+    ended = epoch_loop.batch_progress.is_last_batch and not epoch_loop.restarted_on_train_batch_end
+    over = trainer.fit_loop.restarted_mid_epoch and ended
+    if not over or every is None:  # None: validations go by the clock
+        return None
+    if every != math.inf:
+        _have_a_validation_due(trainer)
+    return every
+
+
+def _have_a_validation_due(trainer: Trainer) -> None:
+    epoch_loop, over_epochs = trainer.fit_loop.epoch_loop, trainer.check_val_every_n_epoch is None
+    trainer.val_check_batch = 1 + (epoch_loop.total_batch_idx if over_epochs else epoch_loop.batch_idx)
+
+
 def validate_as_before(trainer: Trainer, every: float) -> None:
-    """Behind ``end_the_epoch_by_its_validation``, which gave ``every``; the next epoch has a length of its own."""
+    """Behind the two that gave ``every``; the next epoch has a length of its own."""
     if SKIP_BACKWARD.of(trainer.fit_loop) or not count_batches_between_validations(trainer):
         trainer.val_check_batch = every
 

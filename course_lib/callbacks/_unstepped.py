@@ -129,7 +129,7 @@ class Unstepped:
             some = torch.stack([one[place] for one in named.values() for place in _places(one)]).view(-1, 3)
             numbers = (map(str, three) for three in some.tolist())
             # Through .data a parameter moves without a new version.
-            looks |= {name: (*version_of(one), *next(numbers)) for name, one in named.items()}
+            looks |= {name: (*version_of(self._parameters[name]), *next(numbers)) for name in named}
         return looks
 
 

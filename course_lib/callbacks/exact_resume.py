@@ -306,11 +306,13 @@ class ExactResume(Callback):
         waits, under_way = (self._loaded.get(name, False) for name in ("validation_waits", "within_validation"))
         self._validates_every = _progress.end_the_epoch_by_its_validation(trainer, waits=waits, under_way=under_way)
         epoch_ends = self._validates_every is not None
+        if not epoch_ends:
+            self._validates_every = _progress.keep_the_validation_that_ended(trainer)
         if is_over:
             self._metrics.see_again(trainer)
         self._refuse(trainer, self._metrics.why_refused(trainer))
         _metrics.make_the_validation_that_was_due(trainer, under_way)
-        warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=epoch_ends)
+        warn_of_what_has_not_run(trainer, self._loaded, epoch_ends=self._validates_every is not None)
         warn_of_an_epochs_start(trainer, batches)
         warn_of_buffers_of_other_ranks(trainer)
         # A checkpoint of the next epoch is set back to a window's start behind all that.

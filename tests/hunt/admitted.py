@@ -23,9 +23,9 @@ def _pieces_of_one_kind(run: DrawnRun) -> DrawnRun:
         run = replace(run, same_objects=False)
     if run.precision and run.average:
         run = replace(run, same_objects=False)  # an average that is made of a converted module is in its precision
-        # And a validation rounds it: a resume's sanity check is one more.
+        # And a validation rounds it: a resume's sanity check is one more, and so is one that comes again.
         run = replace(run, beside=tuple(dict.fromkeys((*run.beside, "no sanity check"))))
-        for place in ("validation", "within validation"):
+        for place in ("validation", "within validation", "epoch end"):
             run = replace(run, kills=tuple(_at(kill, place, "end") for kill in run.kills))
     return replace(run, groups=run.groups and run.optimizer != "LBFGS")
 

@@ -106,7 +106,8 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
         was_over = not _trained(stopped_folder, len(ranks_of_lives) - 1, ranks_of_lives[-1])
         cut_short = run.max_steps != -1 or (was_over and run.stops_early != "")
         _leave_out_the_last_epochs_end(whole, end, was_over, cut_short)
-        if was_over:
+        # A step that is skipped puts them back to before its own forward pass.
+        if was_over or run.bad_sample is not None:
             _leave_out_the_other_ranks_statistics(whole[1:] + end[1:])
         # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
         # ends one callback's hook of an epoch's end leaves out those of the others.

@@ -26,6 +26,13 @@ FOUND = {
     "the same with sizes that follow a schedule, and a module that asks for its length": DrawnRun(
         samples=2, batch_size=1, sized=True, asks_length=True, stops_early="val", kills=(Kill(1, "validation"),)
     ),
+    # By the next epoch's number of batches no validation was due there, and batches of the ended epoch were trained.
+    "a checkpoint behind the last of an epoch's validations, and more batches in the next epoch": DrawnRun(
+        samples=9, sized=True, val_check_interval=0.5, saves="validation", kills=(Kill(4, "forward"),)
+    ),
+    "the same with one rank more": DrawnRun(
+        samples=28, val_check_interval=0.5, ranks=(1, 2), saves="validation", kills=(Kill(15, "forward"),)
+    ),
     # It was refused: the schedule goes by that validation.
     "the same with a ReduceLROnPlateau and an epoch that is cut": DrawnRun(
         samples=5, batch_size=1, sized=True, schedule="plateau", limit_train_batches=2, kills=(Kill(1, "validation"),)
