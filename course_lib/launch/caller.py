@@ -63,7 +63,7 @@ def run_ranks(
         fn: Any callable; what it and its classes need of a notebook's or script's globals travels along, as a copy.
         world_size: Number of ranks.
         args: Passed to ``fn`` after the rank.
-        timeout: Seconds that ``fn`` may take on all ranks together.
+        timeout: Seconds until ``fn`` must have returned on every rank.
         backend: ``"auto"``: NCCL with one GPU for each rank where there are enough GPUs, else gloo on CPUs, with the
             GPUs hidden from the ranks so that ``accelerator="auto"`` agrees. ``"nccl"``. ``"gloo"``: the GPUs stay
             visible, so that ranks may share one; a Trainer inside then takes them unless it has ``accelerator="cpu"``.

@@ -66,6 +66,10 @@ class EpochBatchSampler(ABC):
     it is, so that ``overfit_batches`` does not stop its shuffling: make it with ``shuffle=False``, or read it through
     a ``ResumableDataLoader``. (``course_lib.callbacks.ExactResume`` refuses such a run.)
 
+    A Trainer that is resumed with a plain ``DataLoader`` with workers calls ``set_epoch`` when they have begun to draw
+    the first epoch, and so trains that epoch in the order of epoch 0: read the sampler through a
+    ``ResumableDataLoader``, or give the Trainer an ``ExactResume``.
+
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
 

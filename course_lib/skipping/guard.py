@@ -91,7 +91,7 @@ class StepGuard:
 
     Attributes:
         attempts: Steps tried: updates and skips.
-        updates: Steps that changed the parameters.
+        updates: Steps that were made.
         skipped: ``attempts - updates``.
 
     Raises:
