@@ -3,7 +3,7 @@
 A loader says neither when a worker began a batch nor how long the training step stood still for it. So workers and
 prefetching are added by trial, where one measured epoch would say which side is the slow one.
 The rule: *the slower side sets the pace, workers / load_s or 1 / compute_s; prefetching evens out what varies, and
-raises no side's own pace.*
+makes no load and no step faster.*
 
     >>> [round(predict_throughput(load_s=0.02, compute_s=0.01, workers=workers)) for workers in range(4)]
     [33, 50, 100, 100]

@@ -12,9 +12,8 @@ from torch.autograd.graph import saved_tensors_hooks
 def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -> int:
     """Call ``forward()`` and count the bytes that its graph saves, each storage once.
 
-    The part of a step's memory that grows with the batch: ``const + c · batch_size`` where no operation compares
-    the samples of a batch with each other, so that two calls give both. Saved inputs count, the parameters and buffers
-    of ``model`` don't. Works under fake tensors.
+    What of a step's memory grows with the batch: mostly ``const + c · batch_size``, so two calls give both. Saved
+    inputs count, the parameters and buffers of ``model`` don't. Works under fake tensors.
 
     >>> import torch
     >>> saved_bytes(lambda: torch.ones(4, 10, requires_grad=True).exp())    # exp keeps its output

@@ -70,7 +70,7 @@ BARE_NEXT = (
 
 
 def _fault_of_results(prefetched: Any) -> str | None:
-    for number, ahead in ((0, 2), (1, 2), (6, 2), (6, 1), (50, 4)):
+    for number, ahead in ((0, 2), (1, 2), (6, 2), (6, 1), (50, 4), (30, 12)):
         observed = _observed(prefetched, number, ahead)
         results, drawn_at = observed.results, observed.drawn_at
         setting = f"{number} tasks, {ahead} ahead: "
@@ -159,7 +159,7 @@ def _fault_of_errors(prefetched: Any) -> str | None:
     return None
 
 
-SPECIAL_ERRORS = ((2, FileNotFoundError), (3, TimeoutError), (2, IndexError))
+SPECIAL_ERRORS = ((2, FileNotFoundError), (3, TimeoutError), (2, IndexError), (1, ConnectionError))
 """By how many are ahead: what somebody may take for no error."""
 ERRORS = "The results before it come first, then its error is raised: whoever swallows it trains on fewer samples."
 

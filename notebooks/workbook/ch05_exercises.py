@@ -97,7 +97,8 @@ def _wrong_steps(
 
 
 def _any_loader(drawn: random.Random) -> dict[str, Any]:
-    batch_size, k = drawn.choice([1, 2, 3, 8, drawn.randint(1, 20)]), drawn.choice([1, 2, 4, 150, drawn.randint(1, 9)])
+    batch_size = drawn.choice([1, 2, 3, 8, drawn.randint(1, 20)])
+    k = drawn.choice([1, 2, 4, 150, 10**6, drawn.randint(1, 9)])
     world_size = drawn.choice([1, 2, 3, drawn.randint(1, 9)])
     at_a_border = batch_size * k * world_size * drawn.randint(0, 4) + drawn.randint(-3, 3)
     return dict(
@@ -156,6 +157,13 @@ def _wrong_horizons(num_batches: int, accumulate_grad_batches: int, epochs: int)
     }
 
 
+def _any_schedule(drawn: random.Random) -> dict[str, Any]:
+    k = drawn.choice([drawn.randint(1, 9), drawn.randint(10, 64), 10**6])
+    at_a_border = max(1, k * drawn.randint(1, 3) + drawn.randint(-1, 1))
+    num_batches = drawn.choice([at_a_border, drawn.randint(1, 200)])
+    return dict(num_batches=num_batches, accumulate_grad_batches=k, epochs=drawn.randint(1, 9))
+
+
 schedule_horizon = Exercise(
     "horizon",
     solution=lambda num_batches, accumulate_grad_batches, epochs: (
@@ -168,11 +176,7 @@ schedule_horizon = Exercise(
         dict(num_batches=3, accumulate_grad_batches=4, epochs=5),
     ],
     misconceptions=_wrong_horizons,
-    search=lambda drawn: dict(
-        num_batches=drawn.randint(1, 200),
-        accumulate_grad_batches=drawn.choice([drawn.randint(1, 9), drawn.randint(10, 64)]),
-        epochs=drawn.randint(1, 9),
-    ),
+    search=_any_schedule,
 )
 
 max_steps_on_four_ranks = Exercise(

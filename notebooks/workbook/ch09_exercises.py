@@ -91,7 +91,7 @@ def _drawn_resume(generator: Random) -> dict[str, int]:
         num_samples=num_samples,
         epochs_later=generator.randint(0, 3),
         batch_size=generator.choice([1, generator.randint(1, 9)]),
-        k=generator.choice([1, generator.randint(1, 5)]),
+        k=generator.choice([1, 1000, generator.randint(1, 5)]),
         ranks=generator.choice([1, 2, generator.randint(1, 7)]),
     )
 

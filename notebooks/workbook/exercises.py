@@ -26,6 +26,9 @@ SEARCHED = 200
 """So many cases are drawn at random, where an exercise says nothing else."""
 AGREE_IN = 10
 """An answer that fails in drawn cases is a misconception if it returns the same in so many of them."""
+LOOKED_BACK = 8
+"""So many of the last results are looked at again after a call."""
+ONE_RESULT = "But it changes a result that it has returned before: make a new one in each call."
 
 
 class NotSolved(AssertionError):
@@ -70,15 +73,16 @@ class Exercise:
         elif isinstance(answer, Iterator):
             answer = list(itertools.islice(answer, MANY))  # it can be read once, and there may be several cases
         printed: list[str] = []
+        returned: list[tuple[Any, Any]] = []
         running = self.cases[0]
         try:
             with put_back(), ended_after(self.seconds):
                 for number, running in enumerate(self.cases, start=1):
-                    if fault := self._fault(answer, running, printed):
+                    if fault := self._fault(answer, running, printed, returned):
                         self._tell(fault, answer, self.cases[:number])
                 failed = []
                 for running in self._drawn():
-                    if fault := self._fault(answer, running, printed):
+                    if fault := self._fault(answer, running, printed, returned):
                         failed.append(fault)
                 if failed:
                     failed.sort(key=lambda fault: len(repr(fault.case)))
@@ -102,8 +106,11 @@ class Exercise:
             for _ in range(self.searched):
                 yield self.search(generator)
 
-    def _fault(self, answer: Any, case: dict[str, Any], printed: list[str]) -> _Fault | None:
-        """Of the answer in one case; what it printed is added to ``printed``."""
+    def _fault(
+        self, answer: Any, case: dict[str, Any], printed: list[str], returned: list[tuple[Any, Any]]
+    ) -> _Fault | None:
+        """Of the answer in one case. What it printed is added to ``printed``, and what it made, with a copy, to
+        ``returned``."""
         expected = self._call(self.solution, case).value
         try:
             seen = self._call(answer, case)
@@ -124,6 +131,10 @@ class Exercise:
             return _Fault(case, f"should be {expected!r}, got {got!r}.", got)
         if seen.changed:
             return _Fault(case, f"returns what it should. {seen.changed}")
+        if any(not _same(value, kept) for value, kept in returned[-LOOKED_BACK:]):
+            return _Fault(case, f"returns what it should. {ONE_RESULT}")
+        if isinstance(seen.value, list | dict):
+            returned.append((seen.value, copy.deepcopy(seen.value)))
         return None
 
     def _tell(self, fault: _Fault, answer: Any, seen: Sequence[dict[str, Any]]) -> NoReturn:

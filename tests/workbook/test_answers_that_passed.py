@@ -46,6 +46,13 @@ def batches_that_draw(samples, batch_size, order, drop_last):
             yield [samples[i] for i in part]
 
 
+def batches_in_one_list(samples, batch_size, order, drop_last, out=[]):  # noqa: B006
+    out[:] = [[samples[i] for i in part] for part in cut(order, batch_size)]
+    if drop_last and out and len(out[-1]) < batch_size:
+        out.pop()
+    return out
+
+
 def windows_that_pop(micro_batches, k):
     while micro_batches:
         window = [micro_batches.pop(0) for _ in range(min(k, len(micro_batches)))]
@@ -126,6 +133,25 @@ def trying_again(fetch, tasks, ahead):
             yield result
 
 
+def of_at_most_8(fetch, tasks, ahead):
+    for future in fetching._oldest_first(fetch, tasks, min(ahead, 8)):
+        yield future.result()
+
+
+def trying_again_after(kind):
+    def answer(fetch, tasks, ahead):
+        def fetch_twice(task):
+            try:
+                return fetch(task)
+            except kind:
+                return fetch(task)
+
+        for future in fetching._oldest_first(fetch_twice, tasks, ahead):
+            yield future.result()
+
+    return answer
+
+
 def leaving_out(*kinds):
     def answer(fetch, tasks, ahead):
         for future in fetching._oldest_first(fetch, tasks, ahead):
@@ -173,6 +199,10 @@ LOSS = "\n        loss = out.square().mean()"
 ITEM = "with torch.no_grad(): loss = model(batch).square().mean().item()"
 
 
+def horizon_rounded_by_0_99(num_batches, accumulate_grad_batches, epochs):
+    return int(num_batches / accumulate_grad_batches + 0.99) * epochs
+
+
 def from_zero_on(model, batches):
     losses, worst, largest = [], None, 0.0
     for number, batch in enumerate(batches):
@@ -207,6 +237,7 @@ def asking_the_device(run, limit, usual):
     ("exercise", "answer", "message"),
     [
         (ch01.by_hand, batches_that_pop, "changes `order`, which is its caller's"),
+        (ch01.by_hand, batches_in_one_list, "changes a result that it has returned before"),
         (ch01.by_hand, batches_that_draw, "Python's global generator is not as it was"),
         (ch01.padded, ch01._OneBuffer(), "Each batch needs memory of its own"),
         (ch01.padded, lambda words: ch01._padded(words, width=min(12, max(map(len, words)))), "Letters are lost"),
@@ -229,6 +260,8 @@ def asking_the_device(run, limit, usual):
         (ch02.bucket_batches, samples_of_the_epoch_alone, "seed 1 has the batches of seed 0, in another order"),
         (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
         (fetching.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, of_at_most_8, "30 tasks, 12 ahead: when result 0 came, 9 tasks had been drawn, not 13"),
+        (fetching.prefetched, trying_again_after(ConnectionError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(FileNotFoundError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(TimeoutError), "whoever swallows it trains on fewer samples"),
         (streams.share, lines_that(lambda lines: itertools.islice(lines, 9_999)), "20,000 lines, 2 workers"),
@@ -275,6 +308,7 @@ def asking_the_device(run, limit, usual):
         (ch04.applied_gradients, windows_that_pop, "changes `micro_batches`, which is its caller's"),
         (ch04.applied_gradients, windows_by_identity, "should be ["),
         (ch05.steps_per_epoch, lambda **case: mock.ANY, "should be 2, got <ANY>"),
+        (ch05.schedule_horizon, horizon_rounded_by_0_99, "accumulate_grad_batches=1000000"),
     ],
 )
 def test_what_passed_is_refused(exercise, answer, message):
