@@ -17,6 +17,7 @@ import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
 from course_lib._fingerprints import fingerprint
+from course_lib._tensors import version_of
 from course_lib._words import counted, in_a_line, plural
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.preflight.runs.run import Batch, TrainingRun, seed_as_another_process
@@ -247,7 +248,7 @@ def _values(dataset: Any) -> dict[str, Any]:
     for name, value in vars(dataset).items():
         if isinstance(value, torch.Tensor):
             if not value.is_shared():
-                values[name] = (id(value), value._version)
+                values[name] = version_of(value)
         elif isinstance(value, np.ndarray):
             if value.nbytes < 1 << 20:
                 values[name] = value.tobytes()
