@@ -38,7 +38,8 @@ def _own_code(run: DrawnRun) -> DrawnRun:
         run = _without_code(run, "returns None")
     if run.goes_by_metrics:  # what a torchmetrics.Metric had gathered is in no checkpoint
         run = _without_code(run, "keeps a metric")
-    dies_ahead = run.saves == "an exception" and any(kill.place == "end" for kill in run.kills)
+    of_exceptions = run.saves == "an exception" or "a checkpoint of an exception" in run.beside
+    dies_ahead = of_exceptions and any(kill.place == "end" for kill in run.kills)
     if run.saves == "by hand" or dies_ahead:  # ahead of the module's own hook, which a resume warns of
         run = _without_code(run, "averages", "draws", "logs")
     return run
