@@ -213,7 +213,8 @@ class ModulesGenerators:
         known_orders = {id(one) for one in held_by(*orders)}
         held = [one for one in {id(one): one for one in held}.values() if id(one) not in known_orders]
         for one in held:
-            self._seen.setdefault(id(one), (one, _number_of(one)))
+            if id(one) not in self._seen:
+                self._seen[id(one)] = one, _number_of(one)
         self._held = [self._seen[id(one)] for one in held]
 
     def seed(self, *entropy: int) -> None:

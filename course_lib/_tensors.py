@@ -60,8 +60,6 @@ class _This:
     def __eq__(self, other: object) -> bool:
         return isinstance(other, _This) and self._tensor() is not None and self._tensor() is other._tensor()
 
-    __hash__ = None  # type: ignore[assignment]
-
 
 def version_of(tensor: Tensor) -> tuple[Any, ...]:
     """Another one where a tensor was replaced, or changed in place, but through ``.data``."""

@@ -73,7 +73,7 @@ class Exercise:
         elif isinstance(answer, Iterator):
             answer = list(itertools.islice(answer, MANY))  # it can be read once, and there may be several cases
         printed: list[str] = []
-        returned: list[tuple[Any, Any]] = []
+        returned = Returned()
         running = self.cases[0]
         try:
             with put_back(), ended_after(self.seconds):
@@ -106,11 +106,8 @@ class Exercise:
             for _ in range(self.searched):
                 yield self.search(generator)
 
-    def _fault(
-        self, answer: Any, case: dict[str, Any], printed: list[str], returned: list[tuple[Any, Any]]
-    ) -> _Fault | None:
-        """Of the answer in one case. What it printed is added to ``printed``, and what it made, with a copy, to
-        ``returned``."""
+    def _fault(self, answer: Any, case: dict[str, Any], printed: list[str], returned: Returned) -> _Fault | None:
+        """Of the answer in one case. What it printed is added to ``printed``, and what it made to ``returned``."""
         expected = self._call(self.solution, case).value
         try:
             seen = self._call(answer, case)
@@ -131,10 +128,10 @@ class Exercise:
             return _Fault(case, f"should be {expected!r}, got {got!r}.", got)
         if seen.changed:
             return _Fault(case, f"returns what it should. {seen.changed}")
-        if any(not _same(value, kept) for value, kept in returned[-LOOKED_BACK:]):
+        if returned.has_changed():
             return _Fault(case, f"returns what it should. {ONE_RESULT}")
         if isinstance(seen.value, list | dict):
-            returned.append((seen.value, copy.deepcopy(seen.value)))
+            returned.add(seen.value)
         return None
 
     def _tell(self, fault: _Fault, answer: Any, seen: Sequence[dict[str, Any]]) -> NoReturn:
@@ -163,6 +160,19 @@ class Exercise:
     def _shown(self, case: dict[str, Any]) -> str:
         arguments = ", ".join(f"{name}={value!r}" for name, value in case.items())
         return f"{self.name}({arguments})"
+
+
+class Returned:
+    """What an answer has returned so far, with copies: a later call must not change it."""
+
+    def __init__(self) -> None:
+        self._with_copies: list[tuple[Any, Any]] = []
+
+    def add(self, value: Any) -> None:
+        self._with_copies.append((value, copy.deepcopy(value)))
+
+    def has_changed(self) -> bool:
+        return any(not _same(value, copied) for value, copied in self._with_copies[-LOOKED_BACK:])
 
 
 def _read_to_the_end(answer: Callable[..., Any]) -> Callable[..., Any]:
