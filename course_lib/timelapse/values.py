@@ -1,8 +1,8 @@
 """Values that the lapse holds still: where the script compares one, the line and its answer are noted.
 
-``item()`` and ``tolist()`` give numbers that survive arithmetic; a tensor that is asked whether it is true is seen as
-well. A play in which one line answers the other way round shows what hangs on it. What goes through NumPy or a text is
-not seen.
+``item()`` and ``tolist()`` give numbers that survive arithmetic; a tensor that is asked whether it is true, or equal to
+another, is seen as well. A play in which one line answers the other way round shows what hangs on it. What goes through
+NumPy or a text is not seen.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from importlib.machinery import SourceFileLoader
 from types import CodeType
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
@@ -34,6 +35,7 @@ ARITHMETIC = (
     "__rmod__ __pow__ __rpow__ __divmod__ __rdivmod__ __neg__ __pos__ __abs__ __round__"
 ).split()
 ASKING = ("isfinite", "isnan", "isinf", "isclose")
+ASKING_TENSORS = ("allclose", "equal", "is_nonzero")
 OPERATIONS = {ast.Add: "add", ast.Sub: "sub", ast.Mult: "mul", ast.Div: "truediv"}
 ORDERS = {ast.Lt: "lt", ast.LtE: "le", ast.Gt: "gt", ast.GtE: "ge"}
 REFLECTED = {"lt": "gt", "le": "ge", "gt": "lt", "ge": "le"}
@@ -189,7 +191,8 @@ class Comparisons:
         for kind, base in ((HeldFloat, float), (HeldInt, int)):
             for name in COMPARISONS:
                 setattr(kind, name, self._comparing(base, name))
-            setattr(kind, "__bool__", self._asking_itself(base))  # noqa: B010  # a play installs it, and no import
+            is_true = self._asked_by_the_script(base.__bool__)  # type: ignore[attr-defined]
+            setattr(kind, "__bool__", is_true)  # noqa: B010  # a play installs it, and no import
             for name in ARITHMETIC:
                 setattr(kind, name, _computing(base, name))
             setattr(kind, "__hash__", base.__hash__)  # noqa: B010  # goes with __eq__
@@ -213,6 +216,10 @@ class Comparisons:
             answer: bool = is_true(tensor)
             return answer if _by_torch() else self.answered(answer)
 
+        for holder in (torch, Tensor):
+            for name in ASKING_TENSORS:
+                setattr(holder, name, self._asked_by_the_script(getattr(holder, name)))
+
         @instead_of(ReduceLROnPlateau)
         def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
             self.lapse.note("ReduceLROnPlateau goes by a metric, which a play does not compute: its rates are a guess.")
@@ -226,11 +233,12 @@ class Comparisons:
 
         return asked
 
-    def _asking_itself(self, base: type) -> Any:
-        is_true = base.__bool__  # type: ignore[attr-defined]
+    def _asked_by_the_script(self, ask: Any) -> Any:
+        """Its answers to the script's own lines are noted; libraries ask much that no run hangs on."""
 
-        def asked(value: Any) -> bool:
-            answer: bool = is_true(value)
+        @functools.wraps(ask)
+        def asked(*values: Any, **options: Any) -> bool:
+            answer: bool = ask(*values, **options)
             return self.answered(answer) if self.lapse.is_own(sys._getframe(1).f_code.co_filename) else answer
 
         return asked
