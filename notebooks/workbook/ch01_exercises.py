@@ -305,7 +305,7 @@ def _as_float(accuracy: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _draw_accuracies(draw: random.Random) -> dict[str, Any]:
-    sizes = [draw.choice([1, 128, draw.randint(1, 200)]) for _ in range(draw.randint(1, 7))]
+    sizes = [draw.choice([1, 128, draw.randint(1, 200), 40_000]) for _ in range(draw.randint(1, 7))]
     return dict(correct=[draw.choice([0, size, draw.randint(0, size)]) for size in sizes], sizes=sizes)
 
 

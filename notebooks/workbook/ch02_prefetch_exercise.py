@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any, NamedTuple
+from unittest import mock
 from weakref import WeakSet
 
 from workbook.exercises import PropertyExercise
@@ -56,7 +57,8 @@ def _observed(prefetched: Any, number: int, ahead: int) -> _Observed:
 
 def _fault_of_prefetched(prefetched: Any) -> str | None:
     try:
-        return _fault_of_results(prefetched) or _fault_of_searched(prefetched) or _fault_of_errors(prefetched)
+        fault = _fault_of_results(prefetched) or _fault_of_searched(prefetched) or _fault_of_errors(prefetched)
+        return fault or _fault_of_waiting(prefetched)
     except RuntimeError as error:
         if "StopIteration" not in str(error):
             raise
@@ -141,24 +143,51 @@ KEPT = "What was given out is the caller's. A list that keeps all futures keeps 
 
 def _fault_of_errors(prefetched: Any) -> str | None:
     for ahead, kind in ((1, KeyError), (3, KeyError), (2, OSError), (2, ValueError), *SPECIAL_ERRORS):
-        results, to_raise = [], [2]
+        raised = kind("task 2")
+        results, to_raise = [], {2: raised}
 
-        def fetch(task: int, to_raise: list[int] = to_raise, kind: type[Exception] = kind) -> int:
+        def fetch(task: int, to_raise: dict[int, Any] = to_raise) -> int:
             if task in to_raise:
-                to_raise.remove(task)  # a second try would succeed
-                raise kind(f"task {task}")
+                raise to_raise.pop(task)  # a second try would succeed
             return task
 
         try:
             for result in prefetched(fetch, iter(range(6)), ahead):
                 results.append(result)
-        except kind:
+        except kind as error:
+            if error is not raised:
+                return f"where `fetch` raises for the third of 6 tasks, another {kind.__name__} came.\n{MADE_ANEW}"
             if results == [0, 1]:
                 continue
         return f"where `fetch` raises for the third of 6 tasks, {ahead} ahead, {results} came.\n{ERRORS}"
     return None
 
 
+def _fault_of_waiting(prefetched: Any) -> str | None:
+    """A fetch that takes longer than an answer waits for it, whose seconds are milliseconds here."""
+    wait = Future.result
+    longest: list[float] = []
+
+    def waited(future: Future[Any], timeout: float | None = None) -> Any:
+        longest.append(timeout or 0)
+        return wait(future, None if timeout is None else min(timeout, 0.001))
+
+    def fetch(task: int) -> int:
+        time.sleep(0.02)
+        return task
+
+    with mock.patch.object(Future, "result", waited):
+        try:
+            results = list(prefetched(fetch, iter(range(4)), 1))
+        except TimeoutError:
+            results = []
+    if results != [0, 1, 2, 3]:
+        return f"a fetch that takes longer than {max(longest, default=0):g} s ends the epoch.\n{IMPATIENT}"
+    return None
+
+
+MADE_ANEW = "An error that is made anew has lost its traceback, its cause and its attributes: let it through as it is."
+IMPATIENT = "`result()` without a timeout waits for as long as a fetch takes."
 SPECIAL_ERRORS = ((2, FileNotFoundError), (3, TimeoutError), (2, IndexError), (1, ConnectionError))
 """By how many are ahead: what somebody may take for no error."""
 ERRORS = "The results before it come first, then its error is raised: whoever swallows it trains on fewer samples."
@@ -299,6 +328,18 @@ def _without_none(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
             yield result
 
 
+def _impatient(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    for future in _oldest_first(fetch, tasks, ahead):
+        yield future.result(timeout=5)
+
+
+def _with_new_errors(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    for future in _oldest_first(fetch, tasks, ahead):
+        if (error := future.exception()) is not None:
+            raise type(error)(*error.args)
+        yield future.result()
+
+
 def _without_errors(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
     for future in _oldest_first(fetch, tasks, ahead):
         with contextlib.suppress(KeyError):
@@ -323,5 +364,7 @@ prefetched = PropertyExercise(
         KEPT: _by_list,
         FALSE_RESULTS: _without_none,
         ERRORS: _without_errors,
+        MADE_ANEW: _with_new_errors,
+        IMPATIENT: _impatient,
     },
 )

@@ -43,7 +43,7 @@ def _fault_of_share(share: Any) -> str | None:
 
 def _fault_of_many(share: Any) -> str | None:
     """What is shared out by blocks of lines is uneven behind the first of them alone."""
-    for number, workers in ((1000, 3), (777, 5), (20_000, 2)):
+    for number, workers in ((1000, 3), (777, 5), (120_000, 2)):
         infos = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)]
         read = [list(share(iter(range(number)), info)) for info in infos]
         if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number)), "lines"):

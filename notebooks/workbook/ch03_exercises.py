@@ -256,6 +256,8 @@ def _fault_of_worst(worst: Any, seen: Validated) -> str | None:
         return "`worst` is a copy of a batch, which takes as much memory as the batch. Its number tells as much."
     if isinstance(worst, Tensor):
         return f"`worst` should be a number, got a tensor: {worst}. `.item()` makes it one."
+    if isinstance(worst, float | np.floating) and worst.is_integer():
+        return f"`worst` should be {right}, got {worst!r}: a number with a point is no index. `batches[worst]` raises."
     if any(worst == number and loss == seen.losses[right] for number, loss in enumerate(seen.losses)):
         return None  # of equal losses, any
     if worst == right + 1:

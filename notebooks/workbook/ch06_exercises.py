@@ -158,6 +158,16 @@ class _SeedsGloballyByEpoch(_Dealt):
         torch.manual_seed(seed_of(self.seed, epoch))
 
 
+class _OneEpochForAll(_Dealt):
+    epoch_of_all = 0
+
+    def set_epoch(self, epoch: int) -> None:
+        type(self).epoch_of_all = epoch
+
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng([self.seed, self.epoch_of_all]).permutation(self.num_samples)
+
+
 class _CountsFloor(_Dealt):
     def __len__(self) -> int:
         return self.num_samples // (self.batch_size * self.num_replicas)
@@ -249,6 +259,10 @@ def _fault_of_orders(make: Any) -> str | None:
             return f"another process would have another order for the same (seed, epoch).\n{HASH}"
     if _order_of(make, 3, 9, 7) != here:
         return "set_epoch(9) and then set_epoch(7) do not give the order of epoch 7, to which a resume may go back."
+    one, other = (make(25, 3, 1, 0, seed=3) for _ in range(2))
+    one.set_epoch(7)
+    if _indices(other) == here:
+        return "set_epoch of one sampler moves another one as well: an attribute of the class belongs to all of them."
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
         of_circle = dict[str, int]()
@@ -282,6 +296,10 @@ def _order_of(make: Any, seed: int, *epochs: int) -> list[int]:
     sampler = make(25, 3, 1, 0, seed=seed)
     for epoch in epochs:
         sampler.set_epoch(epoch)
+    return _indices(sampler)
+
+
+def _indices(sampler: Any) -> list[int]:
     return [int(index) for batch in sampler for index in batch]
 
 
@@ -355,6 +373,7 @@ repair_a_sampler = PropertyExercise(
         "(seed 1, epoch 0) and (seed 0, epoch 10) have one order": _TenEpochsApart,
         "(seed 1000, epoch 0) and (seed 0, epoch 1) have one order": _ThousandSeedsApart,
         "is that of epoch 0, begun elsewhere": _RollsOneOrder,
+        "an attribute of the class belongs to all of them": _OneEpochForAll,
         "set_epoch seeds the global generators": _SeedsGloballyByEpoch,
         "are asked for, at least 1": _FewerSteps,
         "set_epoch has no effect": _IgnoresEpoch,

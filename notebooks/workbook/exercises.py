@@ -70,6 +70,8 @@ class Exercise:
             _require_function(self.name, answer)
         elif isinstance(self.solution, numbers.Number):
             answer = _number(self.name, answer)
+        elif self.judge is None and callable(answer):
+            raise NotSolved(f"{self.name}: the answer itself is asked for, got a function that may return it.")
         elif isinstance(answer, Iterator):
             answer = list(itertools.islice(answer, MANY))  # it can be read once, and there may be several cases
         printed: list[str] = []
