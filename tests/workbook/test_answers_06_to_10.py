@@ -452,6 +452,7 @@ def sum_and_count(scores, tags):
 
 
 WRONG = {
+    "06/1 a function": (shard_by_hand, lambda: shard_by_hand.solution),
     "06/1 a part too few": (shard_by_hand, [[3, 4], [7, 8]]),
     "06/1 the parts in reverse": (shard_by_hand, [[11, 12], [7, 8], [3, 4]]),
     "06/1 a set of each": (shard_by_hand, [{3, 4}, {7, 8}, {11, 12}]),
@@ -670,6 +671,12 @@ RIGHT = {
     "06/2 tuples, lazily": (repair_a_sampler, YieldsTuplesLazily),
     "06/2 full batches first": (repair_a_sampler, FillsBatchesFirst),
     "06/3 cycled": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch)),
+    "06/3 the number of ranks in the seed": (
+        one_order_for_all_ranks,
+        lambda batch_sampler, num_replicas, rank, epoch: dealt(
+            seeded(batch_sampler, 1000 * epoch + num_replicas), num_replicas, rank
+        ),
+    ),
     "06/3 by blocks": (one_order_for_all_ranks, by_blocks),
     "06/3 a mixed seed, an array": (one_order_for_all_ranks, with_a_mixed_seed),
     "07/1 by the text": (

@@ -264,7 +264,7 @@ def asking_the_device(run, limit, usual):
         (fetching.prefetched, trying_again_after(ConnectionError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(FileNotFoundError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(TimeoutError), "whoever swallows it trains on fewer samples"),
-        (streams.share, lines_that(lambda lines: itertools.islice(lines, 9_999)), "20,000 lines, 2 workers"),
+        (streams.share, lines_that(lambda lines: itertools.islice(lines, 59_999)), "120,000 lines, 2 workers"),
         (streams.share, lines_that(lambda lines: (line for line in lines if line[:1] != "#")), "handed on as it is"),
         (
             streams.share,
@@ -301,6 +301,7 @@ def asking_the_device(run, limit, usual):
             validation(ITEM.replace(".mean()", ".sum()"), first="n = len(batches[0])", rounded="loss / n"),
             "with 2 batches, `losses` should be",
         ),
+        (ch03.kept, validation(ITEM, worst="float(number)"), "a number with a point is no index"),
         (ch03.kept, from_zero_on, "`worst` should be 0, the number of the batch with the largest loss; got None"),
         (ch03.kept, emptying, "changes `batches`, which is its caller's"),
         (three_trials, at_most_8192, "the answer 8192 holds 81,920 bytes, and a larger batch fits"),
