@@ -309,7 +309,7 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
     if journal.end in (FAILED, REFUSED) and journal.counts()["backward passes"] > MOST_REAL:
         return
     if journal.end == FAILED:
-        cure = "\n(A play has no terminal and no input.)"
+        cure = "\n(Nobody types at a play's terminal, and what it prints goes to a file.)"
         if journal.asked_for_gpu:
             cure = (
                 "\nIt asks for a GPU, and there is none: let it use the CPU where torch.cuda.is_available() is False."

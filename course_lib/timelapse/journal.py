@@ -101,7 +101,8 @@ class Saved(NamedTuple):
 
     file: str
     states: tuple[tuple[str, str], ...]
-    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"`` or ``"scaler"``."""
+    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"number"``, a
+    whole one."""
 
 
 class Loaded(NamedTuple):

@@ -32,6 +32,9 @@ IDLE_SECONDS = 60.0
 GRACE_SECONDS = 5.0
 """Of CPU time that it may take to write the journal, once it is told to end."""
 POLL_SECONDS = 0.05
+TERMINAL_SIZE = (24, 80)
+"""Lines, and characters in each."""
+END_OF_INPUT = b"\x04"
 LOOK_SECONDS = 0.5
 """Between two looks at what it has used."""
 
@@ -168,15 +171,17 @@ class _Playing:
         arguments = tuple(map(str, asked.arguments))
         told = (asked.seconds, asked.rank, asked.flipped, os.getpid(), dict(asked.options))
         task = Task(str(path), arguments, str(self.folder), *told)
+        self.keyboard, screen = _terminal()
         with output.open("wb") as file:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", asked.stage, json.dumps(asdict(task))],
                 env=_environment(asked.ranks, asked.rank, self.folder),
-                stdin=subprocess.DEVNULL,
+                stdin=screen,
                 stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
+        os.close(screen)
         self.used, self.looked = 0.0, time.monotonic()
         self.worked = self.looked
         """When it was last seen to have used some of the CPU."""
@@ -223,10 +228,24 @@ class _Playing:
             with contextlib.suppress(psutil.Error):  # which knows a process by more than its number
                 process.kill()
         self.process.wait()
+        os.close(self.keyboard)
         written = self.folder / "given_back"
         if written.exists():
             self.given_back = pickle.loads(written.read_bytes())
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _terminal() -> tuple[int, int]:
+    """Both ends of a terminal, 80 characters wide, whose size scripts ask for; nobody types, and what is read ends."""
+    import termios  # which Windows lacks
+
+    try:
+        keyboard, screen = os.openpty()
+    except OSError:  # a container may have none
+        return os.open(os.devnull, os.O_RDWR), os.open(os.devnull, os.O_RDWR)
+    termios.tcsetwinsize(screen, TERMINAL_SIZE)
+    os.write(keyboard, END_OF_INPUT * 64)
+    return keyboard, screen
 
 
 def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:

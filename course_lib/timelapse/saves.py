@@ -65,7 +65,7 @@ def _name_of(file: Any) -> str:
 def states_in(saved: object) -> tuple[tuple[str, str], ...]:
     """To each key at the top of what is saved, which kind of state it holds; of a bare state the key is ``""``."""
     whole = state_of(saved)
-    if whole:
+    if whole and whole != "number":
         return (("", whole),)
     if not isinstance(saved, Mapping):
         return ()
@@ -74,7 +74,9 @@ def states_in(saved: object) -> tuple[tuple[str, str], ...]:
 
 
 def state_of(value: object) -> str:
-    """Which kind of state a dict is, by what torch puts into it; empty where it is none."""
+    """Which kind of state a dict is, by what torch puts into it, or a whole number; empty where it is none."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number"
     if isinstance(value, nn.Module):
         return "model"
     if not isinstance(value, Mapping) or not value:

@@ -146,7 +146,7 @@ def _compile_nothing() -> None:
 
 
 def _see_what_is_missing(journal: Journal) -> None:
-    """A GPU that is asked for and is not there; a line that nobody types."""
+    """A GPU that is asked for and is not there; a line that nobody types; the size of a screen, where it is a file."""
 
     @instead_of(torch.cuda)
     def _lazy_init(begin: Any) -> None:
@@ -156,6 +156,14 @@ def _see_what_is_missing(journal: Journal) -> None:
     @instead_of(builtins)
     def input(_: Any, prompt: object = "") -> str:
         raise EOFError(f"the script asks for an input ({prompt}); nobody answers: give it as an argument, or a default")
+
+    @instead_of(os)
+    def get_terminal_size(ask: Any, *number: int) -> os.terminal_size:
+        try:
+            size: os.terminal_size = ask(*number)
+        except OSError:
+            size = ask(0)  # its input is a terminal
+        return size
 
 
 def main(task: Task) -> NoReturn:

@@ -5,6 +5,7 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
+import torch
 
 from course_lib.preflight.checks.played.horizon import judge_horizon
 from course_lib.preflight.checks.played.resume import judge_resume
@@ -29,6 +30,7 @@ from course_lib.timelapse.journal import (
     Step,
 )
 from course_lib.timelapse.player import Play, play_each
+from course_lib.timelapse.saves import states_in
 from tests import effort
 
 SCRIPTS = Path(__file__).with_name("scripts")
@@ -121,6 +123,44 @@ def test_averages_that_are_saved_and_not_read_again_are_told(line: str, told: bo
     states = (("model", "model"), ("ema", "model"), ("optimizer", "optimizer"))
     judgement = judge_resume(Journal([Saved("last.pt", states)], sources=[str(script)], end=ENDED))
     assert not judgement.findings and any('reads "ema" from' in note for note in judgement.notes) == told
+
+
+GOES_ON = """
+checkpoint = {"net": 0, "epoch": 3}
+args.start = checkpoint["epoch"] + 1
+for epoch in range(args.start, 200):
+    pass
+"""
+
+
+PRINTED = GOES_ON.replace("args.start = checkpoint", "print(checkpoint").replace("+ 1", ")")
+ANEW, NO_AVERAGES = "the schedule begins anew", "AdamW has no averages"
+
+
+@pytest.mark.parametrize(
+    ("script", "optimizer", "scheduled", "told"),
+    [
+        (GOES_ON, "SGD", True, ANEW),
+        (GOES_ON, "AdamW", False, NO_AVERAGES),
+        (GOES_ON.replace("for epoch in range(args.start, 200)", "while args.start < 9"), "SGD", True, ANEW),
+        (GOES_ON, "SGD", False, ""),  # without a momentum it has nothing to save: a note
+        (GOES_ON.replace("range(args.start, 200)", "range(200)"), "AdamW", True, ""),
+        (GOES_ON.replace('["epoch"] + 1', '["net"]'), "AdamW", True, ""),
+        (PRINTED, "AdamW", True, ""),
+    ],
+)
+def test_weights_alone_with_which_a_run_goes_on_are_told(script, optimizer, scheduled, told, tmp_path):
+    (tmp_path / "train.py").write_text(script)
+    saved = Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, "accuracy": 0.5}))
+    schedules = [SchedulePlayed("CosineAnnealingLR", 0)] if scheduled else []
+    sources = [str(tmp_path / "train.py")]
+    journal = Journal([saved], [], [OptimizerPlayed(optimizer)], schedules, sources=sources, end=ENDED)
+    judgement = judge_resume(journal)
+    assert [finding.means for finding in judgement.findings] == (
+        [f"A run that is resumed is another one: {told}."] if told else []
+    )
+    assert bool(judgement.notes) == (script == GOES_ON and not told)
+    assert bool(judgement.not_judged) == (script != GOES_ON and not told)
 
 
 def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():

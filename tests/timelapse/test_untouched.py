@@ -130,7 +130,7 @@ def is_alive(process: psutil.Process) -> bool:
         ("print('nothing to do')\n", [], "without a backward pass and without an optimizer step"),
         ("name = input('Which run? ')\n", [], "asks for an input (Which run? )"),
         ("import torch\ntorch.nn.Linear(2, 2).to('cuda')\n", [], "It asks for a GPU, and there is none"),
-        ("import os\nos.get_terminal_size()\n", [], "(A play has no terminal and no input.)"),
+        ("import os\nos.ttyname(1)\n", [], "(Nobody types at a play's terminal, and what it prints goes to a file.)"),
         (TRAIN + "sys.exit('no data found')\n", [], "no data found"),
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", [], "give the number of ranks, --ranks 2"),
     ],
@@ -143,6 +143,15 @@ def test_a_script_that_cannot_be_played_is_told_in_a_sentence(
     with pytest.raises(NotPlayed) as raised:
         preflight_script(script, arguments)
     assert says in str(raised.value)
+
+
+def test_a_play_has_a_terminal_with_a_size_and_no_input(tmp_path: Path):
+    script = tmp_path / "train.py"
+    asks = "rows, columns = os.popen('stty size').read().split()\n"
+    asks += "assert (rows, columns) == ('24', '80') and os.get_terminal_size() == (80, 24)\n"
+    asks += "assert list(sys.stdin) == [] and sys.stdin.readline() == ''\n"
+    script.write_text(f"{TRAIN}import os\n{asks}step()\n")
+    assert preflight_script(script).facts["optimizer steps"] == 1
 
 
 def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from course_lib.preflight.report import Judgement, not_applicable
@@ -21,6 +21,9 @@ def judge_resume(journal: Journal) -> Judgement:
         return not_applicable("resume", "the script saves no checkpoint")
     keys = {key: kind for event in saves for key, kind in event.states if key and kind in STATES}
     if not keys:
+        numbers = {key for event in saves for key, kind in event.states if kind == "number"}
+        if begun := _begun_by(numbers, journal.sources):
+            return _without_states(journal, begun)
         return not_applicable("resume", "what the script saves holds no state of an optimizer under a key")
     read = keys_read(journal.sources)
     taken_up = {event.what for event in journal.events if isinstance(event, Loaded)}
@@ -46,18 +49,62 @@ def judge_resume(journal: Journal) -> Judgement:
     return Judgement()
 
 
+def _without_states(journal: Journal, begun: str) -> Judgement:
+    """The run goes on from a number in the checkpoint, and nothing else of the optimizer is in it."""
+    optimizers = {optimizer.name for optimizer in journal.optimizers}
+    if not journal.schedules and optimizers <= {"SGD"}:  # which may keep nothing; a play does not know its momentum
+        return Judgement(notes=[f'resume: what begins at the checkpoint\'s "{begun}" has no state of the optimizer'])
+    lost = "the schedule begins anew" if journal.schedules else f"{' and '.join(sorted(optimizers))} has no averages"
+    return Judgement().find(
+        "resume",
+        f'The script goes on from the "{begun}" of a checkpoint, which holds no state of an optimizer or a schedule.',
+        f"A run that is resumed is another one: {lost}.",
+        "Save their state_dict() beside the weights, and load them again: "
+        'checkpoint = {…, "optimizer": optimizer.state_dict(), "schedule": schedule.state_dict()}.',
+    )
+
+
+def _begun_by(numbers: set[str], sources: Iterable[str]) -> str:
+    """The number of a checkpoint with which a loop of the script begins; empty where none does.
+
+    It is looked up by its key, and the name that it gets stands at the beginning of a ``range``, or in the condition
+    of a ``while``.
+    """
+    for tree in _trees(sources):
+        key_of_name: dict[str, str] = {}
+        for node in ast.walk(tree):
+            if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
+                found = numbers & set().union(*(_key_of(part) for part in ast.walk(node.value)))
+                targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+                key_of_name |= {ast.unparse(target): key for key in found for target in targets}
+        for node in ast.walk(tree):
+            for part in _parts_of_a_beginning(node):
+                if isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) in key_of_name:
+                    return key_of_name[ast.unparse(part)]
+    return ""
+
+
+def _parts_of_a_beginning(node: ast.AST) -> Iterator[ast.AST]:
+    """Of the place where a loop's number begins."""
+    if isinstance(node, ast.While):
+        yield from ast.walk(node.test)
+    if isinstance(node, ast.Call) and ast.unparse(node.func) in ("range", "trange") and len(node.args) > 1:
+        yield from ast.walk(node.args[0])
+
+
 def _named(keys: Iterable[str]) -> str:
     return ", ".join(f'"{key}"' for key in sorted(keys))
 
 
 def keys_read(sources: Iterable[str]) -> set[str]:
     """The texts that lines of the sources look something up by."""
-    found: set[str] = set()
+    return set().union(*(_key_of(node) for tree in _trees(sources) for node in ast.walk(tree)))
+
+
+def _trees(sources: Iterable[str]) -> Iterator[ast.Module]:
     for source in sources:
         with contextlib.suppress(OSError, SyntaxError, UnicodeDecodeError):
-            for node in ast.walk(ast.parse(Path(source).read_text(encoding="utf-8"))):
-                found |= _key_of(node)
-    return found
+            yield ast.parse(Path(source).read_text(encoding="utf-8"))
 
 
 def _key_of(node: ast.AST) -> set[str]:
