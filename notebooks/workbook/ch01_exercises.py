@@ -6,7 +6,7 @@ import copy
 import itertools
 import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -82,6 +82,7 @@ by_hand = Exercise(
 
 
 PAIR = "Return a pair of tensors, the letters and the mask: without it a model takes padding for letters."
+NO_DICT = "A dict has keys, which were not asked for: return a pair of tensors, the letters and the mask."
 TENSORS = "Both have to be tensors: that is what a model computes with."
 SWAPPED = "The mask comes first: the letters were asked for first."
 TRANSPOSED = "There is one column for each word: one row is asked for. `pad_sequence` needs batch_first=True."
@@ -134,6 +135,8 @@ def _fault_of_collate(collate: Any) -> str | None:
         if got is None:
             return f"for {words} it returned nothing. Does it end with `return`?"
         told = f"for {words} it returned {got!r}.\n"
+        if isinstance(got, Mapping):
+            return f"{told}{NO_DICT}"
         if not (isinstance(got, (tuple, list)) and len(got) == 2):
             return f"{told}{PAIR}"
         letters, mask = got
@@ -244,6 +247,7 @@ padded = PropertyExercise(
     _fault_of_collate,
     {
         PAIR: lambda words: _padded(words)[0],
+        NO_DICT: lambda words: dict(zip(("letters", "mask"), _padded(words), strict=True)),
         TENSORS: _lists,
         SWAPPED: lambda words: _padded(words)[::-1],
         TRANSPOSED: _without_batch_first,

@@ -149,8 +149,14 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
         agreement = float(np.corrcoef(longest, range(len(longest)))[0, 1])
         if abs(agreement) > 0.6:  # of a permutation of some 60 batches it is about 0.13
             return f"the place of a batch and its longest word have a correlation of {agreement:.2f}.\n{IN_PARTS}"
-    if (share := _share_of_one_direction(made, words)) > 0.2:
-        return f"of two batches that follow each other, {50 + 50 * share:.0f} % go in one direction.\n{IN_GROUPS}"
+    in_one_direction, turning = _shares_of_steps(made, words)
+    if in_one_direction > 0.2:
+        told = f"of two batches that follow each other, {50 + 50 * in_one_direction:.0f} % go in one direction."
+        return f"{told}\n{IN_GROUPS}"
+    if turning > 0.8:
+        return (
+            f"{100 * turning:.0f} % of the batches are longer than both neighbours, or shorter than both.\n{BY_TURNS}"
+        )
     if len(sequences) == 1:
         return f"the longest words of the batches are {list(longest[:9])}, … in every epoch.\n{ONE_SEQUENCE}"
     if len(places) == 1:
@@ -165,19 +171,23 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
     return None
 
 
-def _share_of_one_direction(made: Callable[..., list[list[int]]], words: list[int]) -> float:
-    """By how much more the longest words of neighbours rise than fall, or the reverse: the mean over 24 epochs.
+def _shares_of_steps(made: Callable[..., list[list[int]]], words: list[int]) -> tuple[float, float]:
+    """How the longest words go on from batch to batch; means over 24 epochs.
 
-    Of a permutation of 63 batches it is about 0.06.
+    By how much more steps go in one direction than in the other, of a permutation of 63 batches about 0.06; and how
+    often the next step turns round, of a permutation about 0.7.
     """
     shares = []
     for epoch in range(24):
         longest = [max(words[index] for index in batch) for batch in made(words, 32, 0, epoch)]
         steps = np.sign(np.diff(longest))
-        shares.append(abs(steps.sum()) / max(1, np.count_nonzero(steps)))
-    return float(np.mean(shares))
+        turns = steps[1:] * steps[:-1]
+        shares.append((abs(steps.sum()) / max(1, np.abs(steps).sum()), (turns < 0).sum() / max(1, np.abs(turns).sum())))
+    in_one_direction, turning = np.mean(shares, axis=0).tolist()
+    return in_one_direction, turning
 
 
+BY_TURNS = "Short and long batches come by turns. Permute all batches at once."
 IN_GROUPS = "Within each of many groups the batches follow the lengths. Permute all batches at once."
 LOW_BITS = "The generator keeps the low 32 bits of its number, and the seed is above them. Make it of the pair."
 ONE_SEQUENCE = "Short and long batches come in one sequence, whatever the epoch. Permute the batches, too."
@@ -227,7 +237,7 @@ def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
     if order(1, 0) == order(0, 1) and order(1, 1) == order(0, 3):
         return told((1, 0), (0, 1), "Their product, also of seed + 1 and epoch + 1, is one number for many pairs.")
     if order(1, 0) == order(0, 1):
-        return told((1, 0), (0, 1), "Their sum is one number for many pairs.")
+        return told((1, 0), (0, 1), "Their sum, or what else treats the two alike, is one for many pairs.")
     for epoch in (2**bits + 1 for bits in range(16)):  # seed * 2**(32 + bits) + epoch
         if order(1, epoch) == order(0, epoch):
             return told((1, epoch), (0, epoch), PIECES)
@@ -261,16 +271,22 @@ def pairs_of_one_number(
     order: Callable[[int, int], Any], answer: Any = None
 ) -> list[tuple[tuple[int, int], tuple[int, int]]]:
     """Pairs that may be of one number, if the answer makes a generator of a whole number; all of them below 2**32."""
-    with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as seeds:
-        for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
+    numbers: list[int] = []
+    for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
+        with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as given:
             order(*pair)
-    if len(seeds) != 4:
+        numbers += given[-1:]  # of a generator that is made of what another one has drawn
+    if len(numbers) != 4:
         return []
-    start, of_seed, of_epoch = seeds[0], seeds[1] - seeds[0], seeds[2] - seeds[0]
-    found = [((1, 1), (0, seeds[3])), ((1, 1), (seeds[3], 0))]  # bits of the one and of the other: seed * 1000 ^ epoch
-    if min(of_seed, of_epoch) >= 1 and seeds[3] - start == of_seed + of_epoch:  # a sum of multiples of the two
-        common = math.gcd(of_seed, of_epoch)
-        found.insert(0, ((of_epoch // common, 0), (0, of_seed // common)))
+    start, of_seed, of_epoch = numbers[0], numbers[1] - numbers[0], numbers[2] - numbers[0]
+    found = [((1, 1), (0, numbers[3])), ((1, 1), (numbers[3], 0))]  # bits of the two: seed * 1000 ^ epoch
+    if of_epoch >= 1 and numbers[3] - start == of_seed + of_epoch:  # a sum
+        epochs, rest = divmod(of_seed, of_epoch)
+        if of_seed >= 1:  # of multiples of the two
+            common = math.gcd(of_seed, of_epoch)
+            found.insert(0, ((of_epoch // common, 0), (0, of_seed // common)))
+        elif not rest:  # of a number that is drawn by the seed, and the epoch
+            found.insert(0, ((1, -epochs), (0, 0)))
     return [pairs for pairs in found if all(0 <= number < 2**32 for pair in pairs for number in pair)]
 
 
@@ -289,9 +305,9 @@ def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
 
     def noted(kind: Any) -> Any:  # still a class, which NumPy asks for its instances
         class Noted(kind):
-            def __init__(self, seed: Any = None) -> None:
-                note(seed)
-                super().__init__(seed)
+            def __init__(self, *seed: Any, **options: Any) -> None:
+                note([*seed, *options.values(), None][0])
+                super().__init__(*seed, **options)
 
         return Noted
 
@@ -301,7 +317,7 @@ def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
             return super().manual_seed(seed)
 
     make_rng = np.random.default_rng
-    instead = {id(kind): noted(kind) for kind in (np.random.PCG64, np.random.RandomState, random.Random)}
+    instead = {id(kind): noted(kind) for kind in (*NUMPYS_KINDS, random.Random)}
     instead |= {id(make_rng): default_rng, id(torch.Generator): NotedGenerator}
     with contextlib.ExitStack() as stack:
         for place in (vars(np.random), vars(random), vars(torch), names):
@@ -310,6 +326,10 @@ def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
         yield seeds
 
 
+NUMPYS_KINDS = (
+    *(np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64, np.random.MT19937),
+    *(np.random.RandomState, np.random.SeedSequence),
+)
 PIECES = "The numbers differ, but the generator takes in 32 bits at a time, and comes to one state."
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
 FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21)), *KNOWN_NUMBERS})
@@ -362,6 +382,13 @@ def _in_groups(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -
     return [batch for first in order for batch in batches[first::step]]
 
 
+def _by_turns(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
+    batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
+    rng, middle = np.random.default_rng([seed, epoch]), len(batches) // 2
+    halves = [[part[i] for i in rng.permutation(len(part))] for part in (batches[:middle], batches[middle:])]
+    return [batch for pair in itertools.zip_longest(*halves) for batch in pair if batch is not None]
+
+
 def _up_and_down(lengths: Sequence[int], batch_size: int, seed: int, epoch: int) -> list[list[int]]:
     batches = _buckets(lengths, batch_size, seed, epoch, shuffle_batches=False)
     return batches[::2] + batches[1::2][::-1]
@@ -386,7 +413,7 @@ bucket_batches = PropertyExercise(
         "Their product, also of seed + 1 and epoch + 1, is one number": _of_seed(
             lambda seed, epoch: (seed + 1) * (epoch + 1)
         ),
-        "Their sum is one number for many pairs. Make the generator of the pair.": _of_seed(
+        "Their sum, or what else treats the two alike, is one for many pairs. Make the generator": _of_seed(
             lambda seed, epoch: seed + epoch
         ),
         "A product or a power of the two is one number for all of them. Make the generator of the pair.": _of_seed(
@@ -409,6 +436,7 @@ bucket_batches = PropertyExercise(
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
         ONE_SEQUENCE: _up_and_down,
         IN_GROUPS: _in_groups,
+        BY_TURNS: _by_turns,
         IN_PARTS: _in_halves,
         ONE_PLACE: _short_one_last,
         "The batches still follow the lengths, from another one on": _turned,

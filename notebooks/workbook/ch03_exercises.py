@@ -144,7 +144,7 @@ def watched(
 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model, batches = _small_model(seed, First(4, 4), Last(4, 1)), list(torch.randn(num_batches, SAMPLES, 4))
+        model, batches = _small_model(seed, First(4, 4), Last(4, 2)), list(torch.randn(num_batches, SAMPLES, 4))
     if equal:
         batches = [batches[0].clone() for _ in batches]
     if seed % 3 == 1:
@@ -174,7 +174,7 @@ def _small_model(seed: int, first: nn.Module, last: nn.Module) -> nn.Module:
     model = nn.Sequential(first, nn.Tanh(), last)
     model[0].train(seed % 4 != 1).requires_grad_(seed % 4 != 2)
     if seed % 4 == 3:
-        model[2].bias.grad = torch.ones(1)
+        model[2].bias.grad = torch.ones(2)
     if seed % 5 == 4:
         for parameter in model[2].parameters():
             nn.init.zeros_(parameter)  # every loss is 0

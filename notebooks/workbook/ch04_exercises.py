@@ -161,6 +161,9 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
         "{got} compares the rank with the smallest. The proportions are right, but the whole is too large: the "
         "factors should add up to the number of ranks.": own / (min(counts) or 1),
         "{got} comes from `//`, which rounds down: a factor is a number like 2.1.": own * ranks // total,
+        "{got} rounds the mean of the counts down before it divides by it: keep its fraction.": (
+            own / (total // ranks or 1)
+        ),
         "{got} turns the mean into the rank's sum. Now say what should divide it, and what DDP divides it by.": own,
         "{got} undoes both divisions that were made. The one that is wanted, by all samples, is missing.": own * ranks,
         "{got} turns the mean into a sum and divides by the ranks. DDP divides by them too, and nothing divides by "
@@ -185,7 +188,7 @@ rank_factor = Exercise(
     "factor",
     solution=lambda counts, rank: counts[rank] * len(counts) / sum(counts),
     cases=[
-        dict(counts=[4, 9, 10, 2, 2, 2, 2], rank=1),  # where all that is told below is another number
+        dict(counts=[3, 9, 11, 2, 2, 2, 2], rank=1),  # where all that is told below is another number
         dict(counts=[5, 8, 2, 9], rank=1),
         dict(counts=[4, 8, 2], rank=0),
         dict(counts=[6, 2], rank=0),

@@ -76,8 +76,8 @@ def _wrong_steps(
         "{got} rounds a rank's share down: the sampler pads the shares to equal length, so it is rounded up.": (
             _steps_of_share(share_down, batch_size, k, drop_last)
         ),
-        "{got} rounds a rank's share down because of drop_last: it is about batches, and the sampler pads the shares "
-        "to equal length all the same.": (
+        "{got} lacks the padding where drop_last is set: the sampler pads the shares to equal length all the same. So "
+        "round a rank's share up, and cut that into batches.": (
             _steps_of_share(share_down if drop_last else share, batch_size, k, drop_last)
         ),
         "{got} shares out batches or steps: the ranks share samples, and each cuts its own batches from its share.": (

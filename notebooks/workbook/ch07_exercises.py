@@ -50,6 +50,9 @@ def _wrong_updates(own_loss: float, reduced_gradient: list[float]) -> dict[str, 
         "{got} takes a large number for an infinite one: the largest in single precision is 3.4 · 10³⁸.": all(
             abs(value) < 1e19 for value in reduced_gradient
         ),
+        "{got} comes from a number made of all elements, as a product: it overflows where each of them is finite.": (
+            math.isfinite(math.prod(reduced_gradient))
+        ),
         "{got} looks for the one object math.nan, by `in`: another NaN is not found. Ask math.isfinite of each "
         "element.": not any(bad in reduced_gradient for bad in (math.nan, math.inf, -math.inf)),
     }
@@ -82,6 +85,7 @@ update_together = Exercise(
         dict(own_loss=0.5, reduced_gradient=[30_000.0, -2.0]),
         dict(own_loss=math.inf, reduced_gradient=[0.1, -0.2]),
         dict(own_loss=math.nan, reduced_gradient=[0.1, -0.2]),
+        dict(own_loss=0.5, reduced_gradient=[1e5, 1e4]),
         dict(own_loss=0.5, reduced_gradient=[1e18] * 20),
         dict(own_loss=0.5, reduced_gradient=[1.8e19]),  # whose square is finite in float32, too
     ],

@@ -248,7 +248,7 @@ def batches_of(samples, b, drop_last):
         ),
         (
             lambda N, b, k, G, d: math.ceil(batches_of(N // G if d else share_of(N, G), b, d) / k),
-            "because of drop_last",
+            "lacks the padding where drop_last is set",
         ),
         (lambda N, b, k, G, d: math.ceil(batches_of(N // G, b, d) / k), "so it is rounded up"),
         (lambda N, b, k, G, d: batches_of(share_of(N, G), b, d), "counts micro-batches"),
