@@ -114,6 +114,13 @@ class _Watched(ast.NodeTransformer):
         return _call(node, sign, node.left, node.right) if sign else node
 
     def visit_Compare(self, node: ast.Compare) -> ast.AST:
+        if len(node.ops) > 1 and all(map(_is_plain, node.comparators[:-1])):  # a < b < c, as a < b and b < c
+            terms = [node.left, *node.comparators]
+            pairs = [
+                ast.copy_location(ast.Compare(copy.deepcopy(left), [sign], [right]), node)
+                for left, sign, right in zip(terms, node.ops, terms[1:], strict=False)
+            ]
+            return self.generic_visit(ast.copy_location(ast.BoolOp(ast.And(), list[ast.expr](pairs)), node))
         self.generic_visit(node)
         if len(node.ops) > 1 or type(node.ops[0]) not in ORDERS:
             return node
@@ -204,7 +211,10 @@ class Comparisons:
 
         @instead_of(Tensor)
         def item(value_of: Any, tensor: Tensor) -> Any:
-            return value_of(tensor) if _by_torch() else _held(value_of(tensor))
+            value = value_of(tensor)
+            if _by_torch():
+                return value
+            return self.answered(value) if isinstance(value, bool) else _held(value)
 
         @instead_of(Tensor)
         def tolist(values_of: Any, tensor: Tensor) -> Any:

@@ -787,7 +787,8 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
     stops += ["    if -1.5 > large: break", "    if math.isclose(losses[0], -1.5): break"]
     stops += ["    if not losses[0]: break", "    if bool(large + 99) is False: break"]
     stops += ["    if torch.allclose(loss, -loss): break", "    if not loss.equal(loss.detach()): break"]
-    stops += ["    if not torch.is_nonzero(loss): break"]
+    stops += ["    if not torch.is_nonzero(loss): break", "    if (loss < -1.5).item(): break"]
+    stops += ["    if torch.isnan(loss).any().item(): break", "    if -1.5 > large > -9.5: break"]
     script.write_text(HEAD + "\n".join(begin + stops))
     first = HEAD.count("\n") + len(begin) + 1
     notes = " ".join(preflight_script(script).notes)

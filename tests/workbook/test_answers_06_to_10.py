@@ -452,10 +452,6 @@ def sum_and_count(scores, tags):
 
 
 WRONG = {
-    "07/1 a product": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(math.prod(reduced_gradient)),
-    ),
     "06/1 a function": (shard_by_hand, lambda: shard_by_hand.solution),
     "06/1 a part too few": (shard_by_hand, [[3, 4], [7, 8]]),
     "06/1 the parts in reverse": (shard_by_hand, [[11, 12], [7, 8], [3, 4]]),
