@@ -141,9 +141,13 @@ ANEW, NO_AVERAGES = "the schedule begins anew", "AdamW has no averages"
     ("script", "optimizer", "scheduled", "told"),
     [
         (GOES_ON, "SGD", True, ANEW),
+        (GOES_ON.replace("pass", "scaler.step(optimizer)"), "SGD", True, ANEW),
         (GOES_ON, "AdamW", False, NO_AVERAGES),
         (GOES_ON.replace("for epoch in range(args.start, 200)", "while args.start < 9"), "SGD", True, ANEW),
         (GOES_ON, "SGD", False, ""),  # without a momentum it has nothing to save: a note
+        (GOES_ON.replace("pass", "schedule.step(epoch)"), "AdamW", True, NO_AVERAGES),
+        (GOES_ON + "for _ in range(args.start):\n    schedule.step()\n", "AdamW", True, NO_AVERAGES),
+        (GOES_ON + "StepLR(optimizer, 9, last_epoch=args.start - 1)\n", "AdamW", True, NO_AVERAGES),
         (GOES_ON.replace("range(args.start, 200)", "range(200)"), "AdamW", True, ""),
         (GOES_ON.replace('["epoch"] + 1', '["net"]'), "AdamW", True, ""),
         (PRINTED, "AdamW", True, ""),

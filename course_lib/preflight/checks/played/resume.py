@@ -52,9 +52,10 @@ def judge_resume(journal: Journal) -> Judgement:
 def _without_states(journal: Journal, begun: str) -> Judgement:
     """The run goes on from a number in the checkpoint, and nothing else of the optimizer is in it."""
     optimizers = {optimizer.name for optimizer in journal.optimizers}
-    if not journal.schedules and optimizers <= {"SGD"}:  # which may keep nothing; a play does not know its momentum
+    begins_anew = bool(journal.schedules) and not _is_moved_to_its_epoch(journal.sources)
+    if not begins_anew and optimizers <= {"SGD"}:  # which may keep nothing; a play does not know its momentum
         return Judgement(notes=[f'resume: what begins at the checkpoint\'s "{begun}" has no state of the optimizer'])
-    lost = "the schedule begins anew" if journal.schedules else f"{' and '.join(sorted(optimizers))} has no averages"
+    lost = "the schedule begins anew" if begins_anew else f"{' and '.join(sorted(optimizers))} has no averages"
     return Judgement().find(
         "resume",
         f'The script goes on from the "{begun}" of a checkpoint, which holds no state of an optimizer or a schedule.',
@@ -82,6 +83,23 @@ def _begun_by(numbers: set[str], sources: Iterable[str]) -> str:
                 if isinstance(part, ast.Name | ast.Attribute) and ast.unparse(part) in key_of_name:
                     return key_of_name[ast.unparse(part)]
     return ""
+
+
+def _is_moved_to_its_epoch(sources: Iterable[str]) -> bool:
+    """Whether a schedule may be at its place without a state: by ``last_epoch=``, by a number that ``step`` is given,
+    or by steps that are made up for, ``for _ in range(start): schedule.step()``."""
+    for node in (node for tree in _trees(sources) for node in ast.walk(tree)):
+        if isinstance(node, ast.Call) and any(keyword.arg == "last_epoch" for keyword in node.keywords):
+            return True
+        if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".step") and node.args:
+            given = ast.unparse(node.args[0])
+            if "optim" not in given and "closure" not in given:  # scaler.step(optimizer), optimizer.step(closure)
+                return True
+        if isinstance(node, ast.For) and isinstance(node.iter, ast.Call) and ast.unparse(node.iter.func) == "range":
+            only_steps = all(ast.unparse(line).endswith(".step()") for line in node.body)
+            if only_steps and len(node.iter.args) == 1:
+                return True
+    return False
 
 
 def _parts_of_a_beginning(node: ast.AST) -> Iterator[ast.AST]:
