@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import psutil
 
@@ -228,24 +228,24 @@ class _Playing:
             with contextlib.suppress(psutil.Error):  # which knows a process by more than its number
                 process.kill()
         self.process.wait()
-        os.close(self.keyboard)
+        self.keyboard.close()
         written = self.folder / "given_back"
         if written.exists():
             self.given_back = pickle.loads(written.read_bytes())
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
-def _terminal() -> tuple[int, int]:
+def _terminal() -> tuple[BinaryIO, int]:
     """Both ends of a terminal, 80 characters wide, whose size scripts ask for; nobody types, and what is read ends."""
     import termios  # which Windows lacks
 
     try:
         keyboard, screen = os.openpty()
     except OSError:  # a container may have none
-        return os.open(os.devnull, os.O_RDWR), os.open(os.devnull, os.O_RDWR)
+        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # noqa: SIM115  # closed with the play
     termios.tcsetwinsize(screen, TERMINAL_SIZE)
     os.write(keyboard, END_OF_INPUT * 64)
-    return keyboard, screen
+    return os.fdopen(keyboard, "wb"), screen
 
 
 def _environment(ranks: int, rank: int, folder: Path) -> dict[str, str]:
