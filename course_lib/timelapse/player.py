@@ -242,7 +242,7 @@ def _terminal() -> tuple[BinaryIO, int]:
     try:
         keyboard, screen = os.openpty()
     except OSError:  # a container may have none
-        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # noqa: SIM115  # closed with the play
+        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # closed with the play
     termios.tcsetwinsize(screen, TERMINAL_SIZE)
     os.write(keyboard, END_OF_INPUT * 64)
     return os.fdopen(keyboard, "wb"), screen
