@@ -101,8 +101,8 @@ class Saved(NamedTuple):
 
     file: str
     states: tuple[tuple[str, str], ...]
-    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"number"``, a
-    whole one."""
+    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"``, ``"scaler"``, ``"number"`` (a
+    whole one) or ``"nested"`` (an optimizer's or a schedule's state further down)."""
 
 
 class Loaded(NamedTuple):

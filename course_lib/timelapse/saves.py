@@ -18,6 +18,14 @@ from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.values import plain
 
 
+KINDS: list[tuple[Any, str]] = [
+    (nn.Module, "model"),
+    (Optimizer, "optimizer"),
+    (LRScheduler, "schedule"),
+    (GradScaler, "scaler"),
+]
+
+
 def record_saves(lapse: Lapse) -> None:
     """Take the place of ``torch.save``, of what safetensors writes by, and of every ``load_state_dict``."""
 
@@ -29,13 +37,7 @@ def record_saves(lapse: Lapse) -> None:
 
     if importlib.util.find_spec("safetensors"):
         _record_safetensors(lapse)
-    kinds: list[tuple[Any, str]] = [
-        (nn.Module, "model"),
-        (Optimizer, "optimizer"),
-        (LRScheduler, "schedule"),
-        (GradScaler, "scaler"),
-    ]
-    for kind, what in kinds:
+    for kind, what in KINDS:
         _record_loads(lapse, kind, what)
 
 
@@ -69,16 +71,26 @@ def states_in(saved: object) -> tuple[tuple[str, str], ...]:
         return (("", whole),)
     if not isinstance(saved, Mapping):
         return ()
-    pairs = ((str(key), state_of(value)) for key, value in saved.items())
+    pairs = ((str(key), state_of(value) or _state_within(value)) for key, value in saved.items())
     return tuple((key, kind) for key, kind in pairs if kind)
+
+
+def _state_within(value: object, depth: int = 3) -> str:
+    """``"nested"``, where a dict or a list holds an optimizer's state further down."""
+    parts = value.values() if isinstance(value, Mapping) else value if isinstance(value, list | tuple) else ()
+    within = (
+        state_of(part) in ("optimizer", "schedule") or (depth and _state_within(part, depth - 1)) for part in parts
+    )
+    return "nested" if any(within) else ""
 
 
 def state_of(value: object) -> str:
     """Which kind of state a dict is, by what torch puts into it, or a whole number; empty where it is none."""
     if isinstance(value, int) and not isinstance(value, bool):
         return "number"
-    if isinstance(value, nn.Module):
-        return "model"
+    for kind, what in KINDS:
+        if isinstance(value, kind):
+            return what
     if not isinstance(value, Mapping) or not value:
         return ""
     keys = set(value)

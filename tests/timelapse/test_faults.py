@@ -167,6 +167,20 @@ def test_weights_alone_with_which_a_run_goes_on_are_told(script, optimizer, sche
     assert bool(judgement.not_judged) == (script != GOES_ON and not told)
 
 
+OPTIMIZER = torch.optim.SGD([torch.ones(1)])
+
+
+@pytest.mark.parametrize("beside", [{}, {"all": {"of": [OPTIMIZER.state_dict()]}}, {"optimizer": OPTIMIZER}])
+def test_a_state_that_is_saved_elsewhere_is_no_missing_one(beside, tmp_path):
+    (tmp_path / "train.py").write_text(GOES_ON)
+    saves = [Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, **beside}))]
+    if not beside:
+        saves.append(Saved("optimizer.pt", states_in(OPTIMIZER.state_dict())))
+    sources = [str(tmp_path / "train.py")]
+    judgement = judge_resume(Journal(saves, [], [OptimizerPlayed("AdamW")], [], sources=sources, end=ENDED))
+    assert not judgement.findings and not any("begins at" in note for note in judgement.notes)
+
+
 def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
     journal = cosine_run(4)
     journal.schedules.clear()

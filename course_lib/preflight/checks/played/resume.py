@@ -21,8 +21,9 @@ def judge_resume(journal: Journal) -> Judgement:
         return not_applicable("resume", "the script saves no checkpoint")
     keys = {key: kind for event in saves for key, kind in event.states if key and kind in STATES}
     if not keys:
+        all_kinds = {kind for event in saves for _, kind in event.states}
         numbers = {key for event in saves for key, kind in event.states if kind == "number"}
-        if begun := _begun_by(numbers, journal.sources):
+        if not all_kinds & {*STATES, "nested"} and (begun := _begun_by(numbers, journal.sources)):
             return _without_states(journal, begun)
         return not_applicable("resume", "what the script saves holds no state of an optimizer under a key")
     read = keys_read(journal.sources)
