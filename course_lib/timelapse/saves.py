@@ -17,7 +17,6 @@ from course_lib.timelapse.journal import Loaded, Saved
 from course_lib.timelapse.lapse import Lapse, instead_of
 from course_lib.timelapse.values import plain
 
-
 KINDS: list[tuple[Any, str]] = [
     (nn.Module, "model"),
     (Optimizer, "optimizer"),
