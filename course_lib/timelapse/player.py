@@ -30,7 +30,9 @@ from course_lib.timelapse.journal import Journal
 IDLE_SECONDS = 60.0
 """Without any use of the CPU, after which a script waits for something that does not come."""
 GRACE_SECONDS = 5.0
-"""Of CPU time that it may take to write the journal, once it is told to end."""
+"""Of CPU time beyond its limit, after which it is told to end."""
+MOST_FOR_THE_JOURNAL = 0.5
+"""As a share of that limit: what it may then take to write down millions of events."""
 POLL_SECONDS = 0.05
 TERMINAL_SIZE = (24, 80)
 """Lines, and characters in each."""
@@ -216,7 +218,7 @@ class _Playing:
         if self.used > self.asked.seconds + GRACE_SECONDS and not self.told_to_end:
             self.process.send_signal(signal.SIGTERM)
             self.told_to_end = True
-        if self.used > self.asked.seconds + 3 * GRACE_SECONDS:
+        if self.used > (1 + MOST_FOR_THE_JOURNAL) * self.asked.seconds + 3 * GRACE_SECONDS:
             self.why = f"it did not end in {self.asked.seconds:g} s of CPU time"
 
     def stop(self) -> None:

@@ -53,10 +53,15 @@ class Stage:
     gradients: Gradients
     schedules: RecordedSchedules
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is known how the play ends; the journal may still be written."""
+        return self.journal.end in (ENDED, FAILED, REFUSED, CUT)
+
     def close(self, end: str, says: str = "") -> None:
         """Write the journal; what it knows at the end is put into it first."""
         journal = self.journal
-        if journal.end in (ENDED, FAILED, REFUSED, CUT):
+        if self.is_closed:
             return
         journal.end, journal.says = end, says
         self._see_what_is_held()
@@ -181,7 +186,8 @@ def main(task: Task) -> NoReturn:
     def told_to_end(*_: Any) -> None:
         if os.getpid() != own:  # a worker of the script has inherited this
             os._exit(1)
-        leave(CUT)
+        if not stages[0].is_closed:  # or it is about to end, and only writes its journal
+            leave(CUT)
 
     @instead_of(os)
     def _exit(end_process: Callable[[int], NoReturn], status: int) -> NoReturn:

@@ -164,6 +164,16 @@ def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, mo
     assert re.fullmatch(r"nothing was played yet after \d\.\d s of CPU time: give it more \(seconds=\)", why)
 
 
+def test_a_play_that_is_told_to_end_while_it_writes_its_journal_writes_it(tmp_path: Path):
+    # The rates beyond the run's end are asked for when all else is written down.
+    rate = "def rate(number):\n    if number > 3:\n        os.kill(os.getpid(), signal.SIGTERM)\n    return 1.0\n"
+    schedule = "schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, rate)\n"
+    steps = "for _ in range(3):\n    step()\n    schedule.step()\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAIN}import os, signal\n{rate}{schedule}{steps}")
+    assert preflight_script(script).facts["optimizer steps"] == 3
+
+
 def test_a_script_that_never_begins_is_ended(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
