@@ -204,6 +204,8 @@ class Journal:
     """The names of the classes of what was called."""
     weights: list[int] = field(default_factory=list)
     """Of each of these, a number of its first parameter: a wrapper has its module's, and a copy has its own."""
+    parts_with_modes: list[int] = field(default_factory=list)
+    """Of each of these, how many of its modules behave otherwise in evaluation."""
     optimizers_of: list[set[int]] = field(default_factory=list)
     """Of each of these, the optimizers that hold a parameter of it; known when the script has ended."""
     comparisons: dict[str, Comparison] = field(default_factory=dict)

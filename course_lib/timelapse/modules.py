@@ -193,6 +193,7 @@ class ReplayedModules:
         if module not in self.numbers:
             self.lapse.journal.modules.append(type(module).__name__)
             self.lapse.journal.weights.append(self.first_parameters.number(parts.parameters[0]))
+            self.lapse.journal.parts_with_modes.append(len(parts.moody))
         number = self.numbers.number(module)
         modes = sum(part.training for part in parts.moody)
         averages = bool(getattr(module, "averages_asked", True))

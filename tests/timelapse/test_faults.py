@@ -144,6 +144,10 @@ ANEW, NO_AVERAGES = "the schedule begins anew", "AdamW has no averages"
         (GOES_ON.replace("pass", "scaler.step(optimizer)"), "SGD", True, ANEW),
         (GOES_ON, "AdamW", False, NO_AVERAGES),
         (GOES_ON.replace("for epoch in range(args.start, 200)", "while args.start < 9"), "SGD", True, ANEW),
+        (
+            GOES_ON.replace("for epoch in range(args.start, 200)", "while True") + "    if args.start > 9: break\n",
+            *("SGD", True, ANEW),
+        ),
         (GOES_ON, "SGD", False, ""),  # without a momentum it has nothing to save: a note
         (GOES_ON.replace("pass", "schedule.step(epoch)"), "AdamW", True, NO_AVERAGES),
         (GOES_ON + "for _ in range(args.start):\n    schedule.step()\n", "AdamW", True, NO_AVERAGES),
@@ -170,7 +174,19 @@ def test_weights_alone_with_which_a_run_goes_on_are_told(script, optimizer, sche
 OPTIMIZER = torch.optim.SGD([torch.ones(1)])
 
 
-@pytest.mark.parametrize("beside", [{}, {"all": {"of": [OPTIMIZER.state_dict()]}}, {"optimizer": OPTIMIZER}])
+@pytest.mark.parametrize("state", [OPTIMIZER.state_dict(), OPTIMIZER])
+def test_a_state_that_a_run_goes_on_without_is_told(state, tmp_path):
+    (tmp_path / "train.py").write_text(GOES_ON)
+    states = {"net": {"weight": torch.ones(1)}, "epoch": 3, "optimizer": state}
+    sources = [str(tmp_path / "train.py")]
+    journal = Journal([Saved("last.pt", states_in(states))], [], [OptimizerPlayed("SGD")], sources=sources, end=ENDED)
+    says = 'The checkpoint holds the optimizer\'s state under "optimizer", and no line of the script reads it again; '
+    assert [finding.says for finding in judge_resume(journal).findings] == [f'{says}"epoch" is read.']
+    (tmp_path / "train.py").write_text(GOES_ON.replace("(args.start, 200)", "(200)"))
+    assert not judge_resume(journal).findings
+
+
+@pytest.mark.parametrize("beside", [{}, {"all": {"of": [OPTIMIZER.state_dict()]}}])
 def test_a_state_that_is_saved_elsewhere_is_no_missing_one(beside, tmp_path):
     (tmp_path / "train.py").write_text(GOES_ON)
     saves = [Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, **beside}))]
@@ -204,6 +220,26 @@ def test_a_schedule_that_another_one_follows_is_judged_where_it_goes_on_to_the_e
     judgement = judged(journal, Others())
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon: WarmUp ends after 3 calls, and MultiStepLR goes on behind it" in judgement.notes) == (calls == 3)
+
+
+@pytest.mark.parametrize(("dropout", "mode", "told"), [(0.5, "eval", True), (0.5, "train", False), (0, "eval", False)])
+def test_a_model_that_is_trained_in_evaluation_mode_alone_is_noted(dropout: float, mode: str, told: bool, tmp_path):
+    lines = [
+        "import torch",
+        f"parts = torch.nn.Linear(2, 2), torch.nn.Dropout({dropout}) if {dropout} else torch.nn.ReLU()",
+        "model = torch.nn.Sequential(*parts)",
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)",
+        "model.eval()",
+        "with torch.no_grad(): model(torch.ones(4, 2))",
+        f"model.{mode}()",
+        "for _ in range(9):",
+        "    optimizer.zero_grad()",
+        "    model(torch.ones(4, 2)).square().mean().backward()",
+        "    optimizer.step()",
+    ]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    notes = judgement_of(tmp_path / "train.py", tmp_path).notes
+    assert any("each backward pass is behind a forward in evaluation mode" in note for note in notes) == told
 
 
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
 from course_lib.preflight.report import Judgement, not_applicable
@@ -30,17 +30,13 @@ def judge_resume(journal: Journal) -> Judgement:
     taken_up = {event.what for event in journal.events if isinstance(event, Loaded)}
     loaded = {key for key, kind in keys.items() if key in read or ANY in read or kind in taken_up}
     if not loaded:
+        numbers = {key for event in saves for key, kind in event.states if kind == "number"}
+        if begun := _begun_by(numbers, journal.sources):
+            return _forgotten(keys, next(iter(keys)), {begun})
         return Judgement(notes=[f"resume: no line of the script reads {_named(keys)} from a checkpoint again"])
     forgotten = [key for key in keys if key not in loaded]
     if forgotten:
-        key = forgotten[0]
-        return Judgement().find(
-            "resume",
-            f'The checkpoint holds {STATES[keys[key]]} under "{key}", and no line of the script reads it again; '
-            f"{_named(loaded)} is read.",
-            "A run that is resumed goes on with that state at its start: a schedule begins anew, averages are lost.",
-            f'Take it up where the rest is: ….load_state_dict(checkpoint["{key}"]).',
-        )
+        return _forgotten(keys, forgotten[0], loaded)
     models = {key for event in saves for key, kind in event.states if key and kind == "model"}
     if ANY not in read and models - read:
         return Judgement(notes=[f"resume: no line of the script reads {_named(models - read)} from a checkpoint again"])
@@ -48,6 +44,16 @@ def judge_resume(journal: Journal) -> Judgement:
     if journal.schedules and "optimizer" in kinds and "schedule" not in set(keys.values()):
         return Judgement(notes=["resume: no checkpoint holds the schedule's state"])
     return Judgement()
+
+
+def _forgotten(keys: Mapping[str, str], key: str, read: Iterable[str]) -> Judgement:
+    return Judgement().find(
+        "resume",
+        f'The checkpoint holds {STATES[keys[key]]} under "{key}", and no line of the script reads it again; '
+        f"{_named(read)} is read.",
+        "A run that is resumed goes on with that state at its start: a schedule begins anew, averages are lost.",
+        f'Take it up where the rest is: ….load_state_dict(checkpoint["{key}"]).',
+    )
 
 
 def _without_states(journal: Journal, begun: str) -> Judgement:
@@ -70,7 +76,7 @@ def _begun_by(numbers: set[str], sources: Iterable[str]) -> str:
     """The number of a checkpoint with which a loop of the script begins; empty where none does.
 
     It is looked up by its key, and the name that it gets stands at the beginning of a ``range``, or in the condition
-    of a ``while``.
+    with which a ``while`` ends.
     """
     for tree in _trees(sources):
         key_of_name: dict[str, str] = {}
@@ -107,6 +113,9 @@ def _parts_of_a_beginning(node: ast.AST) -> Iterator[ast.AST]:
     """Of the place where a loop's number begins."""
     if isinstance(node, ast.While):
         yield from ast.walk(node.test)
+        for line in node.body:  # while True: … if number > last: break
+            if isinstance(line, ast.If) and any(isinstance(one, ast.Break) for one in line.body):
+                yield from ast.walk(line.test)
     if isinstance(node, ast.Call) and ast.unparse(node.func) in ("range", "trange") and len(node.args) > 1:
         yield from ast.walk(node.args[0])
 

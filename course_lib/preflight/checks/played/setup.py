@@ -43,6 +43,11 @@ def judge_setup(journal: Journal) -> Judgement:
     return judgement
 
 
+def _is_evaluated(forward: Forward, journal: Journal) -> bool:
+    has_modes = sum(journal.parts_with_modes[forward.module : forward.module + 1]) > 0
+    return has_modes and not (forward.training or forward.modes)
+
+
 def named(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
@@ -52,7 +57,7 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
     """Backward passes behind forwards in which fewer modules are in training mode than before."""
     usual: dict[int, int] = {}
     ahead: list[Forward] = []
-    micro_batch = first = less = 0
+    micro_batch = first = less = in_evaluation = 0
     evaluated: set[int] = set()
     used = journal.used()
     for at, event in enumerate(journal.events):
@@ -73,7 +78,13 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
             # In training mode itself, with parts that are not, it has BatchNorm frozen on purpose.
             if at in used and any(journal.weights[one.module] in evaluated and not one.training for one in fewer):
                 first, less = first or micro_batch, less + 1
+            in_evaluation += bool(trained) and all(_is_evaluated(one, journal) for one in trained)
             ahead = []
+    if micro_batch and in_evaluation == micro_batch:  # it may be meant
+        judgement.notes.append(
+            "setup: each backward pass is behind a forward in evaluation mode, without dropout and with BatchNorm's "
+            "running statistics; if that is not meant, call model.train() ahead of the first one"
+        )
     if less:
         judgement.find(
             "setup",
