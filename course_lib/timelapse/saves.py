@@ -66,12 +66,18 @@ def _name_of(file: Any) -> str:
 def states_in(saved: object) -> tuple[tuple[str, str], ...]:
     """To each key at the top of what is saved, which kind of state it holds; of a bare state the key is ``""``."""
     whole = state_of(saved)
-    if whole and whole != "number":
+    if whole:
         return (("", whole),)
     if not isinstance(saved, Mapping):
         return ()
-    pairs = ((str(key), state_of(value) or _state_within(value)) for key, value in saved.items())
+    pairs = ((str(key), state_of(value) or _other_kind(value)) for key, value in saved.items())
     return tuple((key, kind) for key, kind in pairs if kind)
+
+
+def _other_kind(value: object) -> str:
+    if isinstance(value, int) and not isinstance(value, bool):
+        return "number"
+    return _state_within(value)
 
 
 def _state_within(value: object, depth: int = 3) -> str:
@@ -84,9 +90,7 @@ def _state_within(value: object, depth: int = 3) -> str:
 
 
 def state_of(value: object) -> str:
-    """Which kind of state a dict is, by what torch puts into it, or a whole number; empty where it is none."""
-    if isinstance(value, int) and not isinstance(value, bool):
-        return "number"
+    """Which kind of state a dict is, by what torch puts into it; empty where it is none."""
     for kind, what in KINDS:
         if isinstance(value, kind):
             return what

@@ -132,7 +132,7 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
     for epoch in range(4):
         batches = made(words, 32, 0, epoch)
         places |= {place for place, batch in enumerate(batches) if len(batch) < 32}
-        longest = [max(words[index] for index in batch) for batch in batches]
+        longest = _longest_words(batches, words)
         sequences.add(tuple(longest))
         rises = sum(before < after for before, after in itertools.pairwise(longest))
         falls = sum(before > after for before, after in itertools.pairwise(longest))
@@ -171,6 +171,10 @@ def _fault_of_order(made: Callable[..., list[list[int]]], words: list[int]) -> s
     return None
 
 
+def _longest_words(batches: list[list[int]], words: list[int]) -> list[int]:
+    return [max(words[index] for index in batch) for batch in batches]
+
+
 def _shares_of_steps(made: Callable[..., list[list[int]]], words: list[int]) -> tuple[float, float]:
     """How the longest words go on from batch to batch; means over 24 epochs.
 
@@ -179,8 +183,7 @@ def _shares_of_steps(made: Callable[..., list[list[int]]], words: list[int]) -> 
     """
     shares = []
     for epoch in range(24):
-        longest = [max(words[index] for index in batch) for batch in made(words, 32, 0, epoch)]
-        steps = np.sign(np.diff(longest))
+        steps = np.sign(np.diff(_longest_words(made(words, 32, 0, epoch), words)))
         turns = steps[1:] * steps[:-1]
         shares.append((abs(steps.sum()) / max(1, np.abs(steps).sum()), (turns < 0).sum() / max(1, np.abs(turns).sum())))
     in_one_direction, turning = np.mean(shares, axis=0).tolist()
@@ -281,12 +284,11 @@ def pairs_of_one_number(
     start, of_seed, of_epoch = numbers[0], numbers[1] - numbers[0], numbers[2] - numbers[0]
     found = [((1, 1), (0, numbers[3])), ((1, 1), (numbers[3], 0))]  # bits of the two: seed * 1000 ^ epoch
     if of_epoch >= 1 and numbers[3] - start == of_seed + of_epoch:  # a sum
-        epochs, rest = divmod(of_seed, of_epoch)
         if of_seed >= 1:  # of multiples of the two
             common = math.gcd(of_seed, of_epoch)
             found.insert(0, ((of_epoch // common, 0), (0, of_seed // common)))
-        elif not rest:  # of a number that is drawn by the seed, and the epoch
-            found.insert(0, ((1, -epochs), (0, 0)))
+        elif of_seed % of_epoch == 0:  # of a number that is drawn by the seed, and the epoch
+            found.insert(0, ((1, -of_seed // of_epoch), (0, 0)))
     return [pairs for pairs in found if all(0 <= number < 2**32 for pair in pairs for number in pair)]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
@@ -19,19 +20,19 @@ def judge_resume(journal: Journal) -> Judgement:
     saves = [event for event in journal.events if isinstance(event, Saved)]
     if not saves:
         return not_applicable("resume", "the script saves no checkpoint")
+    trees = list(_trees(journal.sources))
     keys = {key: kind for event in saves for key, kind in event.states if key and kind in STATES}
+    numbers = {key for event in saves for key, kind in event.states if kind == "number"}
     if not keys:
         all_kinds = {kind for event in saves for _, kind in event.states}
-        numbers = {key for event in saves for key, kind in event.states if kind == "number"}
-        if not all_kinds & {*STATES, "nested"} and (begun := _begun_by(numbers, journal.sources)):
-            return _without_states(journal, begun)
+        if not all_kinds & {*STATES, "nested"} and (begun := _begun_by(numbers, trees)):
+            return _without_states(journal, begun, trees)
         return not_applicable("resume", "what the script saves holds no state of an optimizer under a key")
-    read = keys_read(journal.sources)
+    read = _keys_read(trees)
     taken_up = {event.what for event in journal.events if isinstance(event, Loaded)}
     loaded = {key for key, kind in keys.items() if key in read or ANY in read or kind in taken_up}
     if not loaded:
-        numbers = {key for event in saves for key, kind in event.states if kind == "number"}
-        if begun := _begun_by(numbers, journal.sources):
+        if begun := _begun_by(numbers, trees):
             return _forgotten(keys, next(iter(keys)), {begun})
         return Judgement(notes=[f"resume: no line of the script reads {_named(keys)} from a checkpoint again"])
     forgotten = [key for key in keys if key not in loaded]
@@ -56,10 +57,10 @@ def _forgotten(keys: Mapping[str, str], key: str, read: Iterable[str]) -> Judgem
     )
 
 
-def _without_states(journal: Journal, begun: str) -> Judgement:
+def _without_states(journal: Journal, begun: str, trees: Iterable[ast.AST]) -> Judgement:
     """The run goes on from a number in the checkpoint, and nothing else of the optimizer is in it."""
     optimizers = {optimizer.name for optimizer in journal.optimizers}
-    begins_anew = bool(journal.schedules) and not _is_moved_to_its_epoch(journal.sources)
+    begins_anew = bool(journal.schedules) and not _is_moved_to_its_epoch(trees)
     if not begins_anew and optimizers <= {"SGD"}:  # which may keep nothing; a play does not know its momentum
         return Judgement(notes=[f'resume: what begins at the checkpoint\'s "{begun}" has no state of the optimizer'])
     lost = "the schedule begins anew" if begins_anew else f"{' and '.join(sorted(optimizers))} has no averages"
@@ -72,13 +73,13 @@ def _without_states(journal: Journal, begun: str) -> Judgement:
     )
 
 
-def _begun_by(numbers: set[str], sources: Iterable[str]) -> str:
+def _begun_by(numbers: set[str], trees: Iterable[ast.AST]) -> str:
     """The number of a checkpoint with which a loop of the script begins; empty where none does.
 
     It is looked up by its key, and the name that it gets stands at the beginning of a ``range``, or in the condition
     with which a ``while`` ends.
     """
-    for tree in _trees(sources):
+    for tree in trees:
         key_of_name: dict[str, str] = {}
         for node in ast.walk(tree):
             if isinstance(node, ast.Assign | ast.AnnAssign) and node.value is not None:
@@ -92,10 +93,10 @@ def _begun_by(numbers: set[str], sources: Iterable[str]) -> str:
     return ""
 
 
-def _is_moved_to_its_epoch(sources: Iterable[str]) -> bool:
+def _is_moved_to_its_epoch(trees: Iterable[ast.AST]) -> bool:
     """Whether a schedule may be at its place without a state: by ``last_epoch=``, by a number that ``step`` is given,
     or by steps that are made up for, ``for _ in range(start): schedule.step()``."""
-    for node in (node for tree in _trees(sources) for node in ast.walk(tree)):
+    for node in itertools.chain.from_iterable(map(ast.walk, trees)):
         if isinstance(node, ast.Call) and any(keyword.arg == "last_epoch" for keyword in node.keywords):
             return True
         if isinstance(node, ast.Call) and ast.unparse(node.func).endswith(".step") and node.args:
@@ -124,9 +125,9 @@ def _named(keys: Iterable[str]) -> str:
     return ", ".join(f'"{key}"' for key in sorted(keys))
 
 
-def keys_read(sources: Iterable[str]) -> set[str]:
+def _keys_read(trees: Iterable[ast.AST]) -> set[str]:
     """The texts that lines of the sources look something up by."""
-    return set().union(*(_key_of(node) for tree in _trees(sources) for node in ast.walk(tree)))
+    return set().union(*map(_key_of, itertools.chain.from_iterable(map(ast.walk, trees))))
 
 
 def _trees(sources: Iterable[str]) -> Iterator[ast.Module]:

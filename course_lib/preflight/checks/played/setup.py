@@ -43,11 +43,6 @@ def judge_setup(journal: Journal) -> Judgement:
     return judgement
 
 
-def _is_evaluated(forward: Forward, journal: Journal) -> bool:
-    has_modes = sum(journal.parts_with_modes[forward.module : forward.module + 1]) > 0
-    return has_modes and not (forward.training or forward.modes)
-
-
 def named(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most])
     return shown if len(names) <= most else f"{shown} and {len(names) - most:,} more"
@@ -95,3 +90,7 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
             "Call model.train() at the start of each epoch, or at the end of the evaluation.",
             at=first,
         )
+
+
+def _is_evaluated(forward: Forward, journal: Journal) -> bool:
+    return journal.parts_with_modes[forward.module] > 0 and not (forward.training or forward.modes)
