@@ -77,6 +77,7 @@ SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps t
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
 DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
+VALIDATION_SOURCE = Private("_EvaluationLoop", "_data_source", "the same of the validation's loaders")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
 RESUMING = Private(
     "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"

@@ -11,7 +11,7 @@ from typing import Any
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 
-from course_lib._lightning import DATA_SOURCE
+from course_lib._lightning import DATA_SOURCE, VALIDATION_SOURCE
 from course_lib.callbacks._trainer import refuse_another_lightning
 from course_lib.preflight import NotReady, PreflightReport, preflight
 
@@ -56,7 +56,7 @@ class Preflight(Callback):
         refuse_another_lightning("Preflight", trainer)
         report = None
         if trainer.is_global_zero:
-            report = preflight(trainer, pl_module, _data_of(trainer), **self._options)
+            report = preflight(trainer, pl_module, *_data_of(trainer), **self._options)
         self.report = trainer.strategy.broadcast(report)
         assert self.report is not None, "rank 0 has judged"
         if self.report.ok:
@@ -67,10 +67,11 @@ class Preflight(Callback):
             rank_zero_warn(f"Preflight: {self.report}")
 
 
-def _data_of(trainer: Trainer) -> Any:
-    """What the fit was given as data; None where the module has its own."""
+def _data_of(trainer: Trainer) -> tuple[Any, Any]:
+    """What the fit was given as data, and as the validation's; None where the module has its own."""
     datamodule: Any = trainer.datamodule  # type: ignore[attr-defined]
     if datamodule is not None:
-        return datamodule
-    source = DATA_SOURCE.of(trainer.fit_loop)
-    return None if source.is_module() else source.instance
+        return datamodule, None
+    sources = DATA_SOURCE.of(trainer.fit_loop), VALIDATION_SOURCE.of(trainer.fit_loop.epoch_loop.val_loop)
+    training, validation = (None if source.is_module() else source.instance for source in sources)
+    return training, validation

@@ -1,7 +1,8 @@
 """``python -m course_lib.preflight package.module:make_run``, or ``… [options] train.py [its arguments]``.
 
 A script is played to its end as it stands; see :func:`course_lib.preflight.preflight_script`. ``make_run()`` returns
-``(trainer, model, data)``, ``(trainer, model)``, or a dict of the arguments of ``preflight_loop``.
+``(trainer, model, data)``, and the validation's loaders where the fit is given them, or ``(trainer, model)``, or a dict
+of the arguments of ``preflight_loop``.
 The exit code is 0 where the run is ready, 1 where something was found, and 2 where that is not known: the run could
 not be tried, or a check failed to be judged, by an error or for time, and ``--allow-unjudged`` does not name it.
 """
@@ -116,6 +117,12 @@ def made(place: str) -> Any:
 def judged(run: Any, options: dict[str, Any]) -> PreflightReport:
     if isinstance(run, dict):
         return preflight_loop(**run, **options)
+    if not isinstance(run, tuple | list) or not 2 <= len(run) <= 4:
+        got = f"{len(run)} values" if isinstance(run, tuple | list) else type(run).__name__
+        raise ValueError(
+            "make_run must return (trainer, model), (trainer, model, data), (trainer, model, data, val_dataloaders), "
+            f"or a dict of the arguments of preflight_loop; it returned {got}"
+        )
     return preflight(*run, **options)
 
 

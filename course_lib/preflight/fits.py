@@ -32,14 +32,8 @@ def main(task: Task) -> NoReturn:
     ) -> None:
         module.Trainer.fit = real  # the trials fit
         data = datamodule or train_dataloaders
-        if val_dataloaders is not None and datamodule is None:
-            data = module.LightningDataModule()
-            vars(data).update(train_dataloader=lambda: train_dataloaders, val_dataloader=lambda: val_dataloaders)
-        elif hasattr(data, "prepare_data"):
-            data.prepare_data()
-        elif data is None:
-            model.prepare_data()
-        task.give_back(preflight(trainer, model, data, skip=task.options["skip"]))
+        (data if hasattr(data, "prepare_data") else model).prepare_data()
+        task.give_back(preflight(trainer, model, data, val_dataloaders, skip=task.options["skip"]))
         leave_now()
 
     module.Trainer.fit = fit

@@ -81,6 +81,7 @@ def preflight(
     trainer: Any,
     model: Any,
     data: Any = None,
+    val_dataloaders: Any = None,
     *,
     deep: bool = False,
     expect: Mapping[str, Any] | None = None,
@@ -95,6 +96,8 @@ def preflight(
         model: The LightningModule.
         data: A data module, the training loader, or ``None`` where the model has its own. A data module's
             ``prepare_data`` is not called, as it may download: call it before.
+        val_dataloaders: As for ``Trainer.fit``. Without them, a validation that neither the data module nor the model
+            has loaders for is not tried.
         deep: Try what takes longer as well: growth, memory, and what a checkpoint holds.
         expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves), ``frozen``
             (prefixes of parameter names that are not to be trained), ``memory`` (bytes that a step may hold; by default
@@ -110,7 +113,9 @@ def preflight(
     """
     if not is_trainer(trainer):
         raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see preflight_loop")
-    return _judged(LightningRun(trainer, model, data), deep, expect, skip, allow_unjudged, seconds)
+    if val_dataloaders is not None and hasattr(data, "prepare_data"):
+        raise ValueError(f"val_dataloaders are given beside {type(data).__name__}, which has its own; leave them out")
+    return _judged(LightningRun(trainer, model, data, val_dataloaders), deep, expect, skip, allow_unjudged, seconds)
 
 
 def preflight_loop(
@@ -199,13 +204,13 @@ def _judged_one_by_one(
     return judgement
 
 
-def assert_ready(trainer: Any, model: Any, data: Any = None, **options: Any) -> None:
+def assert_ready(trainer: Any, model: Any, data: Any = None, val_dataloaders: Any = None, **options: Any) -> None:
     """Raise the report, as an ``AssertionError``, unless :func:`preflight` says that the run is ready; for a test.
 
     A check that failed to be judged is named as well; ``allow_unjudged={"memory"}`` accepts that.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
-    report = preflight(trainer, model, data, **options)
+    report = preflight(trainer, model, data, val_dataloaders, **options)
     if not report.ok:
         raise NotReady(report)
 

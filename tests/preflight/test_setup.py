@@ -1,13 +1,15 @@
 """preflight's setup: what a fit refuses is said before it, and the order of the callbacks."""
 
 import pytest
-from lightning.pytorch import Callback, Trainer
+from lightning.pytorch import Callback, LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD
+from torch.utils.data import DataLoader, Subset
 
-from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
-from course_lib.preflight import CHECKS, preflight
+from course_lib.callbacks import ExactAccumulation, Preflight, SkipBadSteps, StepAudit
+from course_lib.preflight import CHECKS, NotReady, preflight
+from course_lib.preflight.__main__ import judged
 from tests import effort
 from tests.callbacks import test_together as together
 from tests.preflight.parts import Net, loader, quiet_trainer
@@ -120,3 +122,44 @@ def test_what_a_validation_logs_whose_data_is_given_to_the_fit_is_not_known():
     checkpoint = ModelCheckpoint(monitor="val_loss")
     report = preflight(quiet_trainer(enable_checkpointing=True, callbacks=[checkpoint]), Validates(), loader())
     assert report.ok and any("whether 'val_loss' is logged was not tried" in note for note in report.notes)
+
+
+def validating(monitor, **flags):
+    return quiet_trainer(enable_checkpointing=True, callbacks=[ModelCheckpoint(monitor=monitor)], **flags)
+
+
+def test_what_a_validation_logs_whose_loader_is_given_as_to_the_fit():
+    report = preflight(validating("val_loss"), Validates(), loader(), loader(16, shuffle=False))
+    assert report.ok and not any("not tried" in note for note in report.notes), str(report)
+    [finding] = preflight(validating("valloss"), Validates(), loader(), loader(16, shuffle=False)).findings
+    assert finding.check == "setup" and "'valloss'" in finding.says
+
+
+def test_a_validation_that_is_given_and_holds_what_is_trained():
+    whole = loader().dataset
+    training, held = (DataLoader(Subset(whole, part), 8) for part in (range(48), range(40, 64)))
+    [finding] = preflight(validating("val_loss"), Validates(), training, held, skip={"order"}).findings
+    assert finding.check == "dealing" and finding.says.startswith("8 of the 24 samples of the validation are trained")
+
+
+def test_the_callback_tries_the_validation_that_the_fit_is_given(tmp_path):
+    def fit(monitor):
+        trainer = validating(monitor, default_root_dir=tmp_path)
+        trainer.callbacks.append(Preflight(skip=[*ONLY_SETUP]))
+        trainer.fit(Validates(), loader(), loader(16, shuffle=False))
+        return trainer
+
+    assert fit("val_loss").global_step == 3 * 8
+    with pytest.raises(NotReady, match="valloss"):
+        fit("valloss")
+
+
+def test_a_data_module_has_its_own_validation():
+    with pytest.raises(ValueError, match="val_dataloaders are given beside LightningDataModule, which has its own"):
+        preflight(quiet_trainer(), Validates(), LightningDataModule(), loader())
+
+
+@pytest.mark.parametrize(("run", "got"), [((1, 2, 3, 4, 5), "5 values"), (quiet_trainer(max_epochs=1), "Trainer")])
+def test_what_a_make_run_returns_that_is_no_run(run, got):
+    with pytest.raises(ValueError, match=rf"make_run must return \(trainer, model\), .* it returned {got}"):
+        judged(run, {})

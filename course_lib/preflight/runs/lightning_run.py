@@ -53,6 +53,7 @@ class LightningRun(TrainingRun):
     trainer: Any
     model: Any
     data: Any
+    val_dataloaders: Any = None
     _saves: Sequence[Saves] = ()
     """When it saves, once it has started: a trial leaves out the callbacks that say so."""
     _limit_val_batches: int | float = 1.0
@@ -90,10 +91,8 @@ class LightningRun(TrainingRun):
         self.trainer.callbacks.append(Probe(hooks))
         if self._has_data_module and hasattr(self.data, "train_dataloader"):
             how = {"datamodule": self.data}
-        elif self.data is not None:
-            how = {"train_dataloaders": self.data}
         else:
-            how = {}
+            how = {"train_dataloaders": self.data, "val_dataloaders": self.val_dataloaders}
         if ckpt_path is not None:
             how |= {"ckpt_path": ckpt_path, "weights_only": False}
         with contextlib.suppress(Enough):
@@ -299,6 +298,7 @@ class LightningRun(TrainingRun):
                 monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
         exists = not _is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
         has_own = self._has_data_module or not _is_lightnings(self.model, "val_dataloader")
+        has_own = has_own or self.val_dataloaders is not None
         every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
         return Validation(exists, exists and not has_own, every, tuple(monitors))
 
