@@ -53,6 +53,10 @@ class Gradients:
         """Those whose gradients are results of computations, and no zeros of replayed modules."""
         self._accumulated: set[int] = set()
         """Those for whose parameters autograd itself has added up gradients in the pass that is run."""
+        self.zero: set[int] = set()
+        """The optimizers all of whose gradients were 0 behind the last pass: of a loss that teaches nothing."""
+        self.not_zero: set[int] = set()
+        """Those of which it was otherwise behind some pass."""
         self._got: set[int] = set()
         """The parameters that got a gradient in a real pass, by their ids; a hook may have cleared it since."""
         self._watched: dict[int, Tensor] = {}
@@ -131,6 +135,13 @@ class Gradients:
         backward(tensors, *arguments, **options)
         self._computed |= self._accumulated - self._reached  # behind a replayed module nothing is computed
         self._reached |= self._accumulated
+        for number in self._accumulated:
+            held = self._held_by(number)
+            if any(map(_is_anything, held)) or not held or self.steps_within:  # a hook has used and cleared them
+                self.zero.discard(number)
+                self.not_zero.add(number)
+            else:
+                self.zero.add(number)
 
     def _see_accumulated(self, parameter: Tensor) -> None:
         self._accumulated.update(self._holders.get(id(parameter), ()))
@@ -213,8 +224,8 @@ class Gradients:
     def factor(self, number: int) -> float:
         """By which an optimizer's gradients were multiplied since the last backward pass; 0 where they are none."""
         if not self.lapse.fast or number in self._computed:
-            held = parameters_of(self.lapse.optimizers.things[number])
-            return float(any(_is_anything(parameter.grad) for parameter in held))
+            held = self._held_by(number)
+            return float(bool(held) if number in self.zero else any(map(_is_anything, held)))
         probe = self._probe(number)
         if probe is None or probe.grad is None:
             return 0.0
@@ -222,6 +233,10 @@ class Gradients:
             return float(_is_anything(probe.grad))
         found: Any = probe.grad.flatten()[0].tolist()
         return float(found) / _mark_of(probe)
+
+    def _held_by(self, number: int) -> list[Tensor]:
+        held = parameters_of(self.lapse.optimizers.things[number])
+        return [parameter.grad for parameter in held if parameter.grad is not None]
 
     def is_assigned(self, number: int) -> bool:
         """Whether the script has put gradients of its own in the place of those that a pass has left."""
@@ -293,9 +308,7 @@ class Gradients:
         return [node.register_prehook(seen) for node in means_behind(roots)]
 
 
-def _is_anything(gradient: Tensor | None) -> bool:
-    if gradient is None:
-        return False
+def _is_anything(gradient: Tensor) -> bool:
     values = gradient.coalesce().values() if gradient.is_sparse else gradient
     return bool(values.any().tolist())
 

@@ -146,6 +146,8 @@ class OptimizerPlayed:
     name: str
     without_gradient: tuple[str, ...] = ()
     """The names of those that got none in the real micro-batches."""
+    gradients_of_zero: bool = False
+    """Whether all that it holds had a gradient of 0 there, behind every pass that reached it."""
 
 
 @dataclass

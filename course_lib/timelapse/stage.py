@@ -70,7 +70,10 @@ class Stage:
             for module in self.replayed.numbers.things
             for name, parameter in module.named_parameters()
         }
-        for optimizer, played in zip(self.lapse.optimizers.things, journal.optimizers, strict=False):
+        for number, (optimizer, played) in enumerate(
+            zip(self.lapse.optimizers.things, journal.optimizers, strict=False)
+        ):
+            played.gradients_of_zero = number in self.gradients.zero - self.gradients.not_zero
             played.without_gradient = tuple(
                 names.get(id(parameter), "a parameter")
                 for parameter in parameters_of(optimizer)

@@ -380,6 +380,20 @@ def played(folder: Path, text: str) -> list[str]:
     return [f"{finding.check}: {finding.says}" for finding in report_of(folder, text).findings]
 
 
+CONSTANT = TRAINED.replace("loss_of(0, batch)", "(loss_of(0, batch) - 100).relu()")
+"""A margin that every sample meets, so that all gradients are 0."""
+CONSTANT_IN_WINDOWS = """
+for epoch in range(3):
+    for number, batch in enumerate(loader):
+        if number % 4 == 0:
+            optimizer.zero_grad(set_to_none=False)
+        (0 * loss_of(0, batch)).backward()
+        if number % 4 == 3:
+            nn.utils.clip_grad_norm_(body.parameters(), 1.0)
+            optimizer.step()
+"""
+
+
 @pytest.mark.parametrize(
     "loop",
     [
@@ -411,6 +425,8 @@ def played(folder: Path, text: str) -> list[str]:
         pytest.param(A_LINE_TO_ZERO, id="a rate that would fall below zero behind the run"),
         pytest.param(BY_EPOCHS, id="a schedule of epochs"),
         pytest.param(AN_OPTIMIZER_EACH, id="an optimizer for each part"),
+        pytest.param(CONSTANT, id="gradients of 0"),
+        pytest.param(CONSTANT_IN_WINDOWS, id="gradients of 0 in windows"),
     ],
 )
 def test_it_is_right(loop: str, tmp_path: Path):
@@ -441,6 +457,14 @@ def test_which_passes_count_is_not_judged_where_the_script_makes_the_gradients(t
     assert ["window" in report.passed for report in reports] == [False, False, True]
     assert all("makes the gradients of SGD itself" in report.not_judged["window"] for report in reports[:2])
     assert not any(report.failed for report in reports)
+
+
+def test_a_loss_that_teaches_nothing_is_told(tmp_path: Path):
+    notes = [
+        [note for note in report_of(tmp_path, HEAD + loop).notes if "every gradient that SGD holds is 0" in note]
+        for loop in (CONSTANT, CONSTANT_IN_WINDOWS, TRAINED)
+    ]
+    assert [len(told) for told in notes] == [1, 1, 0]
 
 
 def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
@@ -496,6 +520,12 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
             "window: The script makes 36 optimizer steps and no backward pass",
         ),
         (
+            ".backward()\n",
+            ".backward()\n        optimizer.zero_grad()\n",
+            CONSTANT,
+            "window: The gradients of SGD are cleared between the backward pass and the step: 36 of 36",
+        ),
+        (
             "        its.step()",
             "",
             AN_OPTIMIZER_EACH,
@@ -519,6 +549,7 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         "the optimizer is made again",
         "a line's end in steps, stepped by epochs",
         "no backward pass",
+        "gradients of 0 are cleared ahead of the step",
         "one of two optimizers is never stepped",
         "sparse gradients are not cleared",
     ],

@@ -50,6 +50,11 @@ def judge_windows(journal: Journal) -> Judgement:
             continue
         if _without_gradients(judgement, of, name, journal):
             return judgement
+        if journal.optimizers[number].gradients_of_zero:
+            judgement.notes.append(
+                f"window: in the real micro-batches, every gradient that {name} holds is 0: the loss is a constant for "
+                "it, as a cross-entropy over one class is, and teaches nothing"
+            )
         if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
             return judgement
         if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
