@@ -21,6 +21,7 @@ import torch.distributed as dist
 
 from course_lib.launch import RankError, RankTimeout, run_ranks, server
 from course_lib.launch.forks import FORKS_MAY_HANG, REST_SECONDS, wait_for_other_threads
+from course_lib.launch.undisturbed import Unheard
 from tests import effort
 from tests.forked_ranks import with_forked_ranks
 
@@ -719,6 +720,27 @@ def test_an_interrupt_while_a_rank_is_being_started_leaves_no_process(interrupts
     left = processes_of_ranks() + [p for p in psutil.Process().children(recursive=True) if p.pid not in known]
     end_all(left)
     assert left == []
+
+
+class Interrupted:
+    """Where it is unpickled, the process is interrupted: as Ctrl-C may do to a rank that is being set up."""
+
+    def __reduce__(self):
+        return interrupt_this_process, ()
+
+
+def interrupt_this_process():
+    os.kill(os.getpid(), signal.SIGINT)
+
+
+@pytest.mark.parametrize(("unheard", "code"), [(True, 0), (False, 1)])
+def test_a_rank_that_is_being_set_up_does_not_hear_an_interrupt(unheard, code):
+    context = server.start_context(None)
+    process = context.Process(target=print, args=(Unheard() if unheard else "", Interrupted()))
+    with server.hidden_main():
+        process.start()
+    process.join(60)
+    assert process.exitcode == code
 
 
 def test_an_interrupt_that_does_not_wake_the_waiting_thread_is_seen(interrupts, tmp_path):

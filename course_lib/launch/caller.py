@@ -29,7 +29,7 @@ from course_lib.launch.rank import Failure, Frame, as_text, output_path, rank_ma
 from course_lib.launch.server import hidden_main, start_context
 from course_lib.launch.stacks import SILENT, stack_by_signal, stacks_of_workers
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
-from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
+from course_lib.launch.undisturbed import LOOK_SECONDS, Unheard, interrupts_kept_from_children, undisturbed
 
 START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
@@ -201,7 +201,7 @@ class _Rank:
     def start(self, context: Any, world_size: int, backend: str, port: int) -> None:
         self.process = context.Process(
             target=rank_main,
-            args=(self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
+            args=(Unheard(), self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
             name=f"rank {self.rank}",
         )
         with hidden_main(), interrupts_kept_from_children():

@@ -51,13 +51,12 @@ class Failure:
 
 
 def rank_main(
-    rank: int, world_size: int, connection: Connection, folder: str, caller: int, backend: str, port: int
+    _: Any, rank: int, world_size: int, connection: Connection, folder: str, caller: int, backend: str, port: int
 ) -> None:
     """Run one rank. The caller sends the surroundings and the function, and ``"end"`` when all ranks have returned."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a group of its own: its DataLoader workers end with it
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the caller is interrupted, and ends the ranks
-    take_interrupts_again()
+    take_interrupts_again()  # they are ignored: the caller is interrupted, and ends the ranks
     guard = _start_guard(caller, folder)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

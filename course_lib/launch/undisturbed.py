@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -96,3 +96,14 @@ def take_interrupts_again() -> None:
         handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which drops what waits
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
         signal.signal(signal.SIGINT, handler)
+
+
+class Unheard:
+    """Where it is unpickled, SIGINT is ignored from then on.
+
+    A fork server's process hears it again until its target begins, and Ctrl-C at a terminal reaches it there: sent
+    among the target's arguments, this shuts its ears before Python has even set up the process.
+    """
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return signal.signal, (signal.SIGINT, signal.SIG_IGN)

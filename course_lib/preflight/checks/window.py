@@ -229,7 +229,9 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
     if windows.refused:
         return not_applicable("window", windows.refused)
     if not windows.compared:
-        return not_judged("window", "no window had a gradient to compare")
+        return not_judged(
+            "window", "no window had a gradient other than 0 to compare; a loss that is a constant teaches nothing"
+        )
     factors = [w.factor or 0.0 for w in windows.compared if len(w.batch_sizes) == k]
     if factors and abs(factors[0] * k - 1) <= TOLERANCE and all(abs(factor - 1) > TOLERANCE for factor in factors):
         # The loss is a sum, of which each window takes the k-th part: every sample weighs the same.
