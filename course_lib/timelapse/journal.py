@@ -43,8 +43,6 @@ class Forward(NamedTuple):
     has_graph: bool
     modes: int
     """How many of its modules are in training mode that behave otherwise in evaluation."""
-    averages: bool
-    """False under ``no_sync``: the gradients of this forward stay on this rank."""
 
 
 class Backward(NamedTuple):
@@ -57,7 +55,7 @@ class Backward(NamedTuple):
     cleared: tuple[bool, ...]
     """Of each, whether its gradients were none or zero before."""
     averages: bool
-    """Whether the ranks average these gradients: False under ``no_sync``."""
+    """Whether the ranks average these gradients: not under ``no_sync``, nor behind a forward beside the wrapper."""
     moved: bool
     """Whether the script has changed parameters by its own code since the pass before."""
     in_a_step: bool = False
@@ -229,6 +227,18 @@ class Journal:
     """Of an optimizer whose step takes a closure: how often each real step called it."""
     world_size: int = 1
     rank: int = 0
+    has_group: bool = False
+    """Whether the script has begun a process group."""
+    is_wrapped: bool = False
+    """Whether it has made a DistributedDataParallel."""
+    bypassed: str = ""
+    """The first line that calls, in training, a module that a DistributedDataParallel wraps, and not the wrapper."""
+    averaged_by_none: tuple[str, ...] = ()
+    """Parameters that got a gradient in the real micro-batches and that no DistributedDataParallel averages."""
+    unaveraged: int = 0
+    """The numbers that these hold."""
+    exchanged: int = 0
+    """The numbers that the script itself has sent to the other ranks, from its first backward pass on."""
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """The script's own files."""

@@ -56,6 +56,8 @@ class Lapse:
         self.optimizers = Numbered()
         self.averages = True
         """Whether the ranks average the gradients of the last forward in training."""
+        self.wrapped: set[int] = set()
+        """The parameters whose gradients a DistributedDataParallel averages, by their ids."""
         self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0}
         """How deep the script is in each of these."""
 

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.modules import module as torch_modules
 from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
+from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.timelapse.journal import Forward
 from course_lib.timelapse.lapse import Lapse, Numbered, instead_of
@@ -132,6 +133,8 @@ class ReplayedModules:
         self.variants: dict[Key, set[Any]] = defaultdict(set)
         self.anchor = torch.zeros((), requires_grad=True)
         self.open = 0
+        self._through_wrapper = -1
+        """How many backward passes there were when a DistributedDataParallel was called last."""
         self._parts: dict[int, Parts] = {}
         self._call = nn.Module.__call__
 
@@ -196,10 +199,19 @@ class ReplayedModules:
             self.lapse.journal.parts_with_modes.append(len(parts.moody))
         number = self.numbers.number(module)
         modes = sum(part.training for part in parts.moody)
-        averages = bool(getattr(module, "averages_asked", True))
-        if training:
-            self.lapse.averages = averages
-        self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes, averages))
+        if training and self.lapse.wrapped:
+            self._see_whether_ranks_average(parts)
+        self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes))
+
+    def _see_whether_ranks_average(self, parts: Parts) -> None:
+        """DDP averages a backward pass where a forward since the last one went through it, and not under no_sync."""
+        lapse = self.lapse
+        wrapper = next((part for part in parts.modules if isinstance(part, DistributedDataParallel)), None)
+        if wrapper is not None:
+            lapse.averages, self._through_wrapper = bool(vars(wrapper).get("averages_asked", True)), lapse.backwards
+        elif self._through_wrapper != lapse.backwards and any(id(p) in lapse.wrapped for p in parts.parameters):
+            lapse.averages = False
+            lapse.journal.bypassed = lapse.journal.bypassed or lapse.line(own=True)
 
     def _run(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not self.parts_of(module).parameters:  # what it calls may have some: a module of functions

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
 import multiprocessing.process
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch.distributed as dist
@@ -15,6 +16,13 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib._words import counted
 from course_lib.timelapse.lapse import Lapse, instead_of
 
+COLLECTIVES = (
+    *("all_reduce", "all_reduce_coalesced", "reduce", "broadcast", "send", "isend", "batch_isend_irecv", "gather"),
+    *("all_gather", "all_gather_into_tensor", "all_gather_coalesced", "all_to_all", "all_to_all_single"),
+    *("reduce_scatter", "reduce_scatter_tensor", "_all_gather_base", "_reduce_scatter_base"),
+)
+"""By which ranks exchange tensors; what they send as objects goes through these, too."""
+
 
 def pretend_ranks(lapse: Lapse) -> None:
     """Let every process group be of one process, and every ``spawn`` run here, as the rank that is played."""
@@ -22,7 +30,8 @@ def pretend_ranks(lapse: Lapse) -> None:
     _count_processes(lapse)
     if dist.is_available():
         _pretend_groups(lapse)
-        _average_nothing()
+        _answer_collectives(lapse)
+        _average_nothing(lapse)
 
 
 class _Ended:
@@ -87,7 +96,7 @@ def _pretend_groups(lapse: Lapse) -> None:
     ) -> None:
         ranks = world_size if world_size > 0 else _from_environment("WORLD_SIZE")
         own = rank if rank >= 0 else _from_environment("RANK")
-        lapse.journal.world_size = ranks
+        lapse.journal.world_size, lapse.journal.has_group = ranks, True
         begin("fake", rank=own, world_size=ranks, store=FakeStore())
 
     @instead_of(dist, dist.distributed_c10d)
@@ -105,7 +114,55 @@ def _from_environment(name: str) -> int:
     return int(os.environ[name])
 
 
-def _average_nothing() -> None:
+def _answer_collectives(lapse: Lapse) -> None:
+    """Count what the script exchanges; where the ranks add up, add what the others would give, which is the same."""
+
+    def answered(name: str) -> None:
+        def exchange(run: Any, *arguments: Any, **options: Any) -> Any:
+            if lapse.backwards:
+                lapse.journal.exchanged += sum(tensor.numel() for tensor in _tensors_in((arguments, options)))
+            returned = run(*arguments, **options)
+            if name in ("all_reduce", "reduce"):
+                given = inspect.signature(run).bind(*arguments, **options).arguments
+                if given.get("op", dist.ReduceOp.SUM) == dist.ReduceOp.SUM and given["tensor"].dtype != torch.bool:
+                    with torch.no_grad():
+                        given["tensor"].mul_(dist.get_world_size(given.get("group")))
+            return returned
+
+        exchange.__name__ = name
+        instead_of(dist, dist.distributed_c10d)(exchange)
+
+    for name in COLLECTIVES:
+        if hasattr(dist, name):
+            answered(name)
+
+
+def _tensors_in(given: Any) -> Iterator[torch.Tensor]:
+    if isinstance(given, torch.Tensor):
+        yield given
+    elif isinstance(given, dict):
+        yield from _tensors_in(list(given.values()))
+    elif isinstance(given, list | tuple):
+        for part in given:
+            yield from _tensors_in(part)
+    elif isinstance(given, dist.P2POp):
+        yield given.tensor
+
+
+def see_what_is_averaged_by_none(
+    lapse: Lapse, trained: Mapping[int, torch.nn.Parameter], names: Mapping[int, str]
+) -> None:
+    """What the ranks train apart; parameters that FSDP or a DTensor shards are exchanged by torch itself."""
+    journal = lapse.journal
+    sharded = any("FullyShardedDataParallel" in name for name in journal.modules)
+    if sharded or any(hasattr(parameter, "device_mesh") for parameter in trained.values()):
+        return
+    alone = {number: parameter for number, parameter in trained.items() if number not in lapse.wrapped}
+    journal.averaged_by_none = tuple(names.get(number, "a parameter") for number in alone)
+    journal.unaveraged = sum(parameter.numel() for parameter in alone.values())
+
+
+def _average_nothing(lapse: Lapse) -> None:
     """DDP's reducer waits for tensors that a pretended group does not send; what the script asks for is kept."""
 
     def asked(module: Any) -> bool:
@@ -116,6 +173,12 @@ def _average_nothing() -> None:
 
     kind: Any = DistributedDataParallel
     kind.require_backward_grad_sync = property(asked, ask)
+
+    @instead_of(kind)
+    def __init__(make: Any, module: Any, *arguments: Any, **options: Any) -> None:
+        make(module, *arguments, **options)
+        lapse.journal.is_wrapped = True
+        lapse.wrapped.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
 
     @instead_of(kind)
     @contextlib.contextmanager

@@ -33,7 +33,7 @@ from course_lib.timelapse.loaders import RecordedLoaders
 from course_lib.timelapse.modules import ReplayedModules
 from course_lib.timelapse.optimizers import RecordedOptimizers
 from course_lib.timelapse.player import Task
-from course_lib.timelapse.ranks import pretend_ranks
+from course_lib.timelapse.ranks import pretend_ranks, see_what_is_averaged_by_none
 from course_lib.timelapse.saves import record_saves
 from course_lib.timelapse.schedules import RecordedSchedules
 from course_lib.timelapse.values import Comparisons, watch_imports, watched
@@ -79,6 +79,8 @@ class Stage:
                 for parameter in parameters_of(optimizer)
                 if id(parameter) in self.gradients.never and parameter.requires_grad
             )
+        if journal.has_group:
+            see_what_is_averaged_by_none(self.lapse, self.gradients.trained, names)
         if self.gradients.changes_by_hand:  # in each of the real micro-batches, so in the others as well
             journal.changed_by_hand = sum(isinstance(event, Backward) for event in journal.events)
         journal.seconds = time.process_time()

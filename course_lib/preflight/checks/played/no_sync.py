@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from course_lib._words import counted
+from course_lib.preflight.checks.played.setup import named
 from course_lib.preflight.report import Judgement, not_applicable
 from course_lib.timelapse.journal import Journal
 from course_lib.timelapse.windows import windows_of
@@ -11,10 +12,14 @@ from course_lib.timelapse.windows import windows_of
 def judge_no_sync(journal: Journal) -> Judgement:
     if journal.world_size == 1:
         return not_applicable("no_sync", "the script runs on one rank")
-    if "DistributedDataParallel" not in journal.modules:
+    if journal.averaged_by_none and journal.exchanged < journal.unaveraged:
+        return _apart(journal)
+    if not journal.is_wrapped:
         return not_applicable("no_sync", "no module is wrapped in DistributedDataParallel")
     windows = [window for of in windows_of(journal) for window in of.windows if window.passes]
     wrong = [window for window in windows if not window.passes[-1].averages]
+    if wrong and journal.bypassed and not any(one.averages for one in wrong[0].passes):
+        return _bypassed(journal, len(wrong), len(windows), wrong[0].micro_batch)
     if wrong:
         first = wrong[0]
         averaged = sum(one.averages for one in first.passes)
@@ -34,3 +39,28 @@ def judge_no_sync(journal: Journal) -> Judgement:
         )
         return Judgement(notes=[note])
     return Judgement()
+
+
+def _apart(journal: Journal) -> Judgement:
+    """Parameters in no wrapper, of which fewer numbers were exchanged than they hold: not once can all have been."""
+    names = journal.averaged_by_none
+    return Judgement().find(
+        "no_sync",
+        f"The {journal.world_size} ranks do not average the gradients of {counted(len(names), 'parameter')} "
+        f"({named(names)}): no DistributedDataParallel has them, and of their {journal.unaveraged:,} numbers the "
+        f"script itself exchanges {journal.exchanged:,} in the whole run.",
+        "Each rank trains these by its own samples alone: their weights part, and no error says so.",
+        "Wrap the model in DistributedDataParallel where its parameters are complete, and ahead of the first step.",
+    )
+
+
+def _bypassed(journal: Journal, wrong: int, steps: int, micro_batch: int) -> Judgement:
+    return Judgement().find(
+        "no_sync",
+        f"The forward calls the module that DistributedDataParallel wraps, and not the wrapper ({journal.bypassed}): "
+        f"no gradient is averaged over the {journal.world_size} ranks in {wrong:,} of {counted(steps, 'step')} "
+        f"(micro-batch {micro_batch:,} is the first).",
+        "The ranks step with their own gradients: their weights part, and no error says so.",
+        "Call the wrapper in training, model(x) and not model.module(x).",
+        at=micro_batch,
+    )
