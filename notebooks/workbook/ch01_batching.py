@@ -45,7 +45,8 @@ SENTENCES = {
         "then falls."
     ),
     "throughput": (
-        "Samples per second, as recorded. At first they rise with the batch; from about 256 on they reach a plateau."
+        "Samples per second, as recorded. They rise with the batch: nearly in proportion at first, to half of the "
+        "highest at 256, and by little behind 1,024."
     ),
     "winners": (
         "Two charts over the batch size, a dot for each of eight runs. On the left, the samples needed rise from "
@@ -54,7 +55,7 @@ SENTENCES = {
     ),
     "trade": (
         "The widget as it opens. Over the batch size, the samples needed rise from about 20 on, the time for each "
-        "sample falls until about 250, and their product has its lowest point between the two, at 71 (grey line)."
+        "sample falls ever more slowly, and their product has its lowest point between the two, at 71 (grey line)."
     ),
     "fitted": (
         "The symptom's figure with a third curve, for a rate that follows the size. It starts at the top with one "

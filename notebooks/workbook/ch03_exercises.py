@@ -283,8 +283,9 @@ def _fault_while_running(seen: Validated) -> str | None:
         )
     return (
         f"{before} saved tensors were alive when the forward passes began: one graph outlives its batch. What you "
-        "return is right. But a name (is it `loss`?) still holds the previous loss while the next forward pass runs, "
-        "so two batches' activations are there at once. Here `del loss` helps, or a loop under `torch.no_grad()`."
+        "return is right. But a name (the loss, or the model's output?) still holds the last batch's graph while the "
+        "next forward pass runs, so two batches' activations are there at once. `del` of each such name helps, or a "
+        "loop under `torch.no_grad()`."
     )
 
 

@@ -304,6 +304,8 @@ def _indices(sampler: Any) -> list[int]:
 
 
 def _one_order(pair: tuple[int, int], other: tuple[int, int]) -> str:
+    if pair[1] == other[1]:
+        return f"epoch {pair[1]} has the same order with the seeds {other[0]} and {pair[0]}: it has to go by the seed."
     return (
         f"(seed {pair[0]}, epoch {pair[1]}) and (seed {other[0]}, epoch {other[1]}) have one order: the numbers are "
         "mixed by arithmetic, and meet. Give both to the generator: default_rng([seed, epoch])."

@@ -145,7 +145,7 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
     if abs(factor - 1) > 1e-4:
         return (
             f"all labels weigh the same, and the update is {factor:.2f} times that of one big batch: the sum over the "
-            "window should be divided by its 14 labels."
+            "window should be divided by its 14 labels, once, and nothing else should scale it (a clip, other counts)."
         )
     if not _moved_by(run[1], record.rates[0], reference):
         return (

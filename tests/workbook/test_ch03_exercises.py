@@ -56,7 +56,7 @@ def validate(model, batches):
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
-        (validation(), "one graph outlives its batch.*Here `del loss` helps"),
+        (validation(), "one graph outlives its batch.*`del` of each such name helps"),
         (validation(keep="loss"), "the list still holds each loss"),
         (validation(keep="loss", keep_batch="batch"), "`del` drops a name; the list still holds the loss"),
         (validation(keep="loss.detach()", after="del loss"), "`losses` holds tensors. Numbers were asked for"),
