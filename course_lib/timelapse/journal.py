@@ -234,7 +234,7 @@ class Journal:
     bypassed: str = ""
     """The first line that calls, in training, a module that a DistributedDataParallel wraps, and not the wrapper."""
     averaged_by_none: tuple[str, ...] = ()
-    """Parameters that got a gradient in the real micro-batches and that no DistributedDataParallel averages."""
+    """Parameters of its optimizers that got a gradient there, and that no DistributedDataParallel averages."""
     unaveraged: int = 0
     """The numbers that these hold."""
     exchanged: int = 0

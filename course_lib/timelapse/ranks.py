@@ -13,6 +13,7 @@ import torch.distributed as dist
 import torch.multiprocessing
 from torch.nn.parallel import DistributedDataParallel
 
+from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from course_lib.timelapse.lapse import Lapse, instead_of
 
@@ -157,7 +158,8 @@ def see_what_is_averaged_by_none(
     sharded = any("FullyShardedDataParallel" in name for name in journal.modules)
     if sharded or any(hasattr(parameter, "device_mesh") for parameter in trained.values()):
         return
-    alone = {number: parameter for number, parameter in trained.items() if number not in lapse.wrapped}
+    held = {id(parameter) for optimizer in lapse.optimizers.things for parameter in parameters_of(optimizer)}
+    alone = {number: trained[number] for number in trained if number in held - lapse.wrapped}
     journal.averaged_by_none = tuple(names.get(number, "a parameter") for number in alone)
     journal.unaveraged = sum(parameter.numel() for parameter in alone.values())
 
