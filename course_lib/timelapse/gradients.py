@@ -122,6 +122,8 @@ class Gradients:
         moved = self._were_moved()
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
         lapse.write(Backward(line, numbers, were_cleared, lapse.averages, moved, lapse.inside["step"] > 0))
+        if lapse.wrapped:
+            lapse.averages = False  # until a wrapper is called again
         for step in self.steps_within:
             lapse.write(step)
         self.steps_within.clear()

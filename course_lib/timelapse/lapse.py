@@ -55,7 +55,7 @@ class Lapse:
         """Optimizers that have stepped."""
         self.optimizers = Numbered()
         self.averages = True
-        """Whether the ranks average the gradients of the last forward in training."""
+        """Whether the ranks would average the gradients of a backward pass."""
         self.wrapped: set[int] = set()
         """The parameters whose gradients a DistributedDataParallel averages, by their ids."""
         self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0}

@@ -199,7 +199,7 @@ class ReplayedModules:
             self.lapse.journal.parts_with_modes.append(len(parts.moody))
         number = self.numbers.number(module)
         modes = sum(part.training for part in parts.moody)
-        if training and self.lapse.wrapped:
+        if torch.is_grad_enabled() and self.lapse.wrapped:
             self._see_whether_ranks_average(parts)
         self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes))
 
@@ -209,8 +209,11 @@ class ReplayedModules:
         wrapper = next((part for part in parts.modules if isinstance(part, DistributedDataParallel)), None)
         if wrapper is not None:
             lapse.averages, self._through_wrapper = bool(vars(wrapper).get("averages_asked", True)), lapse.backwards
-        elif self._through_wrapper != lapse.backwards and any(id(p) in lapse.wrapped for p in parts.parameters):
-            lapse.averages = False
+        elif (
+            self._through_wrapper != lapse.backwards
+            and parts.modules[0].training
+            and any(id(parameter) in lapse.wrapped for parameter in parts.parameters)
+        ):
             lapse.journal.bypassed = lapse.journal.bypassed or lapse.line(own=True)
 
     def _run(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:

@@ -180,6 +180,7 @@ def _average_nothing(lapse: Lapse) -> None:
     def __init__(make: Any, module: Any, *arguments: Any, **options: Any) -> None:
         make(module, *arguments, **options)
         lapse.journal.is_wrapped = True
+        lapse.averages = False
         lapse.wrapped.update(id(parameter) for parameter in module.parameters() if parameter.requires_grad)
 
     @instead_of(kind)

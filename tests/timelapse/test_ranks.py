@@ -58,6 +58,7 @@ TOGETHER = {
         BACKWARD: "        (loss + aside).backward()\n",
     },
     "looked at beside the wrapper": {BACKWARD: "        with torch.no_grad():\n            inner(x)\n" + BACKWARD},
+    "in evaluation mode": {MADE: MADE + "model.eval()\n"},
     "compiled": {MADE: MADE + "model = torch.compile(model, backend='eager')\n"},
     "averaged by hand": {MADE: "model = inner\n", BACKWARD: BACKWARD + AVERAGED},
     "weights averaged": {MADE: "model = inner\n", STEP: STEP + AVERAGED.replace("grad", "data")},
@@ -68,6 +69,13 @@ APART = {
     "beside the wrapper": ({"model(x)": "inner(x)"}, "calls the module that DistributedDataParallel wraps"),
     "a second loss beside the wrapper": (
         {BACKWARD: BACKWARD + "        inner(x).mean().backward()\n"},
+        "averaged over the 2 ranks in 1 and not in the last",
+    ),
+    "a second loss of one forward": (
+        {
+            FORWARD: "        out = model(x)\n        loss = error(out, y)\n",
+            BACKWARD: "        loss.backward(retain_graph=True)\n        out.mean().backward()\n",
+        },
         "averaged over the 2 ranks in 1 and not in the last",
     ),
     "no wrapper": ({MADE: "model = inner\n"}, "of their 193 numbers the script itself exchanges 0"),

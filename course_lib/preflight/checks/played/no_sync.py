@@ -29,7 +29,8 @@ def judge_no_sync(journal: Journal) -> Judgement:
             f"In {shown}, gradients are averaged over the {journal.world_size} ranks in {averaged:,} and not in the "
             f"last (micro-batch {first.micro_batch:,}; {len(wrong):,} of {counted(len(windows), 'step')}).",
             "The ranks step with their own gradients: their weights part, and no error says so.",
-            "Put all micro-batches but the last under no_sync, forward and backward.",
+            "Put all micro-batches but the last under no_sync, forward and backward. Where several losses "
+            "have one forward, take one backward pass of their sum: a second pass averages nothing.",
             at=first.micro_batch,
         )
     most = max((sum(one.averages for one in window.passes) for window in windows), default=0)
