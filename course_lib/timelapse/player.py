@@ -27,6 +27,8 @@ import psutil
 from course_lib._processes import cpu_seconds, interrupts_held, started_by
 from course_lib.timelapse.journal import Journal
 
+GONE_SECONDS = 10.0
+"""How long a play may wait until what it has killed is gone."""
 IDLE_SECONDS = 60.0
 """Without any use of the CPU, after which a script waits for something that does not come."""
 GRACE_SECONDS = 5.0
@@ -230,11 +232,21 @@ class _Playing:
             with contextlib.suppress(psutil.Error):  # which knows a process by more than its number
                 process.kill()
         self.process.wait()
+        deadline = time.monotonic() + GONE_SECONDS
+        while any(map(_lives, self.started)) and time.monotonic() < deadline:  # a busy machine may take a while
+            time.sleep(0.01)
         self.keyboard.close()
         written = self.folder / "given_back"
         if written.exists():
             self.given_back = pickle.loads(written.read_bytes())
         shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def _lives(process: psutil.Process) -> bool:
+    try:
+        return process.status() != psutil.STATUS_ZOMBIE
+    except psutil.Error:
+        return False
 
 
 def _terminal() -> tuple[BinaryIO, int]:

@@ -263,9 +263,7 @@ def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
     of_order: dict[str, tuple[int, int]] = {}
     for pair, made_order in made_of.items():
         if (other := of_order.setdefault(made_order, pair)) != pair:
-            return told(
-                pair, other, "Sums, products, remainders, bits, and texts without a separator are one for many pairs."
-            )
+            return told(pair, other, "Sums, products, bits, and texts without a separator are one for many pairs.")
     for one, other in pairs_of_one_number(order, answer):
         if order(*one) == order(*other):
             return told(one, other, "A number made of the two by sums, products or bits is one for many pairs.")
@@ -434,9 +432,7 @@ bucket_batches = PropertyExercise(
         PIECES: lambda lengths, batch_size, seed, epoch: _of_generator(
             lengths, batch_size, random.Random(seed * 2**40 + epoch)
         ),
-        "Sums, products, remainders, bits, and texts without a separator": _of_seed(
-            lambda seed, epoch: 2 * seed + 3 * epoch
-        ),
+        "Sums, products, bits, and texts without a separator": _of_seed(lambda seed, epoch: 2 * seed + 3 * epoch),
         "Shuffle the batches.": partial(_buckets, shuffle_batches=False),
         ONE_SEQUENCE: _up_and_down,
         IN_GROUPS: _in_groups,
