@@ -126,8 +126,9 @@ def _answer_collectives(lapse: Lapse) -> None:
             if name in ("all_reduce", "reduce"):
                 given = inspect.signature(run).bind(*arguments, **options).arguments
                 if given.get("op", dist.ReduceOp.SUM) == dist.ReduceOp.SUM and given["tensor"].dtype != torch.bool:
+                    ranks = dist.get_world_size(given.get("group"))
                     with torch.no_grad():
-                        given["tensor"].mul_(dist.get_world_size(given.get("group")))
+                        given["tensor"].mul_(max(ranks, 1))  # -1 in a group that this rank is not in
             return returned
 
         exchange.__name__ = name

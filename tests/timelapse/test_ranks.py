@@ -50,6 +50,7 @@ AVERAGED = """\
 HELD = "optimizer = torch.optim.SGD(model.parameters(), lr=0.01)\n"
 BOTH_HELD = "optimizer = torch.optim.SGD([*model.parameters(), *head.parameters()], lr=0.01)\n"
 BOTH_CALLED = "        loss = error(head(model(x)), y)\n"
+OF_THE_SECOND = "one = torch.ones(1)\ndist.all_reduce(one, group=dist.new_group([1]))\nassert one == 1\n"
 TOGETHER = {
     "as it is": {},
     "beside the wrapper as well": {BACKWARD: "        loss += inner(x).square().mean()\n" + BACKWARD},
@@ -63,6 +64,7 @@ TOGETHER = {
     "averaged by hand": {MADE: "model = inner\n", BACKWARD: BACKWARD + AVERAGED},
     "weights averaged": {MADE: "model = inner\n", STEP: STEP + AVERAGED.replace("grad", "data")},
     "a head that no optimizer holds": {FORWARD: BOTH_CALLED},
+    "a group without the first rank": {HELD: OF_THE_SECOND + HELD},
     "two wrappers": {HELD: "head = DistributedDataParallel(head)\n" + BOTH_HELD, FORWARD: BOTH_CALLED},
 }
 APART = {

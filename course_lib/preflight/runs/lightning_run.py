@@ -297,8 +297,8 @@ class LightningRun(TrainingRun):
             if isinstance(name, str) and is_any_of(callback, {"ModelCheckpoint", "EarlyStopping"}):
                 monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
         exists = not _is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
-        has_own = self._has_data_module or not _is_lightnings(self.model, "val_dataloader")
-        has_own = has_own or self.val_dataloaders is not None
+        given = self._has_data_module or self.val_dataloaders is not None
+        has_own = given or not _is_lightnings(self.model, "val_dataloader")
         every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
         return Validation(exists, exists and not has_own, every, tuple(monitors))
 
