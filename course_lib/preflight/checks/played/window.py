@@ -52,8 +52,8 @@ def judge_windows(journal: Journal) -> Judgement:
             return judgement
         if journal.optimizers[number].gradients_of_zero:
             judgement.notes.append(
-                f"window: in the real micro-batches, every gradient that {name} holds is 0: the loss is a constant for "
-                "it, as a cross-entropy over one class is, and teaches nothing"
+                f"window: in the real micro-batches, every gradient that {name} holds is 0: their losses teach it "
+                "nothing, as a cross-entropy over one class never does"
             )
         if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
             return judgement
