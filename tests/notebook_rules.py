@@ -23,6 +23,7 @@ IGNORING = {"nbval-ignore-output", "nbval-skip"}
 VERDICTS = {"T", "I", "F", "V"}
 
 COLUMNS = 88
+WIDEST = {"lines of code": COLUMNS, "printed lines": COLUMNS, "lines of a shown source": 106}  # in columns
 """Of a line of code or of what is printed: more are not on the page."""
 SITTING, SITTINGS_OF_TWO = 60, 50
 """Minutes that a first half may take, and each part of one that has a place to stop."""
@@ -200,19 +201,24 @@ def nothing_runs_out_of_the_page(name: str, notebook: Notebook) -> Iterator[str]
             if lines:
                 longest = max(lines, key=len)
                 yield (
-                    f"{label(cell)} has {len(lines)} {what} of more than {COLUMNS} columns, "
+                    f"{label(cell)} has {len(lines)} {what} of more than {WIDEST[what]} columns, "
                     f"the longest {len(longest)}: {longest.strip()[:40]}"
                 )
 
 
 def wide_lines(cell: Cell) -> dict[str, list[str]]:
-    """Lines of code, in a code cell or in a fence, and printed ones, that are wider than a page."""
+    """Lines of code, in a code cell, in a fence or as a shown source, and printed ones, that are wider than a page."""
     if cell["cell_type"] == "code":
-        code, printed = source(cell), printed_lines(cell)
+        outputs = [output.get("data", {}).get("text/markdown", "") for output in cell["outputs"]]
+        code, printed, shown = source(cell), printed_lines(cell), fenced("\n".join(map("".join, outputs)))
     else:
-        code, printed = "\n".join(re.findall(r"^```python\n(.*?)^```", source(cell), re.MULTILINE | re.DOTALL)), []
-    lines = {"lines of code": code.splitlines(), "printed lines": printed}
-    return {what: [line for line in of_it if len(line) > COLUMNS] for what, of_it in lines.items()}
+        code, printed, shown = fenced(source(cell)), [], ""
+    lines = dict(zip(WIDEST, (code.splitlines(), printed, shown.splitlines()), strict=True))
+    return {what: [line for line in of_it if len(line) > WIDEST[what]] for what, of_it in lines.items()}
+
+
+def fenced(markdown: str) -> str:
+    return "\n".join(re.findall(r"^```python\n(.*?)^```", markdown, re.MULTILINE | re.DOTALL))
 
 
 def the_minutes_are_true(name: str, notebook: Notebook) -> Iterator[str]:

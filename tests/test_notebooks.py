@@ -267,6 +267,10 @@ BROKEN = {
         put("c3", outputs=[{"output_type": "execute_result", "data": {"text/plain": "o" * 89}}]),
         "cell c3 (x = 1) has 1 printed lines of more than 88 columns, the longest 89",
     ),
+    "wide source": (
+        put("c3", outputs=[{"output_type": "display_data", "data": {"text/markdown": f"```python\n{'o' * 107}\n```"}}]),
+        "cell c3 (x = 1) has 1 lines of a shown source of more than 106 columns, the longest 107",
+    ),
     "no minutes": (put("title", source="# Why did it stop?"), "states [] minutes, expected are 1 numbers"),
     "too many minutes stated": (
         put("title", source="# Why did it stop?\nAbout 13 minutes."),

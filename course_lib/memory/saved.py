@@ -12,8 +12,9 @@ from torch.autograd.graph import saved_tensors_hooks
 def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -> int:
     """Call ``forward()`` and count the bytes that its graph saves, each storage once.
 
-    What of a step's memory grows with the batch: mostly ``const + c · batch_size``, so two calls give both. Saved
-    inputs count, the parameters and buffers of ``model`` don't. Works under fake tensors.
+    What of a step's memory grows with the batch: mostly ``const + c · batch_size``, so two calls
+    give both. Saved inputs count, the parameters and buffers of ``model`` don't. Works under
+    fake tensors.
 
     >>> import torch
     >>> saved_bytes(lambda: torch.ones(4, 10, requires_grad=True).exp())    # exp keeps its output
@@ -23,8 +24,10 @@ def saved_bytes(forward: Callable[[], Any], *, model: nn.Module | None = None) -
         ValueError: ``forward`` isn't callable.
     """
     if not callable(forward):
-        raise ValueError(f"forward must be a function without arguments, got {forward!r}: write lambda: model(x)")
-    own = {id(t.untyped_storage()) for t in (*model.parameters(), *model.buffers())} if model is not None else set()
+        what = "forward must be a function without arguments"
+        raise ValueError(f"{what}, got {forward!r}: write lambda: model(x)")
+    left_out = (*model.parameters(), *model.buffers()) if model is not None else ()
+    own = {id(tensor.untyped_storage()) for tensor in left_out}
     saved: dict[int, Any] = {}
 
     def pack(tensor: Tensor) -> Tensor:

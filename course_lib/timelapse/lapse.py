@@ -22,6 +22,8 @@ MOST_REAL = 4
 TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
 LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
+NO_LINES_OF_A_SCRIPT = (*LIBRARIES, "<string>")
+"""Also what Python makes of a text, as a dataclass's comparisons: the line that called it is the script's."""
 
 
 class Numbered:
@@ -103,7 +105,7 @@ class Lapse:
         innermost = ""
         while frame is not None:
             file = frame.f_code.co_filename
-            if not file.startswith(LIBRARIES):
+            if not file.startswith(NO_LINES_OF_A_SCRIPT):
                 place = f"{shortened(file)}:{frame.f_lineno}"
                 if not own or self.is_own(file):
                     return place
@@ -125,7 +127,7 @@ class Lapse:
 
 def _innermost_frame() -> Any:
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(LIBRARIES):
+    while frame is not None and frame.f_code.co_filename.startswith(NO_LINES_OF_A_SCRIPT):
         frame = frame.f_back
     return frame
 

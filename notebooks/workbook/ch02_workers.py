@@ -97,8 +97,8 @@ class ReaderIds(Integers):
 class Draws(Dataset[int]):
     """Each sample is a random number below 2**31, drawn in one of three ways.
 
-    ``way``: "global" draws from NumPy's global generator; "own" from a generator that is made here, once; "by index"
-    from one that is made for each sample, of (seed, epoch, index).
+    ``way``: "global" draws from NumPy's global generator; "own" from a generator that is
+    made here, once; "by index" from one that is made for each sample, of (seed, epoch, index).
     """
 
     def __init__(self, samples: int, way: str) -> None:
@@ -149,10 +149,9 @@ def private_bytes(samples: Any) -> int:
 
 
 def growth_of_workers(dataset: Any, workers: int = 2) -> list[int]:
-    """By how many private bytes each forked worker has grown between its first batch and its last, over an epoch."""
-    loader = DataLoader(
-        dataset, len(dataset) // 40, num_workers=workers, collate_fn=private_bytes, multiprocessing_context="fork"
-    )
+    """By how many private bytes each forked worker grows from its first batch to its last."""
+    options: Any = dict(num_workers=workers, multiprocessing_context="fork")
+    loader = DataLoader(dataset, len(dataset) // 40, collate_fn=private_bytes, **options)
     batches = list(loader)
     return [batches[worker::workers][-1] - batches[worker] for worker in range(workers)]
 

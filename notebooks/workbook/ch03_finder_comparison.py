@@ -193,18 +193,18 @@ class SmallModule(LightningModule):
         return DataLoader(data, self.batch_size, collate_fn=lambda samples: make_batch(len(samples)))
 
 
-def lightning(device: SimulatedDevice, mode: str = "power", *, own_size: int = 2, **options: Any) -> int | None:
+def lightning(device: SimulatedDevice, *, own_size: int = 2, **options: Any) -> int | None:
     """Lightning's own finder; `own_size` is the module's batch size before."""
     with tempfile.TemporaryDirectory() as folder:
         trainer = quiet_trainer(accelerator="cpu", max_epochs=1, default_root_dir=folder)
-        return Tuner(trainer).scale_batch_size(SmallModule(device, own_size), mode=mode, **options)  # type: ignore[arg-type]
+        return Tuner(trainer).scale_batch_size(SmallModule(device, own_size), **options)
 
 
 Finder = Callable[[SimulatedDevice], int | None]
 FINDERS: dict[str, Finder] = {
     "find_batch_size": ours,
     "Lightning, power": lightning,
-    "Lightning, binsearch": lambda device: lightning(device, "binsearch"),
+    "Lightning, binsearch": lambda device: lightning(device, mode="binsearch"),
     "retry loop, halving": halving,
 }
 

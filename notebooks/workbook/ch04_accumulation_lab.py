@@ -221,9 +221,10 @@ def usual_recipe(case: Case, rank: int) -> Iterator[Tensor]:
     for window in windows(_batches(case, rank), case.k):
         model.zero_grad()
         for position, (features, classes) in enumerate(window, start=1):
-            not_yet = position < len(window) and dist.is_initialized()  # ranks may hold unequally many micro-batches
+            # ranks may hold unequally many micro-batches
+            not_yet = position < len(window) and dist.is_initialized()
             with model.no_sync() if not_yet else nullcontext():
-                loss = F.cross_entropy(model(features), classes, reduction=case.reduction, ignore_index=-100)
+                loss = F.cross_entropy(model(features), classes, reduction=case.reduction)
                 (loss / case.k).backward()
         yield gradient(model)
 

@@ -16,7 +16,7 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
-from workbook.ch02_exercises import FACTORS, HASH, WRITTEN_ALIKE, another_hash, pairs_of_one_number
+from workbook.ch02_exercises import EPOCHS, FACTORS, HASH, WRITTEN_ALIKE, another_hash, pairs_of_one_number
 from workbook.ch06_two_ranks import fit
 from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
@@ -280,7 +280,7 @@ def _fault_of_orders(make: Any) -> str | None:
                     f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere or from its end: the same "
                     "samples meet in nearly the same batches. Draw a new order in each epoch."
                 )
-    of_factors = [pair for factor in FACTORS for pair in ((0, factor), (factor, 0))]
+    of_factors = [(factor, 0) for factor in FACTORS] + [(0, factor) for factor in sorted(EPOCHS)]
     for pair in of_factors + WRITTEN_ALIKE:
         if (other := of_order.setdefault(str(_order_of(make, *pair)), pair)) != pair:
             return _one_order(pair, other)

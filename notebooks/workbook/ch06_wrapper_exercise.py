@@ -83,9 +83,12 @@ def _first_fault_of_shard(shard: Shard) -> str | None:
         where = f"of {num_samples} indices in batches of {batch_size} on {num_replicas} ranks"
         if fault := _fault_of_ranks(ranks, num_samples, batch_size):
             return f"{where}, {fault}"
-        order = _part_of(shard, num_samples, 1, 0, epoch, launched=1000, batch_size=batch_size)
-        if not goes_by_ranks and (fault := _fault_of_repeats(ranks, order)):
-            return f"{where}, {fault}"
+        if goes_by_ranks:
+            orders = _orders_by_either_deal(ranks, -(-num_samples // batch_size))
+        else:
+            orders = [_part_of(shard, num_samples, 1, 0, epoch, launched=1000, batch_size=batch_size)]
+        if all(faults := [_fault_of_repeats(ranks, order) for order in orders]):
+            return f"{where}, {faults[0]}"
     return _fault_of_another_sampler(shard)
 
 
@@ -145,6 +148,12 @@ def _goes_by_the_number_of_ranks(shard: Shard) -> bool:
     """Whether one rank has other batches than three together, as where their number is in the seed."""
     together = itertools.chain(*_parts_of(shard, 30, 3))
     return sorted(together) != sorted(_part_of(shard, 30, 1, 0, epoch=0, launched=1000))
+
+
+def _orders_by_either_deal(ranks: list[Any], num_batches: int) -> list[list[list[int]]]:
+    """The batches in the order in which they were dealt: in turn, or in a piece for each rank."""
+    in_turn = itertools.chain(*zip(*ranks, strict=True))
+    return [list(itertools.islice(dealt, num_batches)) for dealt in (in_turn, itertools.chain(*ranks))]
 
 
 def _fault_of_repeats(ranks: list[Any], order: list[list[int]]) -> str | None:

@@ -283,11 +283,12 @@ def train(
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Trained:
-    """Train a small network for four epochs; ``filtered`` leaves out the samples that are known to be bad."""
+    """Train a small network for four epochs; ``filtered`` leaves out the samples known to be bad."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    guard = StepGuard(model, optimizer, max_norm=max_norm, spike_factor=spike_factor, max_consecutive_skips=None)
+    bounds: Any = dict(max_norm=max_norm, spike_factor=spike_factor, max_consecutive_skips=None)
+    guard = StepGuard(model, optimizer, **bounds)
     updates = large_applied = 0
     for indices in batches_of(data, filtered, seed):
         images = data.images[indices]
@@ -303,7 +304,7 @@ def train(
             optimizer.step()
             updated = True
         updates += updated
-        large_applied += updated and images.max().item() > 1e3  # a maximum with a NaN is NaN, and not larger
+        large_applied += updated and images.max().item() > 1e3  # False where a pixel is NaN
     found = model(data.test_images.to(device)).argmax(1).cpu()
     return Trained((found == data.test_labels).float().mean().item(), updates, large_applied)
 

@@ -116,7 +116,7 @@ def read_diary(folder: str | os.PathLike[str]) -> list[MicroBatch]:
 
 
 def applied(diary: Sequence[MicroBatch]) -> list[MicroBatch]:
-    """Those whose window was attempted and not undone: a life undoes the windows from its first one on."""
+    """Those whose window was not undone: a life undoes the windows from its first one on."""
     first_window: dict[int, int] = {}
     for micro_batch in diary:
         first_window.setdefault(micro_batch.life, micro_batch.window)

@@ -114,8 +114,9 @@ class Digits(LightningModule):
 
 
 def train(
-    folder: Path, callbacks: Sequence[Callback] = (), *, sides: Mapping[int, int] = SIDES, max_epochs: int = EPOCHS
-) -> Trainer:
+    folder: Path, callbacks: Sequence[Callback] = (), *,
+    sides: Mapping[int, int] = SIDES, max_epochs: int = EPOCHS,
+) -> Trainer:  # fmt: skip
     """Start the run of a folder, or go on with it, on as many ranks as there are now."""
     seed_everything(0, verbose=False)
     ranks, ranks_here = (int(os.environ.get(name, 1)) for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"))
@@ -125,8 +126,9 @@ def train(
         max_epochs=max_epochs, gradient_clip_val=1.0, deterministic=True, logger=False,
         enable_progress_bar=False, enable_model_summary=False,
         devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
-        callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"), StepAudit(strict=True),
-                   ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True), *callbacks],
+        callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"),
+                   StepAudit(strict=True), *callbacks,
+                   ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True)],
     )  # fmt: skip
     trainer.fit(Digits(), datamodule=data, ckpt_path="last", weights_only=False)
     return trainer

@@ -794,7 +794,8 @@ def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
 def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
     script = tmp_path / "train.py"
     begin = [
-        "import math, statistics, types",
+        "import dataclasses, math, statistics, types",
+        "Kept = dataclasses.make_dataclass('Kept', ['loss'], order=True)",
         "count, counts, kept, share = 0.0, {'large': 0.0}, types.SimpleNamespace(large=0.0), 0.5",
         "for epoch in range(8):",
         "    losses = []",
@@ -820,6 +821,7 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
     stops += ["    if torch.allclose(loss, -loss): break", "    if not loss.equal(loss.detach()): break"]
     stops += ["    if not torch.is_nonzero(loss): break", "    if (loss < -1.5).item(): break"]
     stops += ["    if torch.isnan(loss).any().item(): break", "    if -1.5 > large > -9.5: break"]
+    stops += ["    if Kept(losses[0]) < Kept(-1.5): break"]
     script.write_text(HEAD + "\n".join(begin + stops))
     first = HEAD.count("\n") + len(begin) + 1
     notes = " ".join(preflight_script(script).notes)

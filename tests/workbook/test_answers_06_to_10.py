@@ -144,6 +144,14 @@ class SeedAboveTheEpoch(_Dealt):
         return np.random.default_rng((self.seed << 32) + self.epoch).permutation(self.num_samples)
 
 
+class DrawsEpochAfterEpoch(_Dealt):
+    def order(self):
+        generator = torch.Generator().manual_seed(self.seed)
+        for _ in range(self.epoch + 1):
+            order = torch.randperm(self.num_samples, generator=generator)
+        return order.numpy()
+
+
 class PythonsGenerator(_Dealt):
     def order(self):
         indices = list(range(self.num_samples))
@@ -163,6 +171,11 @@ def seeded(batch_sampler, seed):
 def dealt(batches, num_replicas, rank):
     steps = -(-len(batches) // num_replicas)
     return list(islice(cycle(batches), rank, steps * num_replicas, num_replicas))
+
+
+def repeats_the_last(batch_sampler, num_replicas, rank, epoch):
+    batches = seeded(batch_sampler, 1000 * epoch + num_replicas)
+    return (batches + batches[-1:] * (-len(batches) % num_replicas))[rank::num_replicas]
 
 
 def seeded_by(seed_of_epoch):
@@ -473,6 +486,7 @@ WRONG = {
     "06/3 epoch modulo 12": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 12)),
     "06/3 epoch modulo 100": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 100)),
     "06/3 epochs up to 50": (one_order_for_all_ranks, seeded_by(lambda epoch: min(epoch, 50))),
+    "06/3 repeats the last, the number of ranks in the seed": (one_order_for_all_ranks, repeats_the_last),
     "06/3 one order, rolled": (one_order_for_all_ranks, rolls_one_order),
     "06/3 one order, reversed": (one_order_for_all_ranks, reverses_one_order),
     "06/3 holds the generator": (one_order_for_all_ranks, holds_the_generator),
@@ -666,6 +680,7 @@ RIGHT = {
     "06/1 tensors": (shard_by_hand, torch.arange(13).tensor_split(6)[1::2]),
     "06/2 torch's generator, a mixed seed": (repair_a_sampler, TorchsGenerator),
     "06/2 Python's generator": (repair_a_sampler, PythonsGenerator),
+    "06/2 one draw for each epoch": (repair_a_sampler, DrawsEpochAfterEpoch),
     "06/2 the seed above the epoch": (repair_a_sampler, SeedAboveTheEpoch),
     "06/2 arrays": (repair_a_sampler, YieldsArrays),
     "06/2 tuples, lazily": (repair_a_sampler, YieldsTuplesLazily),

@@ -1,4 +1,4 @@
-"""An ordinary loop: 2,000 points, accumulation over four micro-batches, a cosine. It trains without a complaint."""
+"""An ordinary loop that trains without a complaint: 2,000 points, windows of four, a cosine."""
 
 import torch
 from torch import nn
