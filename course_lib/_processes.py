@@ -38,11 +38,15 @@ def seconds_without_a_core(pid: int) -> float:
 
     It is the sum over the threads that live, by Linux's ``/proc/PID/task/TID/schedstat``.
     """
+    return sum(threads_without_a_core(one.pid) for one in started_by(pid))
+
+
+def threads_without_a_core(pid: int) -> float:
+    """The same of one process alone."""
     nanoseconds = 0
-    for one in started_by(pid):
-        for thread in Path(f"/proc/{one.pid}/task").glob("*/schedstat"):
-            with contextlib.suppress(OSError, ValueError):
-                nanoseconds += int(thread.read_text().split()[1])
+    for _, told in _of_threads(pid, "schedstat"):
+        with contextlib.suppress(ValueError):
+            nanoseconds += int(told.split()[1])
     return nanoseconds / 1e9
 
 
@@ -56,9 +60,16 @@ def is_ready(pid: int) -> bool:
 
 def thread_states(pid: int) -> Iterator[tuple[int, str]]:
     """The id of each thread of a process, and Linux's letter for what it does: ``R`` runs, ``S`` sleeps."""
-    for thread in Path(f"/proc/{pid}/task").glob("*/stat"):
-        with contextlib.suppress(OSError, IndexError):  # it has ended
-            yield int(thread.parent.name), thread.read_text().rpartition(")")[2].split()[0]
+    for thread, told in _of_threads(pid, "stat"):
+        yield thread, told.rpartition(")")[2].split()[0]
+
+
+def _of_threads(pid: int, name: str) -> Iterator[tuple[int, str]]:
+    """What Linux's ``/proc/PID/task/TID/NAME`` says of each thread; process and threads may end at any moment."""
+    with contextlib.suppress(OSError):
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            with contextlib.suppress(OSError):
+                yield int(thread), Path(f"/proc/{pid}/task/{thread}/{name}").read_text()
 
 
 def takes_signal(pid: int, number: int) -> bool:

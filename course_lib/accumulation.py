@@ -98,10 +98,10 @@ def accumulate(
         model: A plain module, or one that is or holds a `DistributedDataParallel` (Fabric's wrapper does). Where a
             plain module meets several ranks, its gradients are summed over them in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
-        loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. A function of one argument is
-            called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
-        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over; 0 is allowed: where
-            a mean over nothing is NaN, the sum and its gradient are 0. Count what the *loss* sees: a causal language
+        loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. Where one argument at most has no
+            default, it is called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
+        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over. 0 is allowed: a sum
+            over nothing is 0, and so is its gradient. Count what the *loss* sees: a causal language
             model doesn't predict the first token of a row, so `(batch["labels"] != -100).sum()` counts too many. In
             transformers the pair is `loss_sum_fn=lambda model, batch: model(**batch, num_items_in_batch=1).loss` and
             `count_fn=lambda batch: (batch["labels"][:, 1:] != -100).sum()`.

@@ -15,7 +15,7 @@ every end is reported.*
 
 The first call of a process waits some seconds for that server; :func:`warm_up` starts it ahead of time. A rank that
 raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeout`; both show where every rank was. No
-process outlives the call, however it ends.
+process of a rank's group outlives the call, however it ends.
 
 ``caller.py`` is the calling process, ``server.py`` the server that ranks start from, ``rank.py`` the process of a
 rank, ``forks.py`` how it forks, ``stacks.py`` where one stands that cannot answer, ``travel.py`` what goes from one to

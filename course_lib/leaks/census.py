@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import functools
 import gc
+import heapq
 import sys
 import weakref
 from collections import Counter, deque
@@ -147,7 +148,9 @@ class Census:
         tensors = self.tensors()
         roots = graph_roots(tensors, {})
         if not self.graph_sizes:
-            whole = [len(nodes) for tensor, _ in roots[-_MOST_ROOTS:] for _, nodes in graph_roots([tensor], {})]
+            newest, older = roots[-_MOST_ROOTS:], roots[:-_MOST_ROOTS]
+            largest = heapq.nlargest(_MOST_ROOTS, older, key=lambda root: len(root[1]))
+            whole = [len(nodes) for tensor, _ in newest + largest for _, nodes in graph_roots([tensor], {})]
             self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
             self.storage_sizes = set(bytes_by_storage(tensors).values())
         workers = self._children.private_bytes()

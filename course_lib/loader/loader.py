@@ -139,8 +139,8 @@ class MiniDataLoader(DataLoader[Sample]):
         """What the order of this epoch is drawn from, and the number of its batches that were *delivered*.
 
         Batches that workers have fetched ahead do not count. Once an epoch has ended, the state is that of the next.
-        A Lightning Trainer takes a batch of a stream without a length before it trains the one before, and that batch
-        counts: ``ExactResume`` refuses such a state within an epoch.
+        A Lightning Trainer reads a stream without a length one batch ahead of its training, and that batch counts:
+        ``ExactResume`` refuses such a state within an epoch.
         Raises ValueError within an epoch that workers deliver without ``in_order``: it has no position.
         """
         if self._position and not (self._resume or self.in_order or self.num_workers < 2):

@@ -9,8 +9,9 @@ and an answer is a size that has run.* `batch_size_search` holds what one rank k
     print(fitted)                                               # size, predicted, measured, limit, the trials
     loader = DataLoader(dataset, batch_size=fitted.batch_size)
 
-Predictions run no kernel; a trial is two real steps, as the first one makes the optimizer's state. Afterwards model,
-optimizer, gradients and random generators are as before, bit for bit. Chapter 03 counts what other finders do.
+Predictions run no kernel; a trial is two real steps, as the first one makes the optimizer's state. Afterwards weights,
+buffers, modes, optimizer, gradients and random generators are as before, bit for bit; other attributes that a
+module's ``forward`` sets are not put back. Chapter 03 counts what other finders do.
 
 Sources: ``lightning.pytorch.tuner.batch_size_scaling`` and accelerate's ``find_executable_batch_size``, the two to
 compare with.

@@ -22,7 +22,7 @@ def restored(model: nn.Module, optimizer: Optimizer) -> Iterator[None]:
     that modules hold as attributes among them.
 
     Tensors come back as the same objects. Copies are kept on the CPU, but gradients stay where they are, as they are
-    only put aside. What hooks write elsewhere (an average of the weights) is not known here.
+    only put aside. What hooks and ``forward`` write elsewhere (an average of the weights, a list) is not known here.
     """
     with ExitStack() as stack:
         stack.enter_context(generators_put_back())

@@ -86,7 +86,10 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         return int(max(self.primary_indices.max(), self.secondary_indices.max()))
 
     def loss_weight(self, batch: int) -> float:
-        """This rank's weight for the mean loss over a batch's *primary* samples, see ``ShuffledBatchSampler``."""
+        """This rank's weight for the mean loss over a batch's *primary* samples, see ``ShuffledBatchSampler``.
+
+        Where it is 0, the batch has none, and their mean is NaN, also times 0: take ``0 * outputs.sum()`` in its place.
+        """
         world_size, rank = self._world()
         return loss_weight(self._primary_steps(self._position, world_size), batch, world_size, rank)
 

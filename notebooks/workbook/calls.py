@@ -11,10 +11,12 @@ import functools
 import inspect
 import io
 import itertools
+import os
 import random
 import signal
 import sys
 import threading
+import time
 import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
@@ -23,6 +25,8 @@ from typing import Any, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+
+from course_lib._processes import threads_without_a_core
 
 F = TypeVar("F", bound=Callable[..., Any])
 AGAIN_AFTER = 0.5
@@ -39,6 +43,7 @@ def ended_after(seconds: float) -> Iterator[None]:
 
     A second thread sends SIGINT, which every system has and which Jupyter's own interrupt uses too; one that was sent
     by somebody else goes where it went before. A handler runs in the main thread only, so elsewhere there is no bound.
+    What the machine's other work takes does not count, where Linux tells how long threads have waited for a core.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -57,9 +62,19 @@ def ended_after(seconds: float) -> Iterator[None]:
                 raise OutOfTime
             _raise_after(lines, frame)
 
+    begun, starved_before = time.monotonic(), threads_without_a_core(os.getpid())
+
+    def seconds_left() -> float:
+        elapsed = time.monotonic() - begun
+        starved = min(threads_without_a_core(os.getpid()) - starved_before, 0.95 * elapsed)
+        return seconds - (elapsed - starved)
+
     def interrupt() -> None:
         wait = seconds
         while not over.wait(wait):
+            if not expired.is_set() and (left := seconds_left()) > 0.01:
+                wait = left
+                continue
             expired.set()
             if hasattr(signal, "pthread_kill"):
                 signal.pthread_kill(main, signal.SIGINT)  # wakes a sleep, and a wait for a lock

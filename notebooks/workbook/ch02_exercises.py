@@ -68,12 +68,15 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
     words = [len(word) for word in load_words()]
     if fault := _fault_of_dealing(made, words):
         return fault
-    batches, shuffled = made(words, 32, 0, 0), _shuffled_batches(words, 32, 0, 0)
-    if padding(batches, words) * 2 > padding(shuffled, words):
-        return (
-            f"2,000 words in batches of 32 are padded by {padding(batches, words):,} positions; batches of a plain "
-            f"shuffle by {padding(shuffled, words):,}.\nWords of one length belong together: that is the bucket."
-        )
+    for what, lengths in {"words": words, "texts": [64 * length for length in reversed(words)]}.items():
+        batches, shuffled = (deal(lengths, 32, 0, 0) for deal in (made, _shuffled_batches))
+        if padding(batches, lengths) * 2 > padding(shuffled, lengths):
+            return (
+                f"2,000 {what} in batches of 32 are padded by {padding(batches, lengths):,} positions; batches of a "
+                f"plain shuffle by {padding(shuffled, lengths):,}.\n{what.capitalize()} of one length belong together: "
+                "that is the bucket."
+            )
+    batches = made(words, 32, 0, 0)
     if made(words, 32, 0, 0) != batches:
         return "two calls with the same (seed, epoch) differ.\nDraw from a generator made of the two, not a global one."
     with another_hash():
@@ -334,7 +337,7 @@ NUMPYS_KINDS = (
 )
 PIECES = "The numbers differ, but the generator takes in 32 bits at a time, and comes to one state."
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
-FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 21)), *KNOWN_NUMBERS})
+FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 32)), *KNOWN_NUMBERS})
 """By which people multiply the seed or the epoch before they add the other."""
 WRITTEN_ALIKE = [(1, 10**k) for k in range(1, 5)]
 """Seed and epoch that make one text with (11, 0), whatever the width to which the epoch is filled up."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import multiprocessing
 import random
 import threading
 import time
@@ -72,7 +73,7 @@ BARE_NEXT = (
 
 
 def _fault_of_results(prefetched: Any) -> str | None:
-    for number, ahead in ((0, 2), (1, 2), (6, 2), (6, 1), (50, 4), (30, 12)):
+    for number, ahead in ((0, 2), (1, 2), (6, 2), (6, 1), (50, 4), (30, 12), (120, 40)):
         observed = _observed(prefetched, number, ahead)
         results, drawn_at = observed.results, observed.drawn_at
         setting = f"{number} tasks, {ahead} ahead: "
@@ -160,26 +161,36 @@ def _fault_of_errors(prefetched: Any) -> str | None:
             if results == [0, 1]:
                 continue
         return f"where `fetch` raises for the third of 6 tasks, {ahead} ahead, {results} came.\n{ERRORS}"
-    return None
+
+    def next_of_nothing(task: int) -> int:
+        return next(iter(())) if task == 2 else task
+
+    try:
+        results = list(prefetched(next_of_nothing, iter(range(6)), 2))
+    except (StopIteration, RuntimeError):
+        return None
+    return f"where `fetch` raises StopIteration for the third of 6 tasks, {results} came.\n{ERRORS}"
 
 
 def _fault_of_waiting(prefetched: Any) -> str | None:
     """A fetch that takes longer than an answer waits for it, whose seconds are milliseconds here."""
-    wait = Future.result
+    wait, caller = threading.Condition.wait, threading.get_ident()
     longest: list[float] = []
 
-    def waited(future: Future[Any], timeout: float | None = None) -> Any:
-        longest.append(timeout or 0)
-        return wait(future, None if timeout is None else min(timeout, 0.001))
+    def waited(condition: Any, timeout: float | None = None) -> bool:  # in it end `result`, `wait` and an event's
+        if timeout is None or threading.get_ident() != caller:
+            return wait(condition, timeout)
+        longest.append(timeout)
+        return wait(condition, min(timeout, 0.001))
 
     def fetch(task: int) -> int:
         time.sleep(0.02)
         return task
 
-    with mock.patch.object(Future, "result", waited):
+    with mock.patch.object(threading.Condition, "wait", waited):
         try:
             results = list(prefetched(fetch, iter(range(4)), 1))
-        except TimeoutError:
+        except (TimeoutError, multiprocessing.TimeoutError):
             results = []
     if results != [0, 1, 2, 3]:
         return f"a fetch that takes longer than {max(longest, default=0):g} s ends the epoch.\n{IMPATIENT}"
@@ -188,7 +199,10 @@ def _fault_of_waiting(prefetched: Any) -> str | None:
 
 MADE_ANEW = "An error that is made anew has lost its traceback, its cause and its attributes: let it through as it is."
 IMPATIENT = "`result()` without a timeout waits for as long as a fetch takes."
-SPECIAL_ERRORS = ((2, FileNotFoundError), (3, TimeoutError), (2, IndexError), (1, ConnectionError))
+SPECIAL_ERRORS = (
+    *((2, FileNotFoundError), (3, TimeoutError), (2, IndexError), (1, ConnectionError)),
+    *((2, RuntimeError), (1, MemoryError), (3, ZeroDivisionError), (2, TypeError), (1, AttributeError)),
+)
 """By how many are ahead: what somebody may take for no error."""
 ERRORS = "The results before it come first, then its error is raised: whoever swallows it trains on fewer samples."
 

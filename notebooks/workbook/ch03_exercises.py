@@ -67,7 +67,7 @@ def _wrong_peaks(
 
 
 def _draw_peak(draw: random.Random) -> dict[str, int]:
-    num_parameters = draw.choice([0, 1, draw.randrange(2000)])
+    num_parameters = draw.choice([0, 1, draw.randrange(2000), draw.randrange(2**29, 2**31)])
     saved_numbers = draw.choice([0, 1, num_parameters, draw.randrange(300)])
     batch_size = draw.choice([1, 2, draw.randint(1, 40)])
     copies = draw.choice([0, 1, 2, 3])

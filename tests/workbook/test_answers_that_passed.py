@@ -7,8 +7,9 @@ import itertools
 import random
 import statistics
 from collections import deque
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from fractions import Fraction
+from multiprocessing.pool import ThreadPool
 from unittest import mock
 
 import numpy as np
@@ -148,9 +149,51 @@ def trying_again(fetch, tasks, ahead):
             yield result
 
 
-def of_at_most_8(fetch, tasks, ahead):
-    for future in fetching._oldest_first(fetch, tasks, min(ahead, 8)):
-        yield future.result()
+def of_at_most(most):
+    def answer(fetch, tasks, ahead):
+        for future in fetching._oldest_first(fetch, tasks, min(ahead, most)):
+            yield future.result()
+
+    return answer
+
+
+def ending_at(kind):
+    def answer(fetch, tasks, ahead):
+        try:
+            for future in fetching._oldest_first(fetch, tasks, ahead):
+                yield future.result()
+        except kind:
+            return
+
+    return answer
+
+
+def waiting_for_10_s(fetch, tasks, ahead):
+    for future in fetching._oldest_first(fetch, tasks, ahead):
+        if wait([future], timeout=10).done:
+            yield future.result()
+
+
+def getting_within_10_s(fetch, tasks, ahead):
+    tasks = iter(tasks)
+    with ThreadPool(4) as pool:
+        pending = deque(pool.apply_async(fetch, [task]) for task in itertools.islice(tasks, ahead))
+        while pending:
+            oldest = pending.popleft()
+            pending.extend(pool.apply_async(fetch, [task]) for task in itertools.islice(tasks, 1))
+            yield oldest.get(10)
+
+
+class KeptByTheNumber:
+    """Keeps its tasks for lists of one length, whatever they hold."""
+
+    def __init__(self):
+        self.kept = {}
+
+    def __call__(self, lengths, batch_size, seed, epoch):
+        if (key := (len(lengths), batch_size, seed, epoch)) not in self.kept:
+            self.kept[key] = ch02._buckets(lengths, batch_size, seed, epoch)
+        return self.kept[key]
 
 
 def trying_again_after(kind):
@@ -256,6 +299,7 @@ def asking_the_device(run, limit, usual):
         (ch01.by_hand, batches_that_draw, "Python's global generator is not as it was"),
         (ch01.padded, ch01._OneBuffer(), "Each batch needs memory of its own"),
         (ch01.padded, lambda words: ch01._padded(words, width=min(12, max(map(len, words)))), "Letters are lost"),
+        (ch01.padded, lambda words: ch01._padded(words, width=min(32, max(map(len, words)))), "Letters are lost"),
         (ch01.mean_accuracy, lambda correct, sizes: str(sum(correct) / sum(sizes)), "should be 0.5, got '0.5'"),
         (ch01.mean_accuracy, in_double, "torch's default dtype is torch.float64"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: f"{seed}-{epoch % 100}"), "give one order"),
@@ -266,19 +310,36 @@ def asking_the_device(run, limit, usual):
             of_one_number(lambda seed, epoch: 1337 * seed + epoch),
             "(1, 0) and (0, 1337) give one order",
         ),
-        (ch02.bucket_batches, of_one_number(lambda seed, epoch: seed + 2**21 * epoch), "A number made of the two"),
+        (
+            ch02.bucket_batches,
+            of_one_number(lambda seed, epoch: seed + 2**21 * epoch),
+            "(0, 1) and (2097152, 0) give one",
+        ),
+        (ch02.bucket_batches, lambda n, b, seed, epoch: ch02._buckets(n, b, seed % 2**24, epoch), "give one order"),
+        (
+            ch02.bucket_batches,
+            lambda n, *rest: ch02._buckets(np.array(n).astype(np.uint8), *rest),
+            "Texts of one length",
+        ),
+        (ch02.bucket_batches, KeptByTheNumber(), "Texts of one length belong together"),
         (ch02.bucket_batches, buckets(lambda seed, epoch: seed * 10**6 + epoch), "(1, 0) and (0, 1000000) give one"),
-        (ch02.bucket_batches, buckets(lambda seed, epoch: int(f"{seed}{epoch:09d}")), "A number made of the two"),
+        (ch02.bucket_batches, buckets(lambda seed, epoch: int(f"{seed}{epoch:09d}")), "give one order"),
         (ch02.bucket_batches, of_an_alias, "A number made of the two"),
         (ch02.bucket_batches, of_one_number(lambda seed, epoch: 16_777_259 * seed ^ epoch), "A number made of the two"),
-        (ch02.bucket_batches, of_torchs_generator, "A number made of the two"),
+        (ch02.bucket_batches, of_torchs_generator, "give one order"),
         (ch02.bucket_batches, of_a_sequence, "A number made of the two"),
         (ch02.bucket_batches, of_philox, "A number made of the two"),
         (ch02.bucket_batches, of_a_drawn_number, "and (0, 0) give one order"),
         (ch02.bucket_batches, samples_of_the_epoch_alone, "seed 1 has the batches of seed 0, in another order"),
         (ch02.bucket_batches, buckets(lambda *pair: str(pair), in_halves), "Permute all batches at once"),
         (fetching.prefetched, trying_again, "whoever swallows it trains on fewer samples"),
-        (fetching.prefetched, of_at_most_8, "30 tasks, 12 ahead: when result 0 came, 9 tasks had been drawn, not 13"),
+        (fetching.prefetched, ending_at(StopIteration), "where `fetch` raises StopIteration"),
+        (fetching.prefetched, ending_at(RuntimeError), "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, leaving_out(TypeError, ZeroDivisionError), "whoever swallows it trains on fewer samples"),
+        (fetching.prefetched, waiting_for_10_s, "takes longer than 10 s ends the epoch"),
+        (fetching.prefetched, getting_within_10_s, "takes longer than 10 s ends the epoch"),
+        (fetching.prefetched, of_at_most(16), "120 tasks, 40 ahead: when result 0 came, 17 tasks had been drawn"),
+        (fetching.prefetched, of_at_most(8), "30 tasks, 12 ahead: when result 0 came, 9 tasks had been drawn, not 13"),
         (fetching.prefetched, trying_again_after(ConnectionError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(FileNotFoundError), "whoever swallows it trains on fewer samples"),
         (fetching.prefetched, leaving_out(TimeoutError), "whoever swallows it trains on fewer samples"),

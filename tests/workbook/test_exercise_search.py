@@ -1,10 +1,16 @@
 """What a check does beside its cases: it searches, it ends what hangs, and tells of what an answer changes."""
 
+import itertools
+import os
 import random
 import re
 import signal
+import subprocess
+import sys
 import threading
 import time
+from collections import deque
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -223,6 +229,20 @@ def test_an_interrupt_of_the_readers_stays_one():
     with pytest.raises(KeyboardInterrupt), ended_after(60):
         signal.raise_signal(signal.SIGINT)
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+@pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no kernel tells how long a thread had no core")
+def test_what_other_work_takes_of_the_machine_does_not_count():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * os.cpu_count())]
+    try:
+        begun = time.process_time()
+        with pytest.raises(OutOfTime), ended_after(0.2):
+            deque(itertools.count(), maxlen=0)
+        assert time.process_time() - begun > 0.15
+    finally:
+        for one in busy:
+            one.kill()
+            one.wait()
 
 
 def test_nothing_is_interrupted_when_the_time_has_not_run_out():
