@@ -191,6 +191,19 @@ def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_lin
     assert "window" in report.passed
 
 
+def test_a_loop_that_the_plays_end_cuts_was_not_left_by_the_script(tmp_path: Path):
+    loader = "torch.utils.data.DataLoader(range(9))"
+    loop = f"for epoch in range(4):\n    for number, _ in enumerate({loader}):\n        step()\n"
+    script = tmp_path / "train.py"
+    script.write_text(f"{TRAIN}{loop}        if (epoch, number) == (2, 5):\n            [0.5].index(step())\n")
+    report = preflight_script(script)
+    assert report.facts["optimizer steps"] in (24, 25)
+    assert not [note for note in report.notes if "is left after" in note]
+    script.write_text(f"{TRAIN}{loop}        if (epoch, number) == (2, 5):\n            break\n")
+    (told,) = (note for note in preflight_script(script).notes if "is left after" in note)
+    assert "6 of 9 batches" in told
+
+
 @pytest.mark.parametrize("fails", ["[0.5].index(step())", "sys.exit('not trained')"])
 def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: str, tmp_path: Path):
     script = tmp_path / "train.py"

@@ -7,7 +7,7 @@ from typing import Any
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement
-from course_lib.timelapse.journal import Journal
+from course_lib.timelapse.journal import ENDED, Journal
 from course_lib.timelapse.windows import LoaderPass, batches_behind_the_last_pass, passes_of
 
 
@@ -38,7 +38,11 @@ def judge_length(journal: Journal) -> Judgement:
             f"length: no backward pass follows the last {counted(number, 'batch', 'batches')} of "
             f"{counted(often, 'loop')} over the training loader"
         )
-    cut = Counter(_cut(one) for one in passes_of(journal, training=True) if not one.ended)
+    loops = passes_of(journal, training=True)
+    if journal.end != ENDED:  # it was not the script that left the last one over each loader
+        last = {one.loader: one for one in loops}
+        loops = [one for one in loops if one is not last[one.loader]]
+    cut = Counter(_cut(one) for one in loops if not one.ended)
     for (came, promised), often in cut.items():
         if promised is not None and came < promised:
             times = "" if often == 1 else f", {often:,} times"
