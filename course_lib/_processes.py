@@ -69,7 +69,8 @@ def _of_threads(pid: int, name: str) -> Iterator[tuple[int, str]]:
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
-                yield int(thread), Path(f"/proc/{pid}/task/{thread}/{name}").read_text()
+                if told := Path(f"/proc/{pid}/task/{thread}/{name}").read_text():  # nothing of one that is ending
+                    yield int(thread), told
 
 
 def takes_signal(pid: int, number: int) -> bool:

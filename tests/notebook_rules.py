@@ -209,8 +209,8 @@ def nothing_runs_out_of_the_page(name: str, notebook: Notebook) -> Iterator[str]
 def wide_lines(cell: Cell) -> dict[str, list[str]]:
     """Lines of code, in a code cell, in a fence or as a shown source, and printed ones, that are wider than a page."""
     if cell["cell_type"] == "code":
-        outputs = [output.get("data", {}).get("text/markdown", "") for output in cell["outputs"]]
-        code, printed, shown = source(cell), printed_lines(cell), fenced("\n".join(map("".join, outputs)))
+        shown = "\n".join(joined(output.get("data", {}).get("text/markdown", "")) for output in cell["outputs"])
+        code, printed, shown = source(cell), printed_lines(cell), fenced(shown)
     else:
         code, printed, shown = fenced(source(cell)), [], ""
     lines = dict(zip(WIDEST, (code.splitlines(), printed, shown.splitlines()), strict=True))

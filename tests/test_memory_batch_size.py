@@ -250,6 +250,7 @@ def everything_of(model, optimizer):
         [None if p.grad is None else p.grad.clone() for p in model.parameters()],
         [module.training for module in model.modules()],
         copy.deepcopy(optimizer.state_dict()),
+        vars(optimizer).get("_opt_called"),
         [{key: value for key, value in group.items() if key != "params"} for group in own],
         torch.get_rng_state(),
         list(np.random.get_state()),  # noqa: NPY002
@@ -282,6 +283,7 @@ def test_everything_is_as_before(how, steps_before, make):
     torch.manual_seed(1)
     model = Everything()
     optimizer = make(model.parameters())
+    torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)  # notes on the optimizer that it has stepped
     for _ in range(steps_before):
         model(torch.randn(5, 6)).sum().backward()
         optimizer.step()

@@ -79,7 +79,12 @@ def _optimizer(optimizer: Optimizer) -> Callable[[], None]:
         remember({key: value for key, value in group.items() if key != "params"}) for group in optimizer.param_groups
     ]
 
+    # By this a schedule knows whether the optimizer has stepped, and warns of a step of its own before that.
+    stepped = {name: value for name, value in vars(optimizer).items() if name == "_opt_called"}
+
     def put_back() -> None:
+        vars(optimizer).pop("_opt_called", None)
+        vars(optimizer).update(stepped)
         optimizer.state.clear()
         optimizer.state.update({parameter: recall(own) for parameter, own in state.items()})
         for group, own in zip(optimizer.param_groups, groups, strict=True):

@@ -43,7 +43,8 @@ def ended_after(seconds: float) -> Iterator[None]:
 
     A second thread sends SIGINT, which every system has and which Jupyter's own interrupt uses too; one that was sent
     by somebody else goes where it went before. A handler runs in the main thread only, so elsewhere there is no bound.
-    What the machine's other work takes does not count, where Linux tells how long threads have waited for a core.
+    What the machine's other work takes does not count, where Linux tells how long threads have waited for a core; but
+    all in all it takes at most 20 times the seconds.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -229,18 +229,13 @@ def test_an_interrupt_of_the_readers_stays_one():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
-def goes_on():
-    while True:
-        pass
-
-
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no kernel tells how long a thread had no core")
 def test_what_other_work_takes_of_the_machine_does_not_count():
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * os.cpu_count())]
     try:
         begun = time.process_time()
         with pytest.raises(OutOfTime), ended_after(0.2):
-            goes_on()
+            spins()
         assert time.process_time() - begun > 0.15
     finally:
         for one in busy:
