@@ -236,8 +236,8 @@ def _checked(
 
 def _judged_by_start(
     run: AnyRun, expect: Mapping[str, Any], seconds: float
-) -> tuple[Judgement, Settings | None, FirstSteps | None]:
-    """What the run says when it has started, and what its first windows show.
+) -> tuple[Judgement, Settings | None, Answer]:
+    """What the run says when it has started, and what its first windows show, which is the answer.
 
     And its settings then; None where it does not start at all, and nothing says that it is meant to be refused.
     """
@@ -250,8 +250,8 @@ def _judged_by_start(
             stepped = whole
             judgement = _of_start(run, began, stepped, expect)
     if began.error and stepped.error and not stepped.refused:
-        return judgement, None, None
-    return judgement, run.settings if began.error else began.value, None if stepped.error else stepped.value
+        return judgement, None, stepped
+    return judgement, run.settings if began.error else began.value, stepped
 
 
 def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, Any]) -> Judgement:
@@ -279,7 +279,7 @@ def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, 
 def _judged_by_steps(
     run: AnyRun,
     started: Settings,
-    stepped: FirstSteps | None,
+    stepped: Answer,
     deep: bool,
     expect: Mapping[str, Any],
     skip: Collection[str],
@@ -312,10 +312,12 @@ def _judged_by_steps(
     else:
         judgement.add(not_judged("growth", f"it takes longer: {DEEP}", Kind.LEFT_OUT))
     trials = [trial for trial in trials if trial.check not in {*skip, *run.cannot}]
-    trials += _trials_of_an_epoch(run, started, skip)
+    if not stepped.hung:  # else they would do nothing either, for as long
+        trials += _trials_of_an_epoch(run, started, skip)
     now_trying(f"some windows, each in another way ({', '.join(dict.fromkeys(trial.check for trial in trials))})")
     size = started.per_rank_batch_size if isinstance(started, Started) else None
-    answers = judged_by(run, trials, stepped.seconds_a_sample if stepped else 0.0, size, seconds=seconds)
+    seen: FirstSteps | None = None if stepped.error else stepped.value
+    answers = judged_by(run, trials, seen.seconds_a_sample if seen else 0.0, size, seconds=seconds)
     for trial, answer in zip(trials, answers, strict=True):
         judgement.add(not_judged(trial.check, answer.error) if answer.error else answer.value)
     return judgement

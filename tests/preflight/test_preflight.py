@@ -227,11 +227,12 @@ def test_a_trial_that_has_no_core_does_not_do_nothing(monkeypatch, used, waited,
     monkeypatch.setattr(copies, "seconds_without_a_core", lambda _: waited(clock[0]))
     monkeypatch.setattr(copies, "is_ready", lambda _: False)
     child = copies._Child(pid=1, pipe=0, seconds=30.0, began=0.0)
-    said = ""
-    while not said and clock[0] < 25:
+    ended = None
+    while not ended and clock[0] < 25:
         clock[0] += 1
-        said = child.why_over()
-    assert said == why
+        ended = child.over()
+    assert (ended.error if ended else "") == why
+    assert not ended or (ended.timed_out and ended.hung == ("nothing" in why))
 
 
 @pytest.mark.parametrize(
@@ -252,7 +253,7 @@ def test_a_trial_that_waits_for_others_does_not_do_nothing(monkeypatch, ready, r
         if reads:
             os.write(writing, b"a part")
             assert copies._read(child)
-        assert child.why_over() == ""
+        assert child.over() is None
     os.close(reading)
     os.close(writing)
 
@@ -345,14 +346,23 @@ try_on_copies([hangs], seconds=120.0)
 
 
 class Hangs(Net):
+    begun = -1
+
     def training_step(self, batch, batch_idx):
+        os.write(self.begun, b".")
         time.sleep(60)
 
 
 def test_a_run_that_hangs_in_a_check_is_judged_in_the_others():
-    report = preflight(quiet_trainer(), Hangs(), loader(), seconds=2)
-    assert report.not_judged["setup"] == "it did nothing for 2 s"
+    reading, writing = os.pipe()
+    hangs = Hangs()
+    hangs.begun = writing
+    report = preflight(quiet_trainer(), hangs, loader(), seconds=2)
+    assert report.not_judged["setup"] == report.not_judged["bad_step"] == "it did nothing for 2 s"
     assert {"length", "horizon", "dealing", "order"} <= set(report.passed)
+    assert len(os.read(reading, 100)) == 2, "its last batch and its validation would hang as well: they are not tried"
+    os.close(reading)
+    os.close(writing)
 
 
 class OfAGpu(Net):

@@ -59,6 +59,8 @@ class Answer:
     """Where the run is refused by Lightning or by course_lib, in a sentence of theirs: that sentence."""
     timed_out: bool = False
     """Whether it was ended, for it took too long or did nothing any more."""
+    hung: bool = False
+    """Whether it was ended because it did nothing any more."""
 
 
 def try_on_copies(
@@ -119,11 +121,11 @@ class _Child:
     """How long it had been watched when it was last seen to work, and for how long it had asked for a core by then."""
     looked: float = 0.0
 
-    def why_over(self) -> str:
-        """Why its time is up; empty while it is not."""
+    def over(self) -> Answer | None:
+        """The answer of a trial whose time is up; None while it is not."""
         now = time.monotonic() - self.began
         if now < self.looked + min(LOOK_SECONDS, self.seconds / 2):
-            return ""
+            return None
         idle = min(IDLE_SECONDS, self.seconds)
         used, waited = max(self.used, cpu_seconds(self.pid)), seconds_without_a_core(self.pid)
         self.asked += used - self.used + max(0.0, waited - self.waited)  # it is less where a thread has ended
@@ -132,8 +134,10 @@ class _Child:
         if self.asked - self.worked[1] > IDLE_SHARE * idle or is_ready(self.pid):
             self.has_worked()
         if self.used >= self.seconds or now >= MOST_TIMES * self.seconds:
-            return f"it did not finish in {self.seconds:g} s"
-        return f"it did nothing for {idle:g} s" if self.watched - self.worked[0] >= idle else ""
+            return Answer(error=f"it did not finish in {self.seconds:g} s", timed_out=True)
+        if self.watched - self.worked[0] >= idle:
+            return Answer(error=f"it did nothing for {idle:g} s", timed_out=True, hung=True)
+        return None
 
     def has_worked(self) -> None:
         self.worked = self.watched, self.asked
@@ -153,11 +157,11 @@ def _forked(trials: Trials, seconds: float) -> list[Answer]:
             now_trying()
             for number, child in list(running.items()):
                 done = child.pipe in readable and not _read(child)
-                why_over = "" if done else child.why_over()
-                if done or why_over:
+                ended = None if done else child.over()
+                if done or ended:
                     del running[number]
                     code = _end(child)
-                    answers[number] = _answer_of(child, code) if done else Answer(error=why_over, timed_out=True)
+                    answers[number] = ended or _answer_of(child, code)
     finally:
         for child in running.values():
             _end(child)
