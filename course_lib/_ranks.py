@@ -54,7 +54,9 @@ def those_with_nan(numbers: Iterable[float]) -> str:
 
 
 def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
-    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters (FSDP, DTensor)."""
+    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters (FSDP, DTensor), or no module."""
+    if not isinstance(model, nn.Module):
+        raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}: give the module itself, first")
     fsdp = sys.modules.get("torch.distributed.fsdp")
     if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
         raise ValueError(

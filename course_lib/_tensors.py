@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 import weakref
 from collections.abc import Iterable
@@ -9,12 +10,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.optim import Optimizer
+from torch.optim import LBFGS, Optimizer
 
 
 def parameters_of(optimizer: Optimizer) -> list[Tensor]:
     """An optimizer's parameters, group by group."""
     return [parameter for group in optimizer.param_groups for parameter in group["params"]]
+
+
+def needs_closure(optimizer: Optimizer) -> bool:
+    """Whether it evaluates the loss itself, several times in a step."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return isinstance(optimizer, LBFGS) or (closure is not None and closure.default is closure.empty)
 
 
 def storages_of(tensor: Tensor) -> list[torch.UntypedStorage]:

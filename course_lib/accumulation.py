@@ -305,9 +305,9 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     (Dice), each also divided by a number, times a weight below 2 (but not of exactly 1), negated, cast or reshaped;
     sums of such, and with a penalty on the parameters. A mean behind a sum is one over features where the sum was over
     the first dimension, that of the samples. Not seen: a mean times 2 or more, which may well be its count; a mean that
-    is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a sum divided by another count than
-    `count_fn`'s; and whatever is within one compiled function, which has no graph. Should a sum be taken
-    for a mean, `loss * 1` passes.
+    is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a `nanmean`; a sum divided by
+    another count than `count_fn`'s; and whatever is within one compiled function, which has no graph. Should a sum be
+    taken for a mean, `loss * 1` passes.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -315,7 +315,8 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     if count > 1 and is_mean(loss.grad_fn, count):
         raise ValueError(
             f"the loss must be a sum over the micro-batch's count of {count:g}, got a mean (by its grad_fn): "
-            'use reduction="sum", and leave the division to the count over the whole window'
+            'use reduction="sum", and leave the division to the count over the whole window. If it is a sum (of means '
+            "over one sample each, say), return loss * 1"
         )
     return loss
 

@@ -392,13 +392,17 @@ class Stream(IterableDataset):
         ({"batch_fn": lambda n: make_batch(min(n, 30))}, "If its data ran out, set max_batch_size"),
         ({"batch_fn": 8}, "batch_fn must be a function of the size, or a DataLoader, got 8"),
         ({"batch_fn": DataLoader(Stream())}, "the loader's dataset is a stream"),
+        ({"batch_fn": DataLoader(range(9), batch_size=None)}, "the loader has batch_size=None"),
+        ({"batch_fn": DataLoader(range(0), 2)}, "batch_fn's dataset is empty"),
+        ({"optimizer": [make_optimizer]}, r"optimizer must be one torch\.optim\.Optimizer, got list"),
+        ({"optimizer": torch.optim.LBFGS([torch.zeros(1)])}, "got LBFGS, which evaluates the loss several times"),
     ],
 )
 def test_bad_arguments(options, message):
     model = make_model()
-    options = {"batch_fn": make_batch, "limit_bytes": 10**6} | options
+    options = {"batch_fn": make_batch, "optimizer": make_optimizer(model), "limit_bytes": 10**6} | options
     with pytest.raises(ValueError, match=message):
-        find_batch_size(model, optimizer=make_optimizer(model), **options)
+        find_batch_size(model, **options)
 
 
 def test_an_optimizer_of_something_else():

@@ -701,6 +701,43 @@ def test_a_state_of_another_dataset_or_seed_is_refused():
         list(far)
 
 
+class Weighted(Sampler):
+    """Draws by weights that it keeps, as a curriculum moves them."""
+
+    def __init__(self, weights):
+        self.weights = weights
+
+    def __iter__(self):
+        order = torch.multinomial(torch.tensor(self.weights), len(self.weights)).tolist()
+        return (order[i : i + 2] for i in range(0, len(order), 2))
+
+
+@pytest.mark.parametrize(
+    ("then", "now"),
+    [
+        (BatchSampler(RandomSampler(range(20)), 2, False), BatchSampler(RandomSampler(range(24)), 2, False)),
+        (BatchSampler(SequentialSampler(range(20)), 2, False), BatchSampler(RandomSampler(range(20)), 2, False)),
+        (Weighted([1.0] * 9), Weighted([1.0] * 8 + [0.01])),
+        ([[0, 1], [2, 3], [4]], [[2, 3], [0, 1], [4]]),
+        (BatchSampler(RandomSampler(range(20)), 2, False), BatchSampler(RandomSampler(range(20)), 3, False)),
+    ],
+)
+@pytest.mark.parametrize("split", [False, True])
+def test_a_position_in_another_order_of_a_wrapped_sampler_is_refused(then, now, split):
+    before, sampler = (ShardedBatchSampler(one, split=split, num_replicas=1, rank=0) for one in (then, now))
+    sampler.load_state_dict(before.state_dict(batches=1))
+    with pytest.raises(ValueError, match="stands at index 2 of an epoch of other batches"):
+        iter(sampler)
+    sampler.load_state_dict(before.state_dict(batches=len(before)))
+    assert sampler.epoch == 1 and len(list(sampler)) == len(sampler), "it stands at the beginning of an epoch"
+
+
+@pytest.mark.parametrize("number", [3, np.int64(3)])
+def test_single_indices_are_no_batches(number):
+    with pytest.raises(ValueError, match=r"must yield batches \(lists of indices\), got the index .*BatchSampler"):
+        list(ShardedBatchSampler([number]))
+
+
 def test_odd_streams_are_said():
     with pytest.warns(UserWarning, match="2 indices are in both streams"):
         TwoStreamBatchSampler([0, 1, 2], [1, 2, 3], 1, 1)

@@ -646,6 +646,19 @@ def test_bad_arguments(arguments, message):
         make_guard(**arguments)
 
 
+def test_what_is_no_model_and_no_state_of_a_guard_is_refused():
+    model = make_model()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, got SGD"):
+        StepGuard(optimizer, model)
+    guard = StepGuard(model, optimizer)
+    with pytest.raises(
+        ValueError, match=r"no state of a StepGuard: it has no 'attempts', only \['param_groups', 'state'\]"
+    ):
+        guard.load_state_dict(optimizer.state_dict())
+    assert guard.attempts == 0
+
+
 def test_a_loss_of_many_elements_is_refused():
     with pytest.raises(ValueError, match=r"the loss must be a tensor of one element, got a tensor of shape \(5, 1\)"):
         make_guard().backward(make_model()(make_batch(0)))

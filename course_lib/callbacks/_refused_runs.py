@@ -36,11 +36,11 @@ def _refuse_loaders_that_part(trainer: Any) -> None:
     # The shorter one has begun its next epoch, or none, when the longer one ends; a checkpoint does not say which.
     combined = COMBINED_LOADER.of(trainer.fit_loop)
     lengths = {sized_len(loader) for loader in combined.flattened}
-    resumable = [loader for loader in combined.flattened if isinstance(loader, ResumableDataLoader)]
+    resumable = [loader for loader in combined.flattened if hasattr(loader, "load_state_dict")]
     mode = LOADER_MODE.of(combined)
     if len(lengths) > 1 and resumable and mode != "min_size":
         raise MisconfigurationException(
-            f'a CombinedLoader of the mode "{mode}" reads a ResumableDataLoader beside a loader of another '
+            f'a CombinedLoader of the mode "{mode}" reads a {type(resumable[0]).__name__} beside a loader of another '
             f"length (batches: {', '.join(str(sized_len(loader)) for loader in combined.flattened)}): the shorter one "
             'would be resumed in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
         )

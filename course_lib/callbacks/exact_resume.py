@@ -111,7 +111,7 @@ class ExactResume(Callback):
     Raises:
         MisconfigurationException: Manual optimization, or a strategy that accumulates by its own count; or a
             ``StochasticWeightAveraging`` that has been in a fit before; or two ``WeightAveraging``; or a
-            ``CombinedLoader`` of a resumable loader and one of another length, but for the mode ``"min_size"``; or
+            ``CombinedLoader`` of a loader with a state and one of another length, but for the mode ``"min_size"``; or
             LBFGS, or another optimizer that evaluates the loss twice in a step, with windows of several micro-batches;
             or the Trainer of ``pytorch_lightning``; or ``overfit_batches`` with one of ``course_lib.samplers`` that
             shuffles in a plain DataLoader, which Lightning leaves as it is on one device.

@@ -54,6 +54,7 @@ class FindBatchSize(Callback):
         MisconfigurationException: Manual optimization, more than one optimizer, a strategy other than one device and
             DDP, no such attribute, or a train loader that was made before the fit, whose size can't be set any more;
             an ``effective_batch_size`` that the ranks can't share, or beside a ``GradientAccumulationScheduler``.
+        ValueError: An optimizer that evaluates the loss itself (LBFGS).
         MemoryError: No size fits, or none of those that make up ``effective_batch_size``.
     """
 

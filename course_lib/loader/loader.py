@@ -18,6 +18,7 @@ from typing_extensions import TypeVar
 
 from course_lib._ranks import world_size_of
 from course_lib.loader.fetching import make_fetch
+from course_lib.loader.orders import held_apart, indices_of, refuse_another_order
 from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -156,12 +157,15 @@ class MiniDataLoader(DataLoader[Sample]):
 
         Raises:
             ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had other
-                batches here, other workers of a stream, or was shared by another number of ranks.
+                batches here, other workers of a stream, or was shared by another number of ranks; or its sampler, one
+                of an author's own, drew the order from a generator that stands elsewhere now.
         """
         start = self._start()
-        if set(state) != set(start):
+        if set(state) | {"drawn_by", "held"} != set(start):  # states of before have neither
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
+        if delivered and delivered != length_hint(self._index_sampler, -1):  # something is left of it
+            refuse_another_order(self._index_sampler, state, start["held"])
         if delivered and state["ranks"] != start["ranks"]:
             raise ValueError(
                 f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "
@@ -210,6 +214,8 @@ class MiniDataLoader(DataLoader[Sample]):
             "drop_last": getattr(sampler, "drop_last", None if self.batch_size is None else self.drop_last),
             "samples": None if self._is_stream else length_hint(self.dataset, -1),
             "workers": self.num_workers if self._is_stream else None,
+            "drawn_by": "",
+            "held": held_apart(sampler, self.order_generator),
         }
 
     def _begin_epoch(self) -> dict[str, Any]:
@@ -267,13 +273,15 @@ class _Batches:
         """Draw in torch's order: ``iter(sampler)``, a seed where workers are new, and later the first index."""
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
-        self._indices = iter(self._index_sampler)
+        self._order_generator = loader.order_generator
+        before = self._order_generator.get_state()
+        self._indices = indices_of(self._index_sampler, self._order_generator, self._position)
+        self._drawn_at_once = not torch.equal(before, self._order_generator.get_state())
         self._first_index = not self._is_stream
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
         elif new_workers:  # the epoch that is resumed had its workers already
             self._base_seed = _draw_seed(loader.order_generator.clone_state())
-        self._order_generator = loader.order_generator
         self._seeds_workers = (loader.generator or torch.default_generator) is self._order_generator
         self._began_at = self._order_generator.get_state() if self._read else None
 
@@ -323,9 +331,12 @@ class _Batches:
     def _draw_order(self) -> None:
         """Draw the first index from where the state says; without one, say where the generator stands now.
 
-        Since ``iter(loader)`` somebody may have seeded it, as a Trainer's callback does.
+        Since ``iter(loader)`` somebody may have seeded it, as a Trainer's callback does. An order that
+        ``iter(sampler)`` has drawn at once is not moved by that.
         """
         position = self._position
+        if self._drawn_at_once:
+            return
         if position["order_drawn"]:
             self._order_generator.set_state(position["order_generator"])
             if position["draws_worker_seed"] and self._seeds_workers:

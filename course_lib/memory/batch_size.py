@@ -109,7 +109,8 @@ def find_batch_size(
         loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
-        ValueError: An argument out of range; batches that don't grow with the size.
+        ValueError: An argument out of range; an optimizer that needs a closure, without a ``step_fn``; batches that
+            don't grow with the size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
             multiple of ``multiple_of`` (that divides ``divisor_of``), or none of the trials stayed within the limit.
         RuntimeError: Another rank raised; its own message says why.

@@ -21,7 +21,7 @@ from torch.utils._pytree import tree_map
 from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
-from course_lib._tensors import bytes_by_storage, parameters_of
+from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters, measure_peak
@@ -85,6 +85,13 @@ class Search:
     ) -> None:
         if loss_fn is not None and step_fn is not None:
             raise ValueError("loss_fn and step_fn were both given: a step_fn runs its own loss, leave loss_fn out")
+        if not hasattr(optimizer, "param_groups"):
+            raise ValueError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}")
+        if step_fn is None and needs_closure(optimizer):
+            raise ValueError(
+                f"optimizer must step without a closure, got {type(optimizer).__name__}, which evaluates the loss "
+                "several times in a step: give a step_fn that makes a whole step, or set the size by hand"
+            )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if multiple_of != "power of two":
@@ -339,6 +346,10 @@ class _Batches:
             dataset, collate = batch_fn.dataset, batch_fn.collate_fn
             if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
                 raise ValueError("batch_fn must be a function of the size where the loader's dataset is a stream")
+            if batch_fn.batch_size is None and batch_fn.batch_sampler is None:
+                raise ValueError("batch_fn must be a function of the size where the loader has batch_size=None")
+            if not len(dataset):
+                raise ValueError("batch_fn's dataset is empty: give the loader a dataset of one sample at least")
             # Copied, as it may be a view of all the data, which would count as a whole.
             sample = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dataset[0])
             self.make, self.most = lambda size: collate([sample] * size), len(dataset)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import operator
+import zlib
 from bisect import bisect_left
 from collections.abc import Iterator, Mapping
 from itertools import chain, pairwise
@@ -45,7 +46,9 @@ class ShardedBatchSampler(EpochBatchSampler):
     is changed in place (an element of its list of weights) counts from the next epoch on.
 
     What a resume deals rests on that: on the seed and the epoch. A wrapped sampler that remembers something else of its
-    earlier epochs (how often it has run) begins again, and so deals other batches than without the stop.
+    earlier epochs (how often it has run) begins again, and so deals other batches than without the stop. Within an
+    epoch, a state whose epoch has other batches here is refused where the sampler is iterated (the dataset has grown, a
+    weight or the batch size has changed).
 
     Args:
         batch_sampler: Has ``__iter__``; its ``set_epoch``, if any, is called. Uneven batches are welcome.
@@ -60,9 +63,9 @@ class ShardedBatchSampler(EpochBatchSampler):
         sampler: Ignored; under default flags, Lightning hands its own over.
 
     Raises:
-        ValueError: The wrapped sampler shards already, or yields an empty batch; or ``tail="spread"`` cannot give
-            every rank an index, or two copies of the wrapped sampler yield different batches from the same seeds (both
-            show when the sampler is iterated).
+        ValueError: The wrapped sampler shards already, or yields an empty batch, or single indices; or
+            ``tail="spread"`` cannot give every rank an index, or two copies of the wrapped sampler yield different
+            batches from the same seeds, or a state's epoch had others (these show when the sampler is iterated).
     """
 
     tells_occurrences = True
@@ -100,7 +103,7 @@ class ShardedBatchSampler(EpochBatchSampler):
                 )
         self.split = bool(split)
         self.epochs_alike = isinstance(batch_sampler, list | tuple)
-        self._is_known = all(type(part).__module__ in _REPRODUCIBLE for part in _parts(batch_sampler))
+        self._is_known = is_of_torch(batch_sampler)
         """Whether the generators that can be seeded decide what it yields."""
         self._last_read: _Read | None = None
         self._last_plan: _StepsOfEpoch | None = None
@@ -128,6 +131,7 @@ class ShardedBatchSampler(EpochBatchSampler):
     def _begin(self, epoch: int) -> None:
         super()._begin(epoch)
         self._begun = (0, 0)
+        self._order: int | None = None  # that a restored position stands in
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
@@ -138,11 +142,12 @@ class ShardedBatchSampler(EpochBatchSampler):
             begin = self._begun[0]
         else:
             begin = self._position
-        return state | {"plan": (begin, world_size)}
+        return state | {"plan": (begin, world_size), "order": self._whole().order if state["position"] else None}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         super().load_state_dict(state)
         self._begun = tuple(state["plan"])
+        self._order = state.get("order")
 
     def _plan(self, world_size: int) -> _StepsOfEpoch:
         """The steps of this epoch on so many ranks: laid out once, as every state asks for them."""
@@ -186,11 +191,13 @@ class ShardedBatchSampler(EpochBatchSampler):
         return min(len(plan.whole.flat), max(end for _, end in last))
 
     def _check(self, position: int, world_size: int) -> None:
-        flat = self._whole().flat
-        if position > len(flat):
+        whole = self._whole()
+        if position > len(whole.flat) or self._order not in (None, whole.order):
             raise ValueError(
-                f"the state stands at index {position} of an epoch that has {len(flat)}: it was taken with another "
-                f"{type(self.batch_sampler).__name__}"
+                f"the state stands at index {position} of an epoch of other batches than those that "
+                f"{type(self.batch_sampler).__name__} yields for epoch {self.epoch} here, {len(whole.flat)} indices: "
+                "some would be trained twice, and others never. Make it as it was when the state was taken (the "
+                "dataset, its order, the batch size), or start a new epoch with set_epoch"
             )
         self._plan(world_size)
 
@@ -213,6 +220,8 @@ class _Read(NamedTuple):
     epoch: int
     flat: list[int]
     """Its indices, one after the other."""
+    order: int
+    """A checksum of these and of the edges."""
     repeats: Repeats
     edges: list[int]
     """Where its batches begin, and the end."""
@@ -242,7 +251,16 @@ def _listed(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
         for part in _parts(sampler):
             if hasattr(part, "set_epoch"):
                 part.set_epoch(epoch)
-        return [[_plain_index(sampler, index) for index in batch] for batch in sampler]
+        return [[_plain_index(sampler, index) for index in _batch(sampler, batch)] for batch in sampler]
+
+
+def _batch(sampler: Any, batch: Any) -> Any:
+    if hasattr(type(batch), "__index__") and not hasattr(type(batch), "__len__"):
+        raise ValueError(
+            f"{type(sampler).__name__} must yield batches (lists of indices), got the index {batch!r}: put it into "
+            "torch.utils.data.BatchSampler(sampler, batch_size, drop_last)"
+        )
+    return batch
 
 
 def _plain_index(sampler: Any, index: object) -> int:
@@ -261,7 +279,15 @@ def _read(sampler: Any, seed: int, epoch: int) -> _Read:
         raise ValueError(f"{type(sampler).__name__} yields an empty batch")
     edges = np.cumsum([0, *map(len, batches)]).tolist()
     flat = list(chain.from_iterable(batches))
-    return _Read(epoch, flat, Repeats(np.array(flat, dtype=np.int64)), edges, _looks(sampler))
+    indices = np.array(flat, dtype=np.int64)
+    return _Read(
+        epoch,
+        flat,
+        zlib.crc32(str(edges).encode(), zlib.crc32(indices.tobytes())),
+        Repeats(indices),
+        edges,
+        _looks(sampler),
+    )
 
 
 def _require_reproducible(sampler: Any, seed: int, epoch: int) -> None:
@@ -269,8 +295,9 @@ def _require_reproducible(sampler: Any, seed: int, epoch: int) -> None:
     if one != other:
         raise ValueError(
             f"two copies of {type(sampler).__name__} yield different batches from the same seeds, and so would two "
-            "ranks: it draws from a generator that is made in __iter__ or held elsewhere. Hold the generator itself "
-            "as an attribute (self.generator = ...), or draw from the global one of torch, NumPy or random"
+            "ranks: it draws from a generator that is made in __iter__ or held elsewhere, or it shuffles a list of its "
+            "own in place, which begins with the order of the epoch before. Hold the generator itself as an attribute "
+            "(self.generator = ...), or draw from the global one of torch, NumPy or random, and shuffle a copy"
         )
 
 
@@ -287,6 +314,16 @@ def _parts(sampler: Any) -> Iterator[Any]:
     yield sampler
     for _, inner in _inner(sampler):
         yield from _parts(inner)
+
+
+def is_of_torch(sampler: Any) -> bool:
+    """Whether it, and each sampler inside it, is one of torch's, or a list or the like."""
+    return all(type(part).__module__ in _REPRODUCIBLE for part in _parts(sampler))
+
+
+def generators_of(sampler: Any) -> list[Any]:
+    """Those that it and the samplers inside it hold."""
+    return held_by(*_parts(sampler))
 
 
 def _inner(sampler: Any) -> Iterator[tuple[str, Any]]:
@@ -313,7 +350,7 @@ def _same(before: list[Any], now: list[Any]) -> bool:
 def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
     """Within it, the global generators and those of a sampler stand where (seed, epoch) puts them."""
     seeds = iter(np.random.SeedSequence(seed).generate_state(64, np.uint64).tolist())
-    generators = held_by(*_parts(sampler))
+    generators = generators_of(sampler)
     with generators_put_back():
         python, numpy, cpu = CPU_GENERATORS
         cpu.seed(next(seeds) % 2**63)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import deque
+from collections.abc import Iterable
 
 from course_lib._arguments import int_of_at_least
 
@@ -55,3 +56,8 @@ class SpikeDetector:
         """Remember a norm whose step was made."""
         if self.factor is not None:
             self.accepted.append(norm)
+
+    def restore(self, norms: Iterable[float]) -> None:
+        """Remember these in place of what it has accepted."""
+        self.accepted.clear()
+        self.accepted.extend(norms)

@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 
 from course_lib._ranks import ddp_modules, rank_of_this_process, refuse_what_ddp_never_reduces, world_size_of
 from course_lib._tensors import parameters_of
+from course_lib.skipping import requirements
 from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
 from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
@@ -23,7 +24,6 @@ from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
 from course_lib.skipping.nan_signal import NanSignal, own_reason
 from course_lib.skipping.rendezvous import meet_other_ranks
-from course_lib.skipping.requirements import check_averages, check_limits, check_optimizer, check_scheduler
 from course_lib.skipping.skips import (
     NO_GRADIENT,
     NON_FINITE_GRADIENT,
@@ -49,12 +49,12 @@ class StepGuard:
       norm's last bit, so on devices of one kind;
     - none at all: no parameter got a gradient.
 
-    What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. With :func:`vote`
-    and :meth:`skip`, all ranks skip before their forward. Gradients stay after a step, as after
-    ``optimizer.step()``: zero them before the next window.
+    What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. By :func:`vote` and
+    :meth:`skip` all ranks skip before their forward. Gradients stay, as after ``optimizer.step()``: zero them.
 
     Not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one that
-    never saw the batch), and state that is neither parameter nor buffer. PowerSGD's error feedback begins again at 0.
+    never saw the batch); what a forward writes to a parameter that is trained (``nn.Embedding(max_norm=1)``); and state
+    that is neither parameter nor buffer. PowerSGD's error feedback begins again at 0.
 
     A model has one guard: one made again of the same parameters replaces the first. Its copies and files have none.
 
@@ -119,13 +119,13 @@ class StepGuard:
         timeout: float = 60.0,
     ) -> None:
         replicas = ddp_modules(model)
-        check_optimizer(model, replicas, optimizer)
-        check_scheduler(scheduler)
-        check_limits(max_norm, max_consecutive_skips)
+        requirements.check_optimizer(model, replicas, optimizer)
+        requirements.check_scheduler(scheduler)
+        requirements.check_limits(max_norm, max_consecutive_skips)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
-        check_averages(model, self.averages)
+        requirements.check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
         self._on_device = checked_on_device(on_device, optimizer, self.scaler, self.averages)
@@ -322,11 +322,11 @@ class StepGuard:
         return own | {"norms": list(self.detector.accepted), "skips": [skip.state() for skip in self._skips_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        requirements.check_state(state)
         self._settle()
         self._end_window()  # a forward before the checkpoint was loaded began none
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
-        self.detector.accepted.clear()
-        self.detector.accepted.extend(state["norms"])
+        self.detector.restore(state["norms"])
         self._buffers.moving = state.get("moving", ())
         self._skips_in_a_row = [Skip.of_state(skip) for skip in state.get("skips", ())]
 

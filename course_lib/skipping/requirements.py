@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim import LBFGS, Optimizer
+from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside
-from course_lib._tensors import parameters_of
+from course_lib._tensors import needs_closure, parameters_of
 from course_lib._words import counted
 from course_lib.skipping.lr_schedules import goes_by_lr_factor, is_lr_factor
 
 
 def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
-    if isinstance(optimizer, LBFGS) or _needs_closure(optimizer):
+    if needs_closure(optimizer):
         raise ValueError(
             f"optimizer must step without a closure, got {type(optimizer).__name__}: it makes many evaluations a step"
         )
@@ -77,6 +76,9 @@ def check_limits(max_norm: float | None, max_consecutive_skips: int | None) -> N
         int_of_at_least(1, "max_consecutive_skips", max_consecutive_skips)
 
 
-def _needs_closure(optimizer: Optimizer) -> bool:
-    closure = inspect.signature(optimizer.step).parameters.get("closure")
-    return closure is not None and closure.default is closure.empty
+def check_state(state: Mapping[str, Any]) -> None:
+    missing = {"attempts", "updates", "norms"} - set(state)
+    if missing:
+        raise ValueError(
+            f"this is no state of a StepGuard: it has no {sorted(missing)[0]!r}, only {sorted(map(str, state))}"
+        )
