@@ -236,7 +236,7 @@ def test_what_other_work_takes_of_the_machine_does_not_count():
         begun = time.process_time()
         with pytest.raises(OutOfTime), ended_after(0.2):
             spins()
-        assert time.process_time() - begun > 0.15
+        assert time.process_time() - begun > 0.08  # by the clock on the wall, with four for each core, it is 0.04
     finally:
         for one in busy:
             one.kill()
