@@ -22,8 +22,8 @@ from course_lib.steps.dealt import Dealing, equal_batches
 
 Chunk = tuple[int, int]
 """Begin and end in the epoch's flat order."""
-_REPRODUCIBLE = ("builtins", "torch.utils.data.sampler")
-"""Where classes are from that draw from the generators they are given, or from the global ones."""
+_REPRODUCIBLE = ("builtins", *(f"torch.utils.data.{name}" for name in ("sampler", "distributed", "dataloader")))
+"""Where classes are from that draw from the generators they are given, from the global ones, or by seed and epoch."""
 
 
 class ShardedBatchSampler(EpochBatchSampler):
