@@ -103,3 +103,14 @@ def test_a_state_behind_the_last_batch_and_one_of_before_are_taken():
     of_before = {name: state[name] for name in state if name not in ("drawn_by", "held")}
     after, _ = lived("torch", "at first", 0, False, seed=8, state=of_before)
     assert sorted(before[0] + after[0]) == BATCHES
+
+
+@pytest.mark.parametrize(("when", "workers"), [("at once", 0), ("at first", 2)])
+def test_an_order_that_is_drawn_ahead_of_the_first_batch_is_refused_as_well(when, workers):
+    loader = MiniDataLoader(range(15), batch_sampler=Drawn("numpy", when), num_workers=workers)
+    iterator = iter(loader)
+    state = loader.state_dict()
+    assert state["batches_delivered"] == 0
+    with pytest.raises(ValueError, match="an epoch whose order Drawn drew from NumPy's global generator"):
+        MiniDataLoader(range(15), batch_sampler=Drawn("numpy", when)).load_state_dict(state)
+    del iterator

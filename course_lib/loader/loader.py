@@ -164,8 +164,8 @@ class MiniDataLoader(DataLoader[Sample]):
         if set(state) | {"drawn_by", "held"} != set(start):  # states of before have neither
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
-        if delivered and delivered != length_hint(self._index_sampler, -1):  # something is left of it
-            refuse_another_order(self._index_sampler, state, start["held"])
+        if delivered != length_hint(self._index_sampler, -1):  # something is left of it
+            refuse_another_order(self._index_sampler, state, start["held"] if delivered else [])
         if delivered and state["ranks"] != start["ranks"]:
             raise ValueError(
                 f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "

@@ -28,7 +28,8 @@ def held_apart(sampler: Any, order_generator: torch.Generator) -> list[int]:
 
 def refuse_another_order(sampler: Any, state: Mapping[str, Any], held: list[int]) -> None:
     """Raise a ValueError where an epoch's order does not come out again, of which a state holds a position."""
-    drawn_by = state.get("drawn_by") or ("a generator of its own" if state.get("held", held) != held else "")
+    elsewhere = bool(held) and state.get("held", held) != held
+    drawn_by = state.get("drawn_by") or ("a generator of its own" if elsewhere else "")
     if drawn_by:
         raise ValueError(
             f"the state is within an epoch whose order {type(sampler).__name__} drew from {drawn_by}, which is not in "

@@ -12,6 +12,7 @@ from tests.hunt.pieces import (
     AVERAGES,
     BESIDE,
     CALLBACKS,
+    DRAWS,
     LOOP_SAVES,
     OWN_CODE,
     OWN_GENERATORS,
@@ -220,6 +221,8 @@ def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         quiet |= dict(val_check_interval=None if isinstance(run.val_check_interval, float) else run.val_check_interval)
     explicit = ("ExactResume", *(name for name in run.callbacks if name != "ExactResume"))
     tail = "drop" if run.tail == "drop" and not quiet.get("stream") else "spread"
+    if not quiet.get("stream") and max(run.ranks) == 1 and draw(OFTEN):
+        quiet |= dict(batches_drawn=draw(one_of(*DRAWS)))
     return replace(run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=tail)
 
 

@@ -31,6 +31,8 @@ BESIDE = (
 )
 """What a Trainer has, and what changes nothing."""
 STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True", "broadcast_buffers=False")
+DRAWS = ("torch", "python", "numpy", "torch, at once", "python, at once", "torch, each")
+"""By what an author's own batch sampler shuffles its batches, and when: at first, in ``__iter__``, or one by one."""
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")
 KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
 """What a run is about, and so where faults are looked for, in turn.
@@ -70,6 +72,8 @@ class DrawnRun:
     sampler: str = "ShuffledBatchSampler"
     loader: str = "ResumableDataLoader"
     """Or ``MiniDataLoader``, or torch's ``DataLoader``, which is resumed at an epoch's end alone."""
+    batches_drawn: str = ""
+    """How a batch sampler of the author's own draws, in one of these two: one of ``DRAWS``."""
     stream: bool = False
     """Whether its dataset has no length."""
     second_loader: str = ""

@@ -333,6 +333,9 @@ def _loader(run: DrawnRun) -> str:
     order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
     if run.stream:
         return f"{run.loader}(Stream(samples), {b}, {options})"
+    if run.batches_drawn:
+        batches = f"Batches({n}, {b}, {run.tail == 'drop'}, {run.batches_drawn!r})"
+        return f"{run.loader}(samples, batch_sampler={batches}, {options})"
     if run.loader != "ResumableDataLoader":
         return f"{run.loader}(samples, {b}, shuffle={run.shuffle}, drop_last={run.tail == 'drop'}, {options})"
     if run.sampler == "":

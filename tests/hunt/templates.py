@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer
+from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     EMAWeightAveraging,
@@ -86,6 +86,25 @@ class Stream(IterableDataset):
         worker = get_worker_info()
         first, step = (worker.id, worker.num_workers) if worker else (0, 1)
         return (self.samples[index] for index in range(first, len(self.samples), step))
+
+
+class Batches:
+    def __init__(self, n, size, drop_last, draws):
+        self.batches = [range(i, min(i + size, n)) for i in range(0, n - (size - 1) * drop_last, size)]
+        self.draws, _, self.when = draws.partition(", ")
+
+    def __len__(self):
+        return len(self.batches)
+
+    def __iter__(self):
+        return iter(list(self.drawn())) if self.when == "at once" else self.drawn()
+
+    def drawn(self):
+        draw = {"torch": lambda n: int(torch.randint(n, ())), "python": random.randrange, "numpy": np.random.randint}
+        left = list(self.batches)
+        numbers = (draw[self.draws](n) for n in range(len(left), 0, -1))
+        for number in numbers if self.when == "each" else list(numbers):
+            yield list(left.pop(number))
 
 
 def collate(samples):
@@ -289,7 +308,7 @@ def life(rank, folder, number, ranks, workers, kills):
     torch.set_num_threads(1)
     torch.multiprocessing.set_start_method("fork", force=True)  # a worker that is spawned would import these classes
     # Each process has a seed of its own, but for one that begins from nothing, as the first did.
-    torch.manual_seed((100 * number if newest(folder) else 0) + rank)
+    seed_everything((100 * number if newest(folder) else 0) + rank, verbose=False)
     samples = Samples()
     held_out = DataLoader(list(zip(samples.x.nan_to_num(), samples.y)), 8)
     data = $data
