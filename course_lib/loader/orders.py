@@ -22,7 +22,9 @@ def indices_of(sampler: Any, order_generator: torch.Generator, position: dict[st
 
 
 def held_apart(sampler: Any, order_generator: torch.Generator) -> list[int]:
-    """How the generators stand that the sampler holds beside the one of its order."""
+    """How the generators stand that the sampler holds beside the one of its order; none where it has a state itself."""
+    if hasattr(sampler, "load_state_dict"):
+        return []
     return [fingerprint_of(one) for one in generators_of(sampler) if one is not order_generator]
 
 
