@@ -29,7 +29,10 @@ def held_apart(sampler: Any, order_generator: torch.Generator) -> list[int]:
 
 
 def refuse_another_order(sampler: Any, state: Mapping[str, Any], held: list[int]) -> None:
-    """Raise a ValueError where an epoch's order does not come out again, of which a state holds a position."""
+    """Raise a ValueError where an epoch's order does not come out again, of which a state holds a position.
+
+    ``held``: :func:`held_apart` here; none where the state is ahead of the epoch's first batch, which they may draw.
+    """
     elsewhere = bool(held) and state.get("held", held) != held
     drawn_by = state.get("drawn_by") or ("a generator of its own" if elsewhere else "")
     if drawn_by:
@@ -45,11 +48,10 @@ class _NotedIndices:
     def __init__(self, sampler: Any, by_the_global_one: bool, position: dict[str, Any]) -> None:
         self._position = position
         self._by_the_global_one = by_the_global_one
-        self._others_draw = False
+        self._begins, self._others_draw = True, False
         self._before = self._after = _marks()
         self._indices = iter(sampler)
-        self._note(begins=True)
-        self._begins = True
+        self._note()
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -60,15 +62,15 @@ class _NotedIndices:
         try:
             return next(self._indices)
         finally:
-            self._note(begins=self._begins)
+            self._note()
             self._begins = False
 
-    def _note(self, begins: bool) -> None:
+    def _note(self) -> None:
         self._after = _marks()
         *own, of_torch = (now != before for now, before in zip(self._after, self._before, strict=True))
         # The state holds torch's global generator as it stood at the first index: later ones are drawn again from
         # there, which is right where nobody else has drawn from it in between.
-        moved = (*own, of_torch and not begins and self._by_the_global_one and self._others_draw)
+        moved = (*own, of_torch and not self._begins and self._by_the_global_one and self._others_draw)
         for name, has_moved in zip(NAMES, moved, strict=True):
             if has_moved and self._position:
                 self._position["drawn_by"] = name

@@ -26,7 +26,7 @@ from course_lib.preflight.checks.bad_step import one_bad_batch
 from course_lib.preflight.checks.changes import judge_changes
 from course_lib.preflight.checks.dealing import judge_dealing
 from course_lib.preflight.checks.dealt import Dealt, dealt_to, draws_found
-from course_lib.preflight.checks.first_steps import FirstSteps, first_steps
+from course_lib.preflight.checks.first_steps import first_steps
 from course_lib.preflight.checks.followed import MOST_RUN
 from course_lib.preflight.checks.growth import growth_over_steps
 from course_lib.preflight.checks.horizon import judge_horizon
@@ -316,8 +316,8 @@ def _judged_by_steps(
         trials += _trials_of_an_epoch(run, started, skip)
     now_trying(f"some windows, each in another way ({', '.join(dict.fromkeys(trial.check for trial in trials))})")
     size = started.per_rank_batch_size if isinstance(started, Started) else None
-    seen: FirstSteps | None = None if stepped.error else stepped.value
-    answers = judged_by(run, trials, seen.seconds_a_sample if seen else 0.0, size, seconds=seconds)
+    seconds_a_sample = 0.0 if stepped.error else stepped.value.seconds_a_sample
+    answers = judged_by(run, trials, seconds_a_sample, size, seconds=seconds)
     for trial, answer in zip(trials, answers, strict=True):
         judgement.add(not_judged(trial.check, answer.error) if answer.error else answer.value)
     return judgement
