@@ -115,7 +115,10 @@ def horizons_of(scheduler: Any) -> Iterator[int]:
 def schedules_alive(optimizers: list[Any]) -> list[LRScheduler]:
     """The schedules of these optimizers that somebody keeps, but those that are a part of another; in a fixed order."""
     held = set(map(id, optimizers))
-    every = [thing for thing in gc.get_objects() if issubclass(type(thing), LRScheduler)]
+    # Not by gc.get_objects: to count a reference to every object is to copy the memory of the process, in a fork.
+    holders = gc.get_referrers(*optimizers)
+    holders += gc.get_referrers(*[holder for holder in holders if type(holder) is dict])  # the dicts of attributes
+    every = list({id(one): one for one in holders if issubclass(type(one), LRScheduler)}.values())
     parts = {id(part) for schedule in every for part in getattr(schedule, "_schedulers", ())}
     own = [one for one in every if id(getattr(one, "optimizer", None)) in held and id(one) not in parts]
     own = [one for one in own if not isinstance(one, ReduceLROnPlateau)]  # it follows a metric
