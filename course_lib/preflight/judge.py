@@ -59,7 +59,7 @@ from course_lib.preflight.report import (
     not_judged,
     report_of,
 )
-from course_lib.preflight.runs.copies import Answer, now_trying, progress_shown, try_on_copies
+from course_lib.preflight.runs.copies import Answer, links_shared, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.few_samples import FEWEST, Trial, judged_by
 from course_lib.preflight.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
 from course_lib.preflight.runs.plain_loop import PlainLoop
@@ -169,7 +169,7 @@ def _judged(
 ) -> PreflightReport:
     expect = _checked(expect, skip, allowed, seconds)
     began = time.monotonic()
-    with progress_shown():
+    with progress_shown(), links_shared():
         judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
     if not landlock_version():
         told = "this system has no Landlock: what C code and subprocesses write was not kept from the files here"

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from course_lib import _own_files as own_files
 from course_lib.preflight import judge, preflight
-from course_lib.preflight.runs.copies import try_on_copies
+from course_lib.preflight.runs.copies import links_shared, try_on_copies
 from tests.preflight.parts import Net, loader, quiet_trainer
 
 
@@ -59,7 +59,8 @@ def moved(folder):
 def removed(folder):
     os.remove(folder / "log.txt")
     shutil.rmtree(folder / "data")
-    return (folder / "log.txt").exists(), (folder / "data").exists(), sorted(path.name for path in folder.iterdir())
+    names = sorted(path.name for path in folder.iterdir())
+    return (folder / "log.txt").exists(), (folder / "data").exists(), names
 
 
 def appended(path):
@@ -144,6 +145,34 @@ def test_a_path_that_python_was_not_redirected_for_is_refused(mine):
     before = contents(mine)
     [answer] = try_on_copies([lambda _: mkdir(mine / "new")], seconds=20)
     assert "was not allowed to write to" in answer.error and contents(mine) == before
+
+
+def of_a_link(folder):
+    """How many names it has, whether it is one, and what happens where its file and its folder are written to."""
+    names = os.lstat("data").st_nlink if os.path.islink("data") else 0
+    read, written = by_a_process("cat data/x.txt"), appended("log.txt")
+    *gone, left = removed(folder)
+    return names, read, written, *gone, *left
+
+
+def test_trials_share_their_links_and_not_what_they_write(mine):
+    before = contents(mine)
+    with links_shared():
+        answers = [try_on_copies([lambda _: of_a_link(mine)], seconds=20)[0] for _ in range(3)]
+    assert [answer.error for answer in answers] == [""] * 3
+    assert [names for names, *_ in (answer.value for answer in answers)] == [2, 2, 2]  # this trial's and the kept one
+    assert {answer.value[1:] for answer in answers} == {("1\n", "before\nafter\n", False, False, "runs.db")}
+    assert contents(mine) == before
+
+
+def test_links_that_cannot_be_shared_are_made_anew(mine, monkeypatch):
+    def refuses(*_, **__):
+        raise OSError("no hard links here")
+
+    monkeypatch.setattr(os, "link", refuses)
+    with links_shared():
+        answers = try_on_copies([lambda _: of_a_link(mine)] * 2, seconds=20)
+    assert [answer.value[:2] for answer in answers] == [(1, "1\n")] * 2
 
 
 class Writes(Net):
