@@ -305,9 +305,9 @@ def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     (Dice), each also divided by a number, times a weight below 2 (but not of exactly 1), negated, cast or reshaped;
     sums of such, and with a penalty on the parameters. A mean behind a sum is one over features where the sum was over
     the first dimension, that of the samples. Not seen: a mean times 2 or more, which may well be its count; a mean that
-    is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a `nanmean`; a sum divided by
-    another count than `count_fn`'s; and whatever is within one compiled function, which has no graph. Should a sum be
-    taken for a mean, `loss * 1` passes.
+    is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a `nanmean` that leaves some out; a
+    sum divided by another count than `count_fn`'s; and whatever is within one compiled function, which has no graph.
+    Should a sum be taken for a mean, `loss * 1` passes.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)

@@ -545,6 +545,7 @@ MEANS = {
     "sum / count in a tensor": lambda x, y: F.cross_entropy(x, y, reduction="sum") / (y != -100).sum(),
     "Dice": lambda x, y: 1 - dice(x, y),
     "mean of each sample's Dice": lambda x, y: (1 - dice(x, y, dim=1)).mean(),
+    "nanmean": lambda x, y: F.cross_entropy(x, y, reduction="none").nanmean(),
 }
 
 
@@ -605,6 +606,12 @@ BEYOND = {
     "a mean times 2": lambda x, y: 2 * F.cross_entropy(x, y),
     "a sum over another count": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 20,
     "a mean added to a sum": lambda x, y: F.cross_entropy(x, y, reduction="sum") + x.square().mean(),
+    "a clamped mean": lambda x, y: F.cross_entropy(x, y).clamp(max=10),
+    "the root of a mean": lambda x, y: F.cross_entropy(x, y).sqrt(),
+    "a median": lambda x, y: F.cross_entropy(x, y, reduction="none").median(),
+    "a nanmean that leaves some out": lambda x, y: (
+        F.cross_entropy(x, y, reduction="none").where(y != y[0], math.nan).nanmean()
+    ),
     "a compiled function": torch.compile(lambda x, y: F.cross_entropy(x, y), backend="aot_eager"),
 }
 

@@ -1208,6 +1208,26 @@ def test_dropouts_draws_are_not_taken_back():
     assert end(bad=True, give_back=True) == never_seen  # and that is all
 
 
+def test_what_a_forward_writes_to_a_trained_parameter_is_not_taken_back():
+    class Tagger(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.words = nn.Embedding(6, 3, max_norm=0.5)
+            nn.init.ones_(self.words.weight)
+
+        def forward(self, words):
+            return self.words(words).sum()
+
+    model = Tagger()
+    guard = make_guard(model)
+    guard.backward(model(torch.tensor([1, 2])) * NAN)
+    assert not guard.step()
+    norms = model.words.weight.detach().norm(dim=1)
+    torch.testing.assert_close(
+        norms, torch.tensor([3**0.5, 0.5, 0.5, 3**0.5, 3**0.5, 3**0.5])
+    )  # those that the batch looked up
+
+
 @pytest.mark.parametrize("in_a_trainer", [False, True])
 def test_power_sgd_begins_again_after_a_skip(in_a_trainer):
     from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
