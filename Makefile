@@ -25,7 +25,7 @@ help:  ## show this list
 lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
-# --loaded: kernels and ranks are forks of processes that have imported; `thorough` and `matrix` start ordinary ones.
+# --loaded: kernels, ranks and plays are forks of processes that have imported; `thorough` and `matrix` start others.
 test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
 	$(PYTEST) $(PARALLEL) --loaded $(PYTEST_ARGS)
 

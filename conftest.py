@@ -14,6 +14,7 @@ import pytest
 from hypothesis import settings
 
 from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use_loaded_server
+from tests.loaded_plays import LoadedPlays
 from tests.time_bound import STACKS, Stacks, fail_with_stacks, hear_sigint
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
@@ -27,7 +28,7 @@ settings.load_profile("the same in every run")
 
 ROOT = Path(__file__).parent
 SHARE_A_WORKER = re.compile(
-    r"[^:]*\.ipynb|tests/test_loaded_kernels\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
+    r"[^:]*\.ipynb|tests/test_loaded_(kernels|plays)\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
     r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
 )
 """The beginnings of the names of tests that share what is dear: a kernel, a server, a wheel, a project, two ranks."""
@@ -36,7 +37,7 @@ LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
-    parser.addoption("--loaded", action="store_true", help="fork kernels and ranks from processes that have imported")
+    parser.addoption("--loaded", action="store_true", help="fork kernels, ranks and plays from processes that have imported")
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -98,6 +99,11 @@ def pytest_collection_finish(session: pytest.Session) -> None:
     if session.items and session.config.getoption("--loaded") and sys.platform == "linux":
         # A rank imports the module of its function, with pytest and all: as a fork of this process it has them.
         start_forked_server_of_ranks(session.config.stash[STACKS].descriptor)
+        plays = LoadedPlays()
+        session.config.add_cleanup(plays.stop)
+        from course_lib.timelapse import player
+
+        player.Popen = plays.start  # type: ignore[assignment,misc]
 
 
 def pytest_collectstart(collector: pytest.Collector) -> None:

@@ -13,13 +13,13 @@ import os
 import pickle
 import shutil
 import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from subprocess import STDOUT, Popen
 from typing import Any, BinaryIO
 
 import psutil
@@ -177,12 +177,12 @@ class _Playing:
         task = Task(str(path), arguments, str(self.folder), *told)
         self.keyboard, screen = _terminal()
         with output.open("wb") as file:
-            self.process = subprocess.Popen(
+            self.process = Popen(
                 [sys.executable, "-m", asked.stage, json.dumps(asdict(task))],
                 env=_environment(asked.ranks, asked.rank, self.folder),
                 stdin=screen,
                 stdout=file,
-                stderr=subprocess.STDOUT,
+                stderr=STDOUT,
                 start_new_session=True,
             )
         os.close(screen)
