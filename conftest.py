@@ -37,7 +37,7 @@ LOADED_SERVER = pytest.StashKey[LoadedServer]()
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
-    parser.addoption("--loaded", action="store_true", help="fork kernels, ranks and plays from processes that have imported")
+    parser.addoption("--loaded", action="store_true", help="fork kernels, ranks, plays of processes that have imported")
 
 
 def pytest_configure(config: pytest.Config) -> None:
