@@ -92,12 +92,12 @@ def test_it_and_its_server_end_with_the_process_that_asked(tmp_path):
     script = tmp_path / "train.py"
     script.write_text("import time; time.sleep(600)")
     command = [sys.executable, "-c", OWNER, os.fspath(script)]
-    owner = subprocess.Popen(command, cwd=Path(__file__).parents[1], stdout=subprocess.PIPE, text=True)
-    server = psutil.Process(int(owner.stdout.readline()))
-    asked = psutil.Process(owner.pid)
-    while len(found := asked.children()) < 2:
-        time.sleep(0.05)
-    owner.send_signal(signal.SIGKILL)
-    owner.wait()
-    gone, alive = psutil.wait_procs([server, *found], timeout=60)
+    root = Path(__file__).parents[1]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as owner:
+        server = psutil.Process(int(owner.stdout.readline()))
+        asked = psutil.Process(owner.pid)
+        while len(started := asked.children()) < 2:  # the server and the play
+            time.sleep(0.05)
+        owner.send_signal(signal.SIGKILL)
+    gone, alive = psutil.wait_procs([server, *started], timeout=60)
     assert len(gone) == 2 and not alive
