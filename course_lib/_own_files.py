@@ -24,6 +24,7 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import torch
 
@@ -127,14 +128,15 @@ class OwnFiles:
                 self._link(os.path.join(absolute, entry), link)
 
     def _link(self, path: str, link: str) -> None:
-        shared = self.shared_links and os.path.join(self.shared_links, path.replace(os.sep, "|"))
-        with contextlib.suppress(OSError):
-            if shared:
-                os.link(shared, link, follow_symlinks=False)
-                return
-        os.symlink(path, link)
-        with contextlib.suppress(OSError):
-            if shared:
+        if self.shared_links is None:
+            os.symlink(path, link)
+            return
+        shared = os.path.join(self.shared_links, quote(os.fsencode(path), safe=""))  # no two paths have one name
+        try:
+            os.link(shared, link, follow_symlinks=False)
+        except OSError:
+            os.symlink(path, link)
+            with contextlib.suppress(OSError):
                 os.link(link, shared, follow_symlinks=False)
 
     def _gone(self, path: Any) -> Any:

@@ -31,7 +31,7 @@ for fact in {
 """
 DRAWN = "import random, numpy, torch; print(random.random(), numpy.random.random(), torch.rand(()).item())"
 OWNER = """
-import sys, time
+import sys
 from course_lib.timelapse import play, player
 from tests.loaded_plays import LoadedPlays
 plays = LoadedPlays()

@@ -165,6 +165,19 @@ def test_trials_share_their_links_and_not_what_they_write(mine):
     assert contents(mine) == before
 
 
+def test_shared_links_of_like_names_lead_to_their_own_files(mine):
+    names = ["data|x.txt", "data%2Fx.txt", "data%7Cx.txt"]
+    for name in names:
+        (mine / name).write_text(name)
+    with links_shared():
+        for _ in range(2):
+            [answer] = try_on_copies([lambda _: by_a_process("cat data/x.txt data*x.txt")], seconds=20)
+            assert answer.value == "1\n" + "".join(sorted(names))
+        os.chdir(mine / "data")
+        [answer] = try_on_copies([lambda _: by_a_process("cat x.txt")], seconds=20)
+        assert answer.value == "1\n"
+
+
 def test_links_that_cannot_be_shared_are_made_anew(mine, monkeypatch):
     def refuses(*_, **__):
         raise OSError("no hard links here")
