@@ -13,6 +13,7 @@ from torch.utils.data import IterableDataset
 from course_lib._held_generators import held_by
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, LOADERS_MADE_IN, STATES_TO_LOAD
 from course_lib._words import counted
+from course_lib.callbacks._drawn_orders import draws_as_it_is_iterated, order_in_no_state
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules.sampler import ScheduledBatchSampler
@@ -101,7 +102,7 @@ def warn_of_draws(trainer: Trainer, progress: dict[str, Any]) -> None:
         cure = "take a course_lib.resume.ResumableDataLoader"
         if getattr(loader, "num_workers", 0) and (within_epoch or getattr(loader, "persistent_workers", False)):
             why = "its workers' generators went on from batch to batch, and are in no checkpoint"
-        elif isinstance(loader, MiniDataLoader) and isinstance(loader.dataset, IterableDataset) and within_epoch:
+        elif within_epoch and _reads_a_stream_again(loader):
             why = "its stream is read again up to where it was, and draws its order, too, from other seeds"
             cure = "seed it in __iter__, by the epoch, or resume from a checkpoint of an epoch's end"
         elif sized_len(loader) is None:
@@ -112,6 +113,12 @@ def warn_of_draws(trainer: Trainer, progress: dict[str, Any]) -> None:
             f"what the samples of a {type(loader).__name__} draw at random (an augmentation) is not what they would "
             f"have drawn if this run had not been stopped: {why}. Where they draw nothing, all is well; else {cure}"
         )
+
+
+def _reads_a_stream_again(loader: Any) -> bool:
+    stream = getattr(loader, "dataset", None)
+    is_passed_over = hasattr(loader, "load_state_dict") and not hasattr(stream, "load_state_dict")
+    return isinstance(stream, IterableDataset) and is_passed_over
 
 
 def warn_of_orders_of_their_own(trainer: Any) -> None:
@@ -168,6 +175,15 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
             "it begins with the orders of the first epochs again. Draw it from the global generators, which are seeded "
             "here (without generator=), or take a course_lib.resume.ResumableDataLoader"
         )
+    for loader in loaders:
+        if loader in own or _knows_its_order(loader):
+            continue
+        if what := order_in_no_state(loader, within_epoch=not progress["is_last_batch"]):
+            return (
+                f"the order of a {type(loader).__name__} comes from {what}, and so it is in no checkpoint: another one "
+                "would come, with some samples twice and others never. Give it a sampler with a state (shuffle=True "
+                "without generator= has one), or take a course_lib.resume.ResumableDataLoader"
+            )
     if progress["is_last_batch"]:
         return ""
     saved_within = f"this checkpoint was saved within an epoch, after {counted(done, 'batch', 'batches')}"
@@ -191,6 +207,14 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
             f"this checkpoint was saved ahead of the run's first batch, and a {names} with workers had drawn its "
             "order, and its workers' seeds, by then: they are others now. Nothing is trained yet: begin without a "
             "checkpoint. Or take a course_lib.resume.ResumableDataLoader, which knows its order"
+        )
+    at_once = [loader for loader in forgetful if draws_as_it_is_iterated(loader)]
+    if at_once and not trainer.current_epoch:
+        return (
+            f"this checkpoint was saved ahead of the run's first batch, and a {type(at_once[0]).__name__} had drawn "
+            "its order by then, as soon as it was iterated, which comes ahead of this run's seeds: it is another one "
+            "now. Nothing is trained yet: begin without a checkpoint. Or draw the order with the first index (by "
+            "yield, in __iter__), or take a course_lib.resume.ResumableDataLoader, which knows its order"
         )
     return ""
 

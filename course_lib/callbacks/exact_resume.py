@@ -100,8 +100,8 @@ class ExactResume(Callback):
     and WeightAveraging leaves the average in it.) Where a checkpoint is refused, none is saved for that exception.
 
     The training loader must know its position: take a :class:`~course_lib.resume.ResumableDataLoader`, or another that
-    has a state (torchdata's ``StatefulDataLoader``). A ``GradientAccumulationScheduler`` gets its window length back
-    within an epoch. (Lightning takes the Trainer's.)
+    has a state (torchdata's ``StatefulDataLoader``, whose sampler needs one, too, if it draws). A
+    ``GradientAccumulationScheduler`` gets its window length back within an epoch. (Lightning takes the Trainer's.)
 
     Args:
         reseed: Whether to seed the generators. ``StepAudit`` alone brings this callback with ``False``.
@@ -124,8 +124,9 @@ class ExactResume(Callback):
             ``EarlyStopping`` waits for the epoch's end; or within an epoch, of a loader that does not know its position
             (torch's DataLoader begins again) or its length, or where one of these two goes by a mean that several ranks
             have gathered, or a torchmetrics ``Metric`` (behind the epoch's last batch a ``ModelCheckpoint``, too); or
-            ahead of the run's first batch, of a DataLoader with workers, whose order is drawn by then; or in an epoch
-            that ``max_epochs`` leaves out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
+            ahead of the run's first batch, of a DataLoader whose order is drawn by then (with workers, or all at once);
+            or of an order that a generator draws that is in no checkpoint; or in an epoch that ``max_epochs`` leaves
+            out. Or a ``LearningRateFinder`` or ``BatchSizeFinder`` is there.
     """
 
     _seed: int | None

@@ -281,6 +281,17 @@ FOUND = {
     "a DataLoader with a worker, saved ahead of the first batch": DrawnRun(
         samples=2, batch_size=1, sampler="", loader="DataLoader", workers=(1,), saves="by hand", kills=(Kill(1),)
     ),
+    # As was that of a batch sampler that draws it all when it is iterated, which is ahead of this callback's seeds.
+    "a DataLoader over a batch sampler that draws at once, saved ahead of the first batch": DrawnRun(
+        samples=6,
+        batch_size=1,
+        sampler="",
+        loader="DataLoader",
+        batches_drawn="torch, at once",
+        max_epochs=1,
+        saves="by hand",
+        kills=(Kill(1), Kill(1), Kill(1)),
+    ),
     # The audit asked for a plan that there is not, and so refused the run.
     # The skipped steps behind max_steps were not counted, so that a strict audit refused a right run.
     "StepAudit, more skipped steps than max_steps, one rank fewer": DrawnRun(
