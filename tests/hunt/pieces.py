@@ -71,9 +71,10 @@ class DrawnRun:
     tail: str = "spread"
     sampler: str = "ShuffledBatchSampler"
     loader: str = "ResumableDataLoader"
-    """Or ``MiniDataLoader``, or torch's ``DataLoader``, which is resumed at an epoch's end alone."""
+    """Or ``MiniDataLoader``; or torch's ``DataLoader``, which is resumed at an epoch's end alone; or ``PassesOver``,
+    which has a state, but none of its sampler's."""
     batches_drawn: str = ""
-    """How a batch sampler of the author's own draws, in one of these two: one of ``DRAWS``."""
+    """How a batch sampler of the author's own draws, in one of the other three: one of ``DRAWS``."""
     stream: bool = False
     """Whether its dataset has no length."""
     second_loader: str = ""

@@ -5,6 +5,7 @@ HEAD = '''
 
 import datetime
 import io
+import itertools
 import json
 import os
 import random
@@ -105,6 +106,27 @@ class Batches:
         numbers = (draw[self.draws](n) for n in range(len(left), 0, -1))
         for number in numbers if self.when == "each" else list(numbers):
             yield list(left.pop(number))
+
+
+class PassesOver(DataLoader):
+    """As torchdata's loader with a state does, without workers: of a sampler that has none, it draws a new order."""
+
+    given = to_pass_over = 0
+
+    def __iter__(self):
+        self.given, self.to_pass_over = self.to_pass_over, 0
+        return self.those_left(iter(self.batch_sampler), self.given)
+
+    def those_left(self, order, passed_over):
+        for indices in itertools.islice(order, passed_over, None):
+            self.given += 1
+            yield self.collate_fn([self.dataset[index] for index in indices])
+
+    def state_dict(self):
+        return {"given": self.given}
+
+    def load_state_dict(self, state):
+        self.to_pass_over = state["given"]
 
 
 def collate(samples):
