@@ -57,21 +57,27 @@ def _iterated_first(loader: Any) -> Any:
 
 
 def _has_a_state(sampler: Any) -> bool:
-    with _nothing_drawn(sampler):
-        return hasattr(sampler, "state_dict") or hasattr(iter(copy.copy(sampler)), "state_dict")
+    with _nothing_drawn(sampler), contextlib.suppress(Exception):
+        return hasattr(sampler, "state_dict") or hasattr(_iterated(sampler), "state_dict")
+    return False
 
 
-def _moves_generators(iterated: Any, *, draws_an_index: bool) -> bool:
-    """Whether a copy does, so that what it counts by itself stays."""
-    if not draws_an_index and inspect.isgeneratorfunction(type(iterated).__iter__):
+def _moves_generators(part: Any, *, draws_an_index: bool) -> bool:
+    """Whether it does when it is iterated; so it is taken for what cannot be copied, too."""
+    if not draws_an_index and inspect.isgeneratorfunction(type(part).__iter__):
         return False
-    with _nothing_drawn(iterated):
+    with _nothing_drawn(part), contextlib.suppress(Exception):
         before = [generator.mark() for generator in CPU_GENERATORS]
-        indices = iter(copy.copy(iterated))
+        indices = _iterated(part)
         if draws_an_index:
-            with contextlib.suppress(StopIteration):
-                next(indices)
+            next(indices, None)
         return before != [generator.mark() for generator in CPU_GENERATORS]
+    return True
+
+
+def _iterated(part: Any) -> Iterator[Any]:
+    """Of a copy, so that what it counts by itself stays."""
+    return iter(copy.copy(part))
 
 
 @contextlib.contextmanager

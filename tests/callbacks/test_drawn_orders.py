@@ -207,12 +207,18 @@ def with_a_generator():
     return sampler
 
 
+def batches_that_come_once():
+    """No sampler at all: it can neither be copied nor begin again."""
+    yield from ([index] for index in range(SAMPLES))
+
+
 IN_NO_STATE = {
     "its WeightedRandomSampler": lambda: with_sampler(WeightedRandomSampler([1.0] * SAMPLES, SAMPLES)),
     "its SubsetRandomSampler": lambda: with_sampler(SubsetRandomSampler(range(SAMPLES))),
     "its RandomSampler": lambda: with_sampler(RandomSampler(range(SAMPLES))),
     "its Order, which has no state": lambda: with_sampler(Order(by_python)),
     "the generator of its Order": lambda: with_sampler(with_a_generator()),
+    "its generator, which has no state": lambda: PassesOver(range(SAMPLES), batch_sampler=batches_that_come_once()),
     "its generator=": lambda: with_sampler(SequentialSampler(range(SAMPLES)), generator=torch.Generator()),
 }
 IN_A_STATE = {
