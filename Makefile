@@ -72,7 +72,7 @@ matrix-%: .venv/pyvenv.cfg
 	grep -E '^(torch|lightning|numpy)==' .matrix/$*.txt
 	.matrix/$*/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 
-outsiders: .venv/pyvenv.cfg  ## the tests with others' libraries: transformers, accelerate, timm, torchdata
+outsiders: .venv/pyvenv.cfg  ## the tests with others' libraries: transformers, accelerate, torchdata, MONAI ...
 	$(PY) -m pip install --quiet uv
 	$(PY) -m uv venv --quiet --allow-existing --python $(PYTHON_locked) .outsiders
 	$(PY) -m uv pip compile requirements.txt tests/outsiders/requirements.txt --quiet --no-header --no-annotate \
