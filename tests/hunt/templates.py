@@ -188,8 +188,10 @@ def epochs_begun(folder):
     if not path.exists():
         return 0
     checkpoint = torch.load(path, weights_only=False)
+    # Set back to a window's end ahead of that epoch; which is ready already where a life had begun at its start.
     set_back = checkpoint["callbacks"].get("ExactResume", {}).get("next_epoch_begun", False)
-    return checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]["ready"] + set_back
+    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
+    return max(epochs["ready"], epochs["started"] + set_back)
 '''
 
 TRAINER = '''

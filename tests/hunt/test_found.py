@@ -260,6 +260,16 @@ FOUND = {
     "saved at an epoch's start, and killed in its first micro-batch three times": DrawnRun(
         samples=1, batch_size=1, saves="by hand", kills=(Kill(2), Kill(1), Kill(1))
     ),
+    # The hunt's own fault: it took the second epoch for the third, and so made one fit of two.
+    "saved at an epoch's start, and within the window that a resume there began; with a second fit": DrawnRun(
+        samples=10,
+        sampler="",
+        accumulate_grad_batches=2,
+        limit_train_batches=4,
+        more_epochs=1,
+        saves="by hand",
+        kills=(Kill(5), Kill(1, "before step")),
+    ),
     # The hunt's own fault: each call of the closure counted as a micro-batch.
     "LBFGS in a Trainer": DrawnRun(
         samples=1, batch_size=1, optimizer="LBFGS", max_epochs=1, max_steps=1, kills=(Kill(1, "forward"),)
