@@ -36,6 +36,8 @@ from course_lib.memory.batch_size_search import BatchSizeTrial, MultipleOf, Sear
 from course_lib.memory.restoring import undisturbed
 
 MAX_TRIALS = 3
+MAX_TRIALS_ALONE = 8
+"""Where no prediction gives the lines."""
 MAX_PREDICTIONS = 8
 """Beyond the two at small sizes; as a rule one is enough."""
 
@@ -97,7 +99,9 @@ def find_batch_size(
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
             belongs in it.
         step_fn: ``step_fn(batch)``, a whole step on ``model`` and ``optimizer``, instead of ``loss_fn``. It isn't
-            predicted: two small trials give the lines, as they do where a prediction is impossible. In DDP all ranks
+            predicted: two small trials give the lines, as they do where a prediction is impossible, and each further
+            one takes at most 8 times as many samples (at most 8 trials; where a step's bytes grow faster than its
+            batch, one may need several times the limit, or meet an out-of-memory error). In DDP all ranks
             try the same sizes, but one that runs out of memory leaves the others waiting in its collectives.
         limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
             ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
@@ -143,8 +147,9 @@ def find_batch_size(
             _settle(search)
         else:
             search.lines.clear()  # where other ranks could not predict theirs
-        while len(search.trials) < MAX_TRIALS:
-            size = _least(lambda: search.next_size(last=len(search.trials) == MAX_TRIALS - 1))
+        most = MAX_TRIALS if search.predicted else MAX_TRIALS_ALONE
+        while len(search.trials) < most:
+            size = _least(lambda: search.next_size(last=len(search.trials) == most - 1))
             if not size:
                 break
             if search.predicted and size not in search.lines:  # rounded down, or corrected

@@ -32,6 +32,10 @@ MAX_BATCH_SIZE = 2**16
 CLOSE = 1.02
 """A size is worth another trial if it is larger than what has run by at least this factor."""
 
+FARTHEST = 8
+"""Times the largest size that has run: lines that two measured steps gave are followed no farther at a time, as a step
+whose bytes are not linear in the batch leaves them."""
+
 MultipleOf = int | Literal["power of two"]
 LOOKS = 8
 """Small batches that are made to see whether batches of one size differ in shape."""
@@ -186,6 +190,8 @@ class Search:
         largest = careful = self.largest()
         if not largest and not self.fitted:
             raise MemoryError(self._too_large())
+        if not self.predicted:
+            careful = min(largest, self._farthest())
         if self.predicted and self.doubts and not self.trials:
             careful = (largest + 1) // 2  # kernels that a prediction can't see into
         if last and not self.fitted:
@@ -205,12 +211,15 @@ class Search:
         if not self.trials:
             size = min(2, self.upper)
         elif self.fitted:
-            size = self.largest()
+            size = min(self.largest(), self._farthest())
         else:
             size = 1
         if not self._tried(size):
             return size
         return 0 if self._tried(1) else 1
+
+    def _farthest(self) -> int:
+        return FARTHEST * max(self.fitted) if self.fitted else self.upper
 
     def _tried(self, size: int) -> bool:
         return any(trial.batch_size == size for trial in self.trials)
