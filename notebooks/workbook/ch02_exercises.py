@@ -339,8 +339,8 @@ PIECES = "The numbers differ, but the generator takes in 32 bits at a time, and 
 KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
 FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 32)), *KNOWN_NUMBERS})
 """By which people multiply the seed or the epoch before they add the other."""
-WRITTEN_ALIKE = [(1, 10**k) for k in range(1, 5)]
-"""Seed and epoch that make one text with (11, 0), whatever the width to which the epoch is filled up."""
+WRITTEN_ALIKE = [*((1, 10**k) for k in range(1, 6)), (1, 16**4), (17, 0)]
+"""Seed and epoch that make one text with (11, 0), up to the width 5; or, in hexadecimal digits, with (17, 0)."""
 EPOCHS = {*range(2, 257), *range(300, 1100, 50), 365, 512, 997, 1009, 1024, 10**4, *(2**k for k in range(11, 17))}
 EPOCHS |= {factor for factor in KNOWN_NUMBERS if factor < 2**16}
 """Those of `FACTORS` that are tried as an epoch: fewer and none beyond 65,536, because a right answer may take longer

@@ -133,11 +133,20 @@ def _fault_of_searched(prefetched: Any) -> str | None:
     fetched = [1, None, 0, None, 2]
     if (came := list(prefetched(lambda task: task, iter(fetched), 2))) != fetched:
         return f"`fetch` returns {fetched} by turns, and {came} came.\n{FALSE_RESULTS}"
+    try:
+        came = list(prefetched(lambda task: task, fetched, 2))
+    except TypeError as error:
+        return f"a list of tasks: it raised TypeError: {error}.\n{A_LIST}"
+    if came != fetched:
+        return f"the list of tasks {fetched}, 2 ahead: the results are those of {came}.\n{A_LIST}"
     return None
 
 
 FALSE_TASKS = "A task may be 0, None or an empty text. Ask whether there is a task, not whether it is true."
 EQUAL_TASKS = "Two tasks may be equal, and 0 equals False: a dict with tasks as its keys has one place for both."
+A_LIST = (
+    "`pool.map` takes any iterable. A list begins anew each time it is asked; `iter(tasks)` is asked once, and goes on."
+)
 FALSE_RESULTS = "A result may be None: the caller decides what it means, as a collate_fn's None."
 KEPT = "What was given out is the caller's. A list that keeps all futures keeps all their results."
 
@@ -326,6 +335,16 @@ def _by_list(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
             given += 1
 
 
+def _by_asking_twice(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
+    with ThreadPoolExecutor(4) as pool:
+        pending = deque(pool.submit(fetch, task) for task in itertools.islice(tasks, ahead))
+        for task in tasks:
+            pending.append(pool.submit(fetch, task))
+            yield pending.popleft().result()
+        while pending:
+            yield pending.popleft().result()
+
+
 def _oldest_first(fetch: Any, tasks: Any, ahead: int) -> Iterator[Any]:
     tasks = iter(tasks)
     with ThreadPoolExecutor(4) as pool:
@@ -376,6 +395,7 @@ prefetched = PropertyExercise(
         EQUAL_TASKS: _by_dict,
         FALSE_TASKS: partial(_by_walrus, ask=bool),
         KEPT: _by_list,
+        A_LIST: _by_asking_twice,
         FALSE_RESULTS: _without_none,
         ERRORS: _without_errors,
         MADE_ANEW: _with_new_errors,

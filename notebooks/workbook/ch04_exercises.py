@@ -238,8 +238,7 @@ def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, f
 def _any_log(drawn: random.Random) -> dict[str, Any]:
     number = drawn.randint(1, 9)
     losses = [round(drawn.uniform(0, 6), drawn.choice([0, 2])) for _ in range(number)]
-    tokens = [drawn.choice([0, 1, drawn.randint(1, 30)]) for _ in range(number)]
-    tokens[drawn.randrange(number)] += 1  # some token counts
+    tokens = [drawn.choice([1, drawn.randint(1, 30)]) for _ in range(number)]
     return dict(losses=losses, tokens=tokens, k=drawn.randint(1, 5))
 
 
