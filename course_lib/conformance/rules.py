@@ -105,7 +105,7 @@ def new_orders(world: SimulatedWorld) -> Checks:
             yield Breach(f"epochs {e0} and {e1} have one order", world.at(epoch=e1)) if ranks == others else None
     if not world.examination.seeds or not (world.offers.set_epoch or len(world.once) >= MANY_ORDERS):
         return  # without epochs there are only two orders to compare, and few indices may have the same by chance
-    ways = [("seeds 0 and 1 give one order: the seed has no effect", 0)]
+    ways = [("seeds 0 and 1 give one order: the seed has no effect (torch.Generator goes by its low 32 bits)", 0)]
     if world.offers.set_epoch:
         ways.append(("(seed 0, epoch 1) has the order of (seed 1, epoch 0), as the sum seed + epoch makes it", 1))
     for text, later in ways:
