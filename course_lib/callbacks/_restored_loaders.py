@@ -181,8 +181,9 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
         if what := order_in_no_state(loader, within_epoch=not progress["is_last_batch"]):
             return (
                 f"the order of a {type(loader).__name__} comes from {what}, and so it is in no checkpoint: another one "
-                "would come, with some samples twice and others never. Give it a sampler with a state (shuffle=True "
-                "without generator= has one), or take a course_lib.resume.ResumableDataLoader"
+                "would come, with some samples twice and others never. Give it a sampler with a state (torchdata's "
+                "shuffle=True without generator= has one), or take a course_lib.resume.ResumableDataLoader; or, if the "
+                "loader's own state holds the order all the same, ExactResume(strict=False)"
             )
     if progress["is_last_batch"]:
         return ""
@@ -212,9 +213,9 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
     if at_once and not trainer.current_epoch:
         return (
             f"this checkpoint was saved ahead of the run's first batch, and a {type(at_once[0]).__name__} had drawn "
-            "its order by then, as soon as it was iterated, which comes ahead of this run's seeds: it is another one "
-            "now. Nothing is trained yet: begin without a checkpoint. Or draw the order with the first index (by "
-            "yield, in __iter__), or take a course_lib.resume.ResumableDataLoader, which knows its order"
+            "its order by then: it draws all at once when it is iterated, which is ahead of this run's seeds, so the "
+            "order is another one now. Nothing is trained yet: begin without a checkpoint. Or draw the order with the "
+            "first index (by yield, in __iter__), or take a course_lib.resume.ResumableDataLoader"
         )
     return ""
 

@@ -237,6 +237,8 @@ def test_a_loader_with_a_state_that_lacks_its_samplers_is_refused_within_an_epoc
     fit(make(), ExactResume(), ModelCheckpoint(tmp_path, filename="{step}", **WITHIN_AN_EPOCH))
     with pytest.raises(CheckpointError, match=rf"the order of a PassesOver comes from {what}"):
         fit(make(), ExactResume(), ckpt_path=tmp_path / "step=4.ckpt")
+    with pytest.warns(UserWarning, match=r"if the loader's own state holds the order all the same"):
+        fit(make(), ExactResume(strict=False), ckpt_path=tmp_path / "step=4.ckpt")
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
