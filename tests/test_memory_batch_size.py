@@ -30,6 +30,7 @@ from workbook.ch03_finder_comparison import (
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import batch_size_search
 from course_lib.memory.batch_size import find_batch_size, find_batch_sizes
+from course_lib.memory.measuring import measure_peak
 from course_lib.memory.predicting import predict_peak
 from course_lib.resume import ResumableDataLoader
 from tests import effort
@@ -211,24 +212,25 @@ def test_a_step_that_reads_values_is_tried_instead():
     assert "found by trials alone" in fitted.doubts[0]
 
 
+@pytest.mark.parametrize("reads_a_value", [False, True])
 @pytest.mark.parametrize("indices", ["ai,bi->ab", "ai,bi,ci->abc"])
-def test_trials_alone_follow_a_step_whose_bytes_grow_faster_than_the_batch(indices):
-    first = nn.Linear(64, 8)
+def test_a_step_whose_bytes_grow_faster_than_the_batch(indices, reads_a_value):
+    first, limit = nn.Linear(64, 8), 30 * 2**20
 
-    def loss(model, batch, reads=False):
+    def loss(model, batch):
         rows = model(batch)
         of_all = torch.einsum(indices, *[rows] * (indices.count(",") + 1)).square().mean()
-        return of_all if not reads or of_all.item() < 1e9 else of_all * 0
+        return of_all * 0 if reads_a_value and of_all.item() > 1e9 else of_all
 
-    def fit_alone(reads):
-        optimizer = torch.optim.SGD(first.parameters(), 0.1)
-        by_its_loss = dict(loss_fn=lambda *given: loss(*given, reads=reads), limit_bytes=30 * 2**20)
-        return find_batch_size(first, lambda size: torch.randn(size, 64), optimizer, **by_its_loss)
+    optimizer = torch.optim.SGD(first.parameters(), 0.1)
+    fitted = find_batch_size(first, lambda size: torch.randn(size, 64), optimizer, loss_fn=loss, limit_bytes=limit)
 
-    predicted, alone = fit_alone(reads=False), fit_alone(reads=True)
-    assert "found by trials alone" in alone.doubts[0] and len(alone.trials) <= 8
-    assert 0.9 * predicted.batch_size <= alone.batch_size
-    assert max(trial.nbytes for trial in alone.trials) < 8 * alone.limit_bytes
+    def measured(size):
+        return measure_peak(lambda: loss(first, torch.randn(size, 64)).backward(), model=first).peak_bytes
+
+    assert fitted.measured_bytes <= limit < measured(int(fitted.batch_size * 1.1) + 1)
+    assert len(fitted.trials) <= (8 if reads_a_value else 3)
+    assert max(trial.nbytes for trial in fitted.trials) < 8 * limit
 
 
 def test_batches_of_many_lengths_are_approached_from_below():
