@@ -102,6 +102,11 @@ CpuGenerator = PythonGenerator | NumpyGenerator | TorchGenerator
 CPU_GENERATORS: tuple[CpuGenerator, ...] = (PythonGenerator(), NumpyGenerator(), TorchGenerator())
 
 
+def marks() -> tuple[object, ...]:
+    """Of each of them: what has drawn or seeded anything in between leaves others."""
+    return tuple(generator.mark() for generator in CPU_GENERATORS)
+
+
 SETTERS = (
     (0, random, "setstate"),
     (1, np.random, "set_state"),

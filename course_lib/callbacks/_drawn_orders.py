@@ -10,7 +10,7 @@ from typing import Any
 
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._generators import CPU_GENERATORS, generators_put_back
+from course_lib._generators import generators_put_back, marks
 from course_lib._held_generators import held_by, keep_state
 from course_lib.samplers.sharded import generators_of
 
@@ -63,15 +63,15 @@ def _has_a_state(sampler: Any) -> bool:
 
 
 def _moves_generators(part: Any, *, draws_an_index: bool) -> bool:
-    """Whether it does when it is iterated; so it is taken for what cannot be copied, too."""
+    """Whether it draws from the global ones when it is iterated. What cannot be copied is taken to draw."""
     if not draws_an_index and inspect.isgeneratorfunction(type(part).__iter__):
         return False
     with _nothing_drawn(part), contextlib.suppress(Exception):
-        before = [generator.mark() for generator in CPU_GENERATORS]
+        before = marks()
         indices = _iterated(part)
         if draws_an_index:
             next(indices, None)
-        return before != [generator.mark() for generator in CPU_GENERATORS]
+        return before != marks()
     return True
 
 

@@ -209,8 +209,10 @@ def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str
             "order, and its workers' seeds, by then: they are others now. Nothing is trained yet: begin without a "
             "checkpoint. Or take a course_lib.resume.ResumableDataLoader, which knows its order"
         )
+    if trainer.current_epoch:  # its order is drawn again behind the seeds
+        return ""
     at_once = [loader for loader in forgetful if draws_as_it_is_iterated(loader)]
-    if at_once and not trainer.current_epoch:
+    if at_once:
         return (
             f"this checkpoint was saved ahead of the run's first batch, and a {type(at_once[0]).__name__} had drawn "
             "its order by then: it draws all at once when it is iterated, which is ahead of this run's seeds, so the "

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from course_lib._generators import CPU_GENERATORS
+from course_lib._generators import marks
 from course_lib._held_generators import fingerprint_of
 from course_lib.samplers.sharded import generators_of, is_of_torch
 
@@ -49,7 +49,7 @@ class _NotedIndices:
         self._position = position
         self._by_the_global_one = by_the_global_one
         self._begins, self._others_draw = True, False
-        self._before = self._after = _marks()
+        self._before = self._after = marks()
         self._indices = iter(sampler)
         self._note()
 
@@ -57,7 +57,7 @@ class _NotedIndices:
         return self
 
     def __next__(self) -> Any:
-        self._before = _marks()
+        self._before = marks()
         self._others_draw |= not self._begins and self._before[-1] != self._after[-1]
         try:
             return next(self._indices)
@@ -66,7 +66,7 @@ class _NotedIndices:
             self._begins = False
 
     def _note(self) -> None:
-        self._after = _marks()
+        self._after = marks()
         *own, of_torch = (now != before for now, before in zip(self._after, self._before, strict=True))
         # The state holds torch's global generator as it stood at the first index: later ones are drawn again from
         # there, which is right where nobody else has drawn from it in between.
@@ -74,7 +74,3 @@ class _NotedIndices:
         for name, has_moved in zip(NAMES, moved, strict=True):
             if has_moved and self._position:
                 self._position["drawn_by"] = name
-
-
-def _marks() -> tuple[object, ...]:
-    return tuple(generator.mark() for generator in CPU_GENERATORS)

@@ -211,13 +211,13 @@ def _of_a_loop(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
 def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     loader = draw(one_of("ResumableDataLoader", "MiniDataLoader", "MiniDataLoader", "DataLoader", "PassesOver"))
     run = replace(run, loader=loader, reload_every=draw(one_of(0, 0, 1, 2)), sized=False)
+    if loader == "PassesOver":
+        run = replace(run, workers=(0,))
     if loader == "ResumableDataLoader":
         return run
     # Workers that are new after a resume draw anew here; and a loader that forgets is told of by a strict callback.
     quiet = dict(noise=(), collate_draws=False) if any(run.workers) else {}
-    if loader == "PassesOver":
-        quiet |= dict(workers=(0,))
-    elif draw(one_of(False, False, True)):
+    if loader != "PassesOver" and draw(one_of(False, False, True)):
         quiet |= dict(stream=True, shuffle=False, noise=(), collate_draws=False, reload_every=0)
         quiet |= dict(limit_train_batches=None)
         quiet |= dict(val_check_interval=None if isinstance(run.val_check_interval, float) else run.val_check_interval)
@@ -225,8 +225,7 @@ def _with_another_loader(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     tail = "drop" if run.tail == "drop" and not quiet.get("stream") else "spread"
     if not quiet.get("stream") and max(run.ranks) == 1 and draw(OFTEN):
         quiet |= dict(batches_drawn=draw(one_of(*DRAWS)))
-    quiet = dict(workers=run.workers[:1]) | quiet
-    return replace(run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, tail=tail)
+    return replace(run, **quiet, sampler="", asks_epoch=False, callbacks=explicit, workers=run.workers[:1], tail=tail)
 
 
 def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
