@@ -49,6 +49,7 @@ NOT_A_RUN = (
     r"AMP and the LBFGS optimizer are not compatible",
     r"does not allow for gradient clipping because it performs unscaling",  # a fused one, beside a scaler
     r"Integer division with addcdiv",  # an average of BatchNorm's count of batches, on a GPU
+    r"Tensors of the same index must be on the same .* dtype",  # torch 2.11: an average finer than its bf16 model
 )
 """What torch and Lightning refuse by themselves, whatever is beside it."""
 
