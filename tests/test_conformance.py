@@ -565,6 +565,12 @@ class Broken(Contiguous):
         return iter(self.batches()) if callable(self.batches) else iter(self.batches)
 
 
+def into(given):
+    for i in range(0, 40, 2):
+        given[:] = [i, i + 1]
+        yield given
+
+
 @pytest.mark.parametrize(
     ("batches", "message"),
     [
@@ -577,6 +583,8 @@ class Broken(Contiguous):
         ([count()], "batch 0 has no end: more than 1,000,000 indices"),
         (lambda: 1 / 0, "iterating raised ZeroDivisionError: division by zero"),
         (lambda: (1 / (2 - i) and [i] for i in range(5)), "batch 2 raised ZeroDivisionError"),
+        (lambda: into(np.zeros(2, int)), "batch 1 is written into the object that batch 0 is"),
+        (lambda: into([0, 0]), "batch 1 is written into the object that batch 0 is"),
         (lambda: ([int("x" * (i == 2) + "1")] for i in range(5)), "batch 2 raised ValueError"),
     ],
 )

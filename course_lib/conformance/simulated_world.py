@@ -145,13 +145,21 @@ class SimulatedWorld:
         seed_globals(salt, epoch)
         most = max(10 * len(self.once) + 100, told_length(sampler))
         number = 0
+        last: tuple[Any, list[int]] = None, []
         try:
             for batch in sampler:
                 if number == most:
                     raise SamplerFault(
                         f"the epoch has no end: more than {most:,} batches for {len(self.once):,} indices"
                     )
-                yield as_indices(batch, number)
+                indices = as_indices(batch, number)
+                if batch is last[0] and indices != last[1]:
+                    raise SamplerFault(
+                        f"batch {number} is written into the object that batch {number - 1} is: workers are handed "
+                        "batches ahead, and would all get the last one; each batch needs a list of its own"
+                    )
+                last = batch, indices
+                yield indices
                 number += 1
         except SamplerFault:
             raise

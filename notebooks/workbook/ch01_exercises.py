@@ -127,6 +127,7 @@ def _fault_of_collate(collate: Any) -> str | None:
     for _ in range(SEARCHED):
         lengths = [draw.choice([1, draw.randint(1, 9), draw.randint(10, 100)]) for _ in range(draw.randint(1, 6))]
         cases.append(["".join(draw.choices("abcdefghijklmnopqrstuvwxyz", k=length)) for length in lengths])
+    cases.append(["up"] * 300)
     returned = Returned()
     for words in cases:
         got = collate(copy.copy(words))

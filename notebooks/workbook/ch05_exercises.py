@@ -97,7 +97,7 @@ def _wrong_steps(
 
 
 def _any_loader(drawn: random.Random) -> dict[str, Any]:
-    batch_size = drawn.choice([1, 2, 3, 8, drawn.randint(1, 20)])
+    batch_size = drawn.choice([1, 2, 3, 8, drawn.randint(1, 20), 2 ** drawn.randint(4, 10)])
     k = drawn.choice([1, 2, 4, 150, 10**6, drawn.randint(1, 9)])
     world_size = drawn.choice([1, 2, 3, drawn.randint(1, 9)])
     at_a_border = batch_size * k * world_size * drawn.randint(0, 4) + drawn.randint(-3, 3)

@@ -158,6 +158,23 @@ class _SeedsGloballyByEpoch(_Dealt):
         torch.manual_seed(seed_of(self.seed, epoch))
 
 
+class _ShufflesWithinBatches(_Dealt):
+    def order(self) -> NDArray[np.int64]:
+        return np.random.default_rng(self.seed).permutation(self.num_samples)
+
+    def parts(self) -> list[NDArray[np.int64]]:
+        generator = np.random.default_rng([self.seed, self.epoch])
+        return [generator.permutation(part) for part in super().parts()]
+
+
+class _IntoOneList(_Dealt):
+    def __iter__(self) -> Iterator[list[int]]:
+        given: list[int] = []
+        for batch in super().__iter__():
+            given[:] = batch
+            yield given
+
+
 class _OneEpochForAll(_Dealt):
     epoch_of_all = 0
 
@@ -265,9 +282,10 @@ def _fault_of_orders(make: Any) -> str | None:
         return "set_epoch of one sampler moves another one as well: an attribute of the class belongs to all of them."
     of_order: dict[str, tuple[int, int]] = {}
     for seed in range(12):
-        of_circle = dict[str, int]()
+        of_circle, of_batches = dict[str, int](), dict[frozenset[Any], int]()
         for epoch in range(12):
-            order = _order_of(make, seed, epoch)
+            batches = _batches_of(make, seed, epoch)
+            order = [index for batch in batches for index in batch]
             begin = order.index(0)
             other = of_order.setdefault(str(order), (seed, epoch))
             if other != (seed, epoch):
@@ -279,6 +297,11 @@ def _fault_of_orders(make: Any) -> str | None:
                 return (
                     f"the order of epoch {epoch} is that of epoch {turned}, begun elsewhere or from its end: the same "
                     "samples meet in nearly the same batches. Draw a new order in each epoch."
+                )
+            if (first := of_batches.setdefault(frozenset(map(frozenset, batches)), epoch)) != epoch:
+                return (
+                    f"the batches of epoch {epoch} are those of epoch {first}, in another order or shuffled within: "
+                    "the same samples meet again. Draw the whole order anew in each epoch."
                 )
     of_factors = [(factor, 0) for factor in FACTORS] + [(0, factor) for factor in sorted(EPOCHS)]
     for pair in of_factors + WRITTEN_ALIKE:
@@ -293,10 +316,14 @@ def _fault_of_orders(make: Any) -> str | None:
 
 def _order_of(make: Any, seed: int, *epochs: int) -> list[int]:
     """Of the last of the epochs, which are set one after the other."""
+    return [index for batch in _batches_of(make, seed, *epochs) for index in batch]
+
+
+def _batches_of(make: Any, seed: int, *epochs: int) -> list[list[int]]:
     sampler = make(25, 3, 1, 0, seed=seed)
     for epoch in epochs:
         sampler.set_epoch(epoch)
-    return _indices(sampler)
+    return [[int(index) for index in batch] for batch in sampler]
 
 
 def _indices(sampler: Any) -> list[int]:
@@ -375,6 +402,8 @@ repair_a_sampler = PropertyExercise(
         "(seed 1, epoch 0) and (seed 0, epoch 10) have one order": _TenEpochsApart,
         "(seed 1000, epoch 0) and (seed 0, epoch 1) have one order": _ThousandSeedsApart,
         "is that of epoch 0, begun elsewhere": _RollsOneOrder,
+        "in another order or shuffled within": _ShufflesWithinBatches,
+        "each batch needs a list of its own": _IntoOneList,
         "an attribute of the class belongs to all of them": _OneEpochForAll,
         "set_epoch seeds the global generators": _SeedsGloballyByEpoch,
         "are asked for, at least 1": _FewerSteps,

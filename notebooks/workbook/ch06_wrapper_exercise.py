@@ -33,7 +33,7 @@ def _part_of(
     """What one rank gets; its launcher has seeded the global generator with ``launched``."""
     torch.manual_seed(launched)
     batch_sampler = BatchSampler(RandomSampler(range(num_samples)), batch_size, drop_last=False)
-    batches = shard(batch_sampler, num_replicas, rank, epoch=epoch)
+    batches = list(shard(batch_sampler, num_replicas, rank, epoch=epoch))  # all are held, as by a loader with workers
     return [[int(index) for index in batch] for batch in batches]
 
 
@@ -146,8 +146,11 @@ ANY_CLASS = (
 
 def _goes_by_the_number_of_ranks(shard: Shard) -> bool:
     """Whether one rank has other batches than three together, as where their number is in the seed."""
-    together = itertools.chain(*_parts_of(shard, 30, 3))
-    return sorted(together) != sorted(_part_of(shard, 30, 1, 0, epoch=0, launched=1000))
+    for epoch in (0, 3):
+        together = itertools.chain(*_parts_of(shard, 30, 3, epoch))
+        if sorted(together) != sorted(_part_of(shard, 30, 1, 0, epoch, launched=1000)):
+            return True
+    return False
 
 
 def _orders_by_either_deal(ranks: list[Any], num_batches: int) -> list[list[list[int]]]:
@@ -192,6 +195,9 @@ def lost_and_again(ranks: list[Any], num_samples: int) -> tuple[int, int]:
 
 
 def _why_lost(shard: Shard) -> str:
+    held = list(shard(_unshuffled(), 2, 0, epoch=0))
+    if len(held) > 1 and len(set(map(id, held))) == 1:
+        return ONE_LIST
     random.seed(99)
     np.random.seed(99)  # noqa: NPY002
     others = global_states()[1:]
@@ -205,6 +211,11 @@ def _why_lost(shard: Shard) -> str:
     if first == second:
         return "The order is seeded, but the ranks do not cut the same one: seed from the epoch, and not from the rank."
     return "Each rank shuffles with its own generator, so they cut different orders: give all ranks one order."
+
+
+ONE_LIST = (
+    "All batches are one list, which is written over: a loader with workers holds several, and all would be the last."
+)
 
 
 def _unshuffled() -> BatchSampler:
@@ -307,6 +318,13 @@ def _repeats_the_last(batch_sampler: Any, num_replicas: int, rank: int, epoch: i
     return batches[rank::num_replicas]
 
 
+def _into_one_list(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> Iterator[list[int]]:
+    given: list[int] = []
+    for batch in _one_order(batch_sampler, epoch)[rank::num_replicas]:
+        given[:] = batch
+        yield given
+
+
 def _neighbours(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     return _one_order(batch_sampler, epoch)[rank : rank + num_replicas]
 
@@ -327,6 +345,7 @@ one_order_for_all_ranks = PropertyExercise(
         "the batches that do not divide are dropped": _in_chunks,
         "the ranks have unequal numbers of batches (rank 0: 4, rank 1: 3)": _in_uneven_turns,
         "Also where nothing is shuffled": _neighbours,
+        ONE_LIST: _into_one_list,
         "but epoch 1 has the order of epoch 0": _each_order_twice,
         "of 14 indices in batches of 2 on 2 ranks, a batch is empty": _padded_with_nothing,
         "of 14 indices in batches of 2 on 2 ranks, a batch has 1: each rank takes whole batches": _cut_in_pieces,

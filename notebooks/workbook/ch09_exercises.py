@@ -85,12 +85,12 @@ def _short_dropped(samples_left: int, num_samples: int, epochs_later: int, batch
 
 
 def _drawn_resume(generator: Random) -> dict[str, int]:
-    num_samples = generator.choice([1, 2, 3, generator.randint(1, 60), generator.randint(1, 500)])
+    num_samples = generator.choice([1, 2, 3, generator.randint(1, 60), generator.randint(1, 500), 2**16 + 1])
     return dict(
         samples_left=generator.choice([1, num_samples, generator.randint(1, num_samples)]),
         num_samples=num_samples,
         epochs_later=generator.randint(0, 3),
-        batch_size=generator.choice([1, generator.randint(1, 9)]),
+        batch_size=generator.choice([1, generator.randint(1, 9), 2 ** generator.randint(4, 13)]),
         k=generator.choice([1, 1000, generator.randint(1, 5)]),
         ranks=generator.choice([1, 2, generator.randint(1, 7)]),
     )
