@@ -32,7 +32,9 @@ class Gradients:
     def __init__(self, lapse: Lapse, replayed: ReplayedModules) -> None:
         self.lapse, self.replayed = lapse, replayed
         self.never: set[int] = set()
-        """Parameters that a real backward pass has left without a gradient, by their ids."""
+        """Parameters of a trained module that a real backward pass has left without a gradient, by their ids."""
+        self.not_yet: set[int] = set()
+        """Those of modules that no pass has reached yet, as the generator's while its critic is trained ahead of it."""
         self.trained: dict[int, nn.Parameter] = {}
         """Parameters that got one in a real pass."""
         self.leaves = Leaves()
@@ -147,6 +149,7 @@ class Gradients:
 
     def _see_accumulated(self, parameter: Tensor) -> None:
         self._accumulated.update(self._holders.get(id(parameter), ()))
+        self.not_yet.discard(id(parameter))
         if not self.lapse.fast:
             self._got.add(id(parameter))
 
@@ -165,9 +168,14 @@ class Gradients:
             for parameter in self.replayed.parts_of(module).parameters:
                 if parameter.grad is not None or id(parameter) in self._got:
                     self.trained[id(parameter)] = parameter
-                    self.never.discard(id(parameter))
-                elif parameter.requires_grad and id(parameter) not in self.trained:
-                    self.never.add(id(parameter))
+        for module in self.replayed.numbers.things:
+            parameters = {id(parameter) for parameter in self.replayed.parts_of(module).parameters}
+            left = {id(one) for one in self.replayed.parts_of(module).parameters if one.requires_grad} - set(
+                self.trained
+            )
+            (self.not_yet if parameters.isdisjoint(self.trained) else self.never).update(left)
+        self.never -= set(self.trained)
+        self.not_yet -= set(self.trained) | self.never
         if self.trained:
             parameter = next(iter(self.trained.values()))
             self._before = (parameter, parameter.detach().clone())
@@ -183,6 +191,7 @@ class Gradients:
             if not parameter.requires_grad or number in self.never:
                 continue
             given.add(number)
+            self.not_yet.discard(number)
             gradient = parameter.grad
             if gradient is None or gradient.is_sparse:  # of the real passes, which cannot be filled
                 gradient = self._give_zero(parameter)

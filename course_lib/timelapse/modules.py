@@ -132,6 +132,8 @@ class ReplayedModules:
         self.recordings: dict[Key, Recording] = {}
         self.variants: dict[Key, set[Any]] = defaultdict(set)
         self.anchor = torch.zeros((), requires_grad=True)
+        self.training_themselves: set[nn.Module] = set()
+        """Those whose forward makes backward passes: it is run each time, and what it calls is replayed."""
         self.open = 0
         self._through_wrapper = -1
         """How many backward passes there were when a DistributedDataParallel was called last."""
@@ -157,6 +159,8 @@ class ReplayedModules:
         """A call by the script, or by a library's code that is in no such module."""
         parts = self.parts_of(module)
         lapse = self.lapse
+        if module in self.training_themselves:
+            return self._call(module, *arguments, **options)
         again = lapse.inside["backward"] > 0  # a checkpoint computes it again
         if not parts.parameters or (again and not lapse.fast) or _is_transformed(parts):
             if parts.parameters and not again:
@@ -169,12 +173,16 @@ class ReplayedModules:
         known = self.recordings.get(key)
         if known is not None and (lapse.fast or evaluates):
             return self._replay(known, module, tensors)
+        backwards = lapse.backwards
         if lapse.fast:
             # Nothing that is around a replayed forward, as a checkpoint, may hear of the tensors that this one saves.
             with torch.autograd.graph.saved_tensors_hooks(_as_it_is, _as_it_is):
                 recording, result = self._record(module, parts, arguments, options)
         else:
             recording, result = self._record(module, parts, arguments, options)
+        if lapse.backwards > backwards:
+            self.training_themselves.add(module)
+            return result
         self.recordings[key] = recording
         return self._replay(recording, module, tensors, first=True) if lapse.fast else result
 

@@ -129,7 +129,7 @@ class RecordedOptimizers:
     def _closure_as_often_as_it_was(self, number: int, closure: Closure | None) -> Any:
         result = None
         if closure is not None:
-            often = self.lapse.journal.closure_calls.get(number, [1])[-1]
+            often = self.lapse.journal.closure_calls.setdefault(number, [0])[-1] or 1
             with torch.enable_grad():
                 for _ in range(often):
                     result = closure()

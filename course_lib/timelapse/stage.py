@@ -77,7 +77,7 @@ class Stage:
             played.without_gradient = tuple(
                 names.get(id(parameter), "a parameter")
                 for parameter in parameters_of(optimizer)
-                if id(parameter) in self.gradients.never and parameter.requires_grad
+                if id(parameter) in self.gradients.never | self.gradients.not_yet and parameter.requires_grad
             )
         if journal.has_group:
             see_what_is_averaged_by_none(self.lapse, self.gradients.trained, names)

@@ -61,6 +61,15 @@ def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp
     assert_equal(journal, really_run(script, arguments, tmp_path / "real"))
 
 
+@pytest.mark.parametrize("name", ["critic_first", "trains_in_forward"])
+def test_counts_equal_where_something_begins_behind_the_real_micro_batches(name: str, tmp_path: Path):
+    script = SCRIPTS / f"{name}.py"
+    journal = play(script, folder=tmp_path / "played")
+    real = really_run(script, [], tmp_path / "real")
+    kinds = ("optimizer steps", "backward passes")
+    assert [journal.counts()[kind] for kind in kinds] == [real["counts"][kind] for kind in kinds]
+
+
 def test_counts_of_one_rank_equal_those_of_the_real_run(tmp_path: Path):
     script = SCRIPTS / "ranks.py"
     journal = play(script, ranks=2, folder=tmp_path / "played")

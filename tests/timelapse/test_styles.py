@@ -840,3 +840,35 @@ def test_a_line_that_asks_so_that_it_need_not_divide_by_0_is_no_news(tmp_path: P
     assert not any("answering" in note for note in report_of(tmp_path, f"{HEAD}{loop}{guard}").notes)
     notes = report_of(tmp_path, f"{HEAD}{loop}{guard}{elsewhere}").notes
     assert [note.rpartition(": ")[2] for note in notes if "answering" in note] == ["the script ends there"]
+
+
+CRITIC = (Path(__file__).parent / "scripts" / "critic_first.py").read_text()
+LATE_CLOSURE = """
+late = torch.optim.LBFGS(body.parameters(), max_iter=8)
+
+
+def closure():
+    late.zero_grad()
+    loss = loss_of(0, batch)
+    loss.backward()
+    return loss
+
+
+for _ in range(3):
+    late.step(closure)
+"""
+
+
+def test_a_critic_that_is_trained_ahead_of_its_generator_is_no_finding(tmp_path: Path):
+    assert report_of(tmp_path, CRITIC).findings == ()
+
+
+def test_a_generator_that_its_loss_never_reaches_is_found_behind_its_critic(tmp_path: Path):
+    broken = CRITIC.replace("(-critic(generator(torch.randn(16, 4))).mean())", "(-critic(torch.randn(16, 2)).mean())")
+    [finding] = report_of(tmp_path, broken).findings
+    assert finding.check == "window" and "None of 72 backward passes gives a gradient" in finding.says
+
+
+def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path: Path):
+    report = report_of(tmp_path, HEAD + TRAINED + LATE_CLOSURE)
+    assert any("it makes its first steps behind the real micro-batches" in note for note in report.notes), str(report)
