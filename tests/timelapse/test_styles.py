@@ -871,4 +871,4 @@ def test_a_generator_that_its_loss_never_reaches_is_found_behind_its_critic(tmp_
 
 def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path: Path):
     report = report_of(tmp_path, HEAD + TRAINED + LATE_CLOSURE)
-    assert any("it makes its first steps behind the real micro-batches" in note for note in report.notes), str(report)
+    assert any("it first steps behind the real micro-batches" in note for note in report.notes), str(report)

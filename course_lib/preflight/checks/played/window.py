@@ -38,8 +38,8 @@ def judge_windows(journal: Journal) -> Judgement:
         calls = journal.closure_calls.get(number, [1])
         if max(calls) == 0:
             judgement.notes.append(
-                f"window: a step of {name} calls its closure as often as values ask for; it makes its first steps "
-                "behind the real micro-batches, where a step is played with one call: the run's own counts of forwards and "
+                f"window: a step of {name} calls its closure as often as values ask for; it first steps behind the "
+                "real micro-batches, where a step is played with one call: the run's own counts of forwards and "
                 "backward passes are others"
             )
         if max(calls) > 1:
