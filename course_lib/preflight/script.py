@@ -58,6 +58,8 @@ UNSEEN = {
 EXPECTATIONS = ("final_lr",)
 MOST_FLIPS = 4
 """Lines that are played with the other answer."""
+STEERING = ("callback", "handler", "stop", "finder")
+"""In the path of a library's file: what may end or turn a run, as ignite/handlers/early_stopping.py does."""
 SECONDS_FOR_MORE = 120.0
 """Of CPU time, up to which a play is made again to see what it hangs on."""
 LINES_OF_OUTPUT = 6
@@ -169,7 +171,9 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
     own = {Path(source).name for source in journal.sources}
     asked_for = [
-        one for one in journal.comparisons.values() if one.place.rpartition(":")[0] in own or "callback" in one.place
+        one
+        for one in journal.comparisons.values()
+        if one.place.rpartition(":")[0] in own or any(word in one.place for word in STEERING)
     ]
     if journal.end != ENDED:
         return Others(again)

@@ -872,3 +872,40 @@ def test_a_generator_that_its_loss_never_reaches_is_found_behind_its_critic(tmp_
 def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path: Path):
     report = report_of(tmp_path, HEAD + TRAINED + LATE_CLOSURE)
     assert any("it first steps behind the real micro-batches" in note for note in report.notes), str(report)
+
+
+LIBRARYS = """
+class Stops:
+    best, bad = 1e9, 0
+
+    def __call__(self, loss):
+        if loss < self.best:
+            self.best, self.bad = loss, 0
+        else:
+            self.bad += 1
+        return self.bad >= 3
+"""
+STOPPED_BY_IT = """
+import sys
+sys.path.insert(0, os.path.join(os.path.dirname(__file__), "site-packages"))
+from ends_early.handlers import Stops
+
+stops = Stops()
+for epoch in range(12):
+    for batch in loader:
+        optimizer.zero_grad()
+        loss = loss_of(0, batch)
+        loss.backward()
+        optimizer.step()
+    if stops(loss.item()):
+        break
+"""
+
+
+def test_a_librarys_handler_that_ends_a_run_by_its_loss_is_named(tmp_path: Path):
+    library = tmp_path / "site-packages" / "ends_early"
+    library.mkdir(parents=True)
+    (library / "handlers.py").write_text(LIBRARYS)
+    notes = " ".join(report_of(tmp_path, HEAD + STOPPED_BY_IT).notes)
+    assert "while ends_early/handlers.py:6 goes on answering" in notes
+    assert "optimizer steps in place of 48" in notes
