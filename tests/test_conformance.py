@@ -4,7 +4,7 @@ import random
 import time
 import warnings
 from functools import cache, partial
-from itertools import count, pairwise
+from itertools import count, cycle, pairwise
 
 import numpy as np
 import pytest
@@ -565,10 +565,11 @@ class Broken(Contiguous):
         return iter(self.batches()) if callable(self.batches) else iter(self.batches)
 
 
-def into(given):
-    for i in range(0, 40, 2):
-        given[:] = [i, i + 1]
-        yield given
+def into(*buffers):
+    """Batches that are written into the buffers in turn."""
+    for i, buffer in zip(range(0, 40, 2), cycle(buffers), strict=False):
+        buffer[0], buffer[1] = i, i + 1
+        yield buffer if isinstance(buffer, list) else buffer[:]  # another object, over the same memory
 
 
 @pytest.mark.parametrize(
@@ -583,8 +584,10 @@ def into(given):
         ([count()], "batch 0 has no end: more than 1,000,000 indices"),
         (lambda: 1 / 0, "iterating raised ZeroDivisionError: division by zero"),
         (lambda: (1 / (2 - i) and [i] for i in range(5)), "batch 2 raised ZeroDivisionError"),
-        (lambda: into(np.zeros(2, int)), "batch 1 is written into the object that batch 0 is"),
-        (lambda: into([0, 0]), "batch 1 is written into the object that batch 0 is"),
+        (lambda: into([0, 0]), "batch 0 is written over by a later one"),
+        (lambda: into([0, 0], [0, 0]), "batch 0 is written over by a later one"),
+        (lambda: into(np.zeros(2, int)), "batch 0 is written over by a later one"),
+        (lambda: into(torch.zeros(2, dtype=torch.long)), "batch 0 is written over by a later one"),
         (lambda: ([int("x" * (i == 2) + "1")] for i in range(5)), "batch 2 raised ValueError"),
     ],
 )

@@ -90,7 +90,7 @@ def check_batch_sampler(
 
     A sampler or factory that raises a ``ValueError`` before the first batch, on all ranks, refuses that shape or world
     size: this is a note, not a violation. Any other exception, a batch that is empty or holds no integers, one that is
-    written into the list of the batch before it, and an epoch without an end are violations. Whether the sampler should
+    written over while the epoch goes on, and an epoch without an end are violations. Whether the sampler should
     shuffle is what ``shuffle`` says, where the shape or the factory's arguments have that name. Where they do not, the
     kit takes it for plain if all epochs are equal and in the order of ``exactly_once``. Of a plain one, rules 5 and 6
     do not ask for another order.

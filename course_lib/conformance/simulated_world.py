@@ -145,7 +145,7 @@ class SimulatedWorld:
         seed_globals(salt, epoch)
         most = max(10 * len(self.once) + 100, told_length(sampler))
         number = 0
-        last: tuple[Any, list[int]] = None, []
+        held: list[tuple[Any, list[int]]] = []
         try:
             for batch in sampler:
                 if number == most:
@@ -153,14 +153,16 @@ class SimulatedWorld:
                         f"the epoch has no end: more than {most:,} batches for {len(self.once):,} indices"
                     )
                 indices = as_indices(batch, number)
-                if batch is last[0] and indices != last[1]:
-                    raise SamplerFault(
-                        f"batch {number} is written into the object that batch {number - 1} is: workers are handed "
-                        "batches ahead, and would all get the last one; each batch needs a list of its own"
-                    )
-                last = batch, indices
+                if not isinstance(batch, Iterator):
+                    held.append((batch, indices))
                 yield indices
                 number += 1
+            for of, (batch, indices) in enumerate(held):
+                if as_indices(batch, of) != indices:
+                    raise SamplerFault(
+                        f"batch {of} is written over by a later one: workers are handed batches ahead, and would train "
+                        "on other samples; each batch needs a list of its own"
+                    )
         except SamplerFault:
             raise
         except Exception as error:

@@ -169,13 +169,12 @@ class Gradients:
                 if parameter.grad is not None or id(parameter) in self._got:
                     self.trained[id(parameter)] = parameter
         for module in self.replayed.numbers.things:
-            parameters = {id(parameter) for parameter in self.replayed.parts_of(module).parameters}
-            left = {id(one) for one in self.replayed.parts_of(module).parameters if one.requires_grad} - set(
-                self.trained
-            )
-            (self.not_yet if parameters.isdisjoint(self.trained) else self.never).update(left)
-        self.never -= set(self.trained)
-        self.not_yet -= set(self.trained) | self.never
+            parameters = self.replayed.parts_of(module).parameters
+            is_trained = any(id(parameter) in self.trained for parameter in parameters)
+            without = self.never if is_trained else self.not_yet
+            without.update(id(parameter) for parameter in parameters if parameter.requires_grad)
+        self.never -= self.trained.keys()
+        self.not_yet -= self.trained.keys() | self.never
         if self.trained:
             parameter = next(iter(self.trained.values()))
             self._before = (parameter, parameter.detach().clone())

@@ -224,7 +224,7 @@ class Journal:
     changed_by_hand: int = 0
     """Updates of parameters without an optimizer."""
     closure_calls: dict[int, list[int]] = field(default_factory=dict)
-    """Of an optimizer whose step takes a closure: how often each real step called it."""
+    """Of an optimizer whose step takes a closure: how often each real step called it; empty where none was real."""
     world_size: int = 1
     rank: int = 0
     has_group: bool = False

@@ -129,9 +129,9 @@ class RecordedOptimizers:
     def _closure_as_often_as_it_was(self, number: int, closure: Closure | None) -> Any:
         result = None
         if closure is not None:
-            often = self.lapse.journal.closure_calls.setdefault(number, [0])[-1] or 1
+            calls = self.lapse.journal.closure_calls.setdefault(number, [])
             with torch.enable_grad():
-                for _ in range(often):
+                for _ in range(calls[-1] if calls else 1):
                     result = closure()
         return result
 

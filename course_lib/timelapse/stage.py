@@ -70,6 +70,7 @@ class Stage:
             for module in self.replayed.numbers.things
             for name, parameter in module.named_parameters()
         }
+        without_gradient = self.gradients.never | self.gradients.not_yet
         for number, (optimizer, played) in enumerate(
             zip(self.lapse.optimizers.things, journal.optimizers, strict=False)
         ):
@@ -77,7 +78,7 @@ class Stage:
             played.without_gradient = tuple(
                 names.get(id(parameter), "a parameter")
                 for parameter in parameters_of(optimizer)
-                if id(parameter) in self.gradients.never | self.gradients.not_yet and parameter.requires_grad
+                if id(parameter) in without_gradient and parameter.requires_grad
             )
         if journal.has_group:
             see_what_is_averaged_by_none(self.lapse, self.gradients.trained, names)

@@ -141,8 +141,10 @@ def test_a_hang_ends_with_its_seconds(data, unjudged, passed):
     trainer = quiet_trainer(callbacks=[saves()], enable_checkpointing=True)
     report = preflight(trainer, Net(), data(), deep=True, seconds=4)
     assert report.ok is None and passed <= set(report.passed), str(report)
-    ended = {"it did nothing for 4 s", "it did not finish in 4 s"}  # a busy machine's look at all objects may take them
-    assert {name for name, why in report.not_judged.items() if why in ended} >= unjudged, str(report)
+    hung = {name for name, why in report.not_judged.items() if why == "it did nothing for 4 s"}
+    if report.not_judged.get("growth") == "it did not finish in 4 s":
+        hung.add("growth")  # which first looks at all objects: on a busy machine that may take its CPU time
+    assert hung >= unjudged, str(report)
     assert time.monotonic() - began < 200  # a hang is of 60 s for each sample
 
 

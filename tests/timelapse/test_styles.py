@@ -872,9 +872,12 @@ def test_a_generator_that_its_loss_never_reaches_is_found_behind_its_critic(tmp_
 def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path: Path):
     report = report_of(tmp_path, HEAD + TRAINED + LATE_CLOSURE)
     assert any("it first steps behind the real micro-batches" in note for note in report.notes), str(report)
+    calls_it_once = LATE_CLOSURE.replace("LBFGS(body.parameters(), max_iter=8)", "SGD(body.parameters(), lr=0.1)")
+    report = report_of(tmp_path, HEAD + TRAINED + calls_it_once)
+    assert not any("calls its closure" in note for note in report.notes), str(report)
 
 
-LIBRARYS = """
+HANDLER = """
 class Stops:
     best, bad = 1e9, 0
 
@@ -905,7 +908,7 @@ for epoch in range(12):
 def test_a_librarys_handler_that_ends_a_run_by_its_loss_is_named(tmp_path: Path):
     library = tmp_path / "site-packages" / "ends_early"
     library.mkdir(parents=True)
-    (library / "handlers.py").write_text(LIBRARYS)
+    (library / "handlers.py").write_text(HANDLER)
     notes = " ".join(report_of(tmp_path, HEAD + STOPPED_BY_IT).notes)
     assert "while ends_early/handlers.py:6 goes on answering" in notes
     assert "optimizer steps in place of 48" in notes

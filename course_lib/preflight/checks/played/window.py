@@ -36,16 +36,11 @@ def judge_windows(journal: Journal) -> Judgement:
             continue
         name = journal.optimizers[number].name
         calls = journal.closure_calls.get(number, [1])
-        if max(calls) == 0:
+        if max(calls, default=0) > 1 or (not calls and name == "LBFGS"):
+            here = f"{calls[-1]:,} times" if calls else "once, as it first steps behind the real micro-batches"
             judgement.notes.append(
-                f"window: a step of {name} calls its closure as often as values ask for; it first steps behind the "
-                "real micro-batches, where a step is played with one call: the run's own counts of forwards and "
-                "backward passes are others"
-            )
-        if max(calls) > 1:
-            judgement.notes.append(
-                f"window: a step of {name} calls its closure as often as values ask for, here {calls[-1]:,} times; the "
-                "run's own counts of forwards and backward passes are others"
+                f"window: a step of {name} calls its closure as often as values ask for, here {here}; the run's own "
+                "counts of forwards and backward passes are others"
             )
         if any(isinstance(event, Step) and event.within and event.optimizer == number for event in journal.events):
             judgement.notes.append(f"window: {name} is stepped by another optimizer, whose windows are its own")
