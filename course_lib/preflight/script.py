@@ -44,7 +44,6 @@ from course_lib.preflight.report import (
     report_of,
 )
 from course_lib.timelapse.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
-from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.player import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
@@ -162,7 +161,7 @@ class Others:
 
     again: Journal | None = None
     other_rank: Journal | None = None
-    flipped: tuple[tuple[Comparison, Journal], ...] = ()
+    turned: tuple[tuple[Comparison, Journal], ...] = ()
     unplayed: tuple[Comparison, ...] = ()
     """Lines whose other answers there was no time for."""
 
@@ -184,7 +183,7 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
-    plays = [in_this_way(flipped=one.place) for one in steers]
+    plays = [in_this_way(turned=(one.place, one.rarer)) for one in steers]
     if ranks > 1:
         plays.append(in_this_way(rank=1))
     rest = play_each(plays)
@@ -245,7 +244,7 @@ def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others
     """A run that a value has ended, as one that stops early: whether its schedule ends with it is not known."""
     steps = journal.counts()["optimizer steps"]
     found = [finding for finding in judgement.findings if finding.check == "horizon"]
-    for asked, theirs in others.flipped:
+    for asked, theirs in others.turned:
         more = theirs.counts()["optimizer steps"]
         if found and (theirs.end == CUT or more > steps):
             judgement.findings = [finding for finding in judgement.findings if finding.check != "horizon"]
@@ -281,7 +280,7 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
                     f"first has {mine[name]:,}"
                 )
                 break
-    for asked, journal_of_it in others.flipped:
+    for asked, journal_of_it in others.turned:
         theirs = _numbers(journal_of_it)
         moved = [
             f"{theirs[name]:,} {name} in place of {mine[name]:,}" for name in COMPARED if theirs[name] != mine[name]
@@ -292,9 +291,9 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         elif journal_of_it.end in (FAILED, REFUSED):
             moved = [] if _only_guards_a_division(asked.place, journal_of_it) else ["the script ends there"]
         if moved:
+            other = f"with {asked.rarer} each time" if asked.answers[asked.rarer] else "with the other answer"
             notes.append(
-                f"These counts hold while {asked.place} goes on answering {answers}; with the other answer: "
-                f"{', '.join(moved)}"
+                f"These counts hold while {asked.place} goes on answering {answers}; {other}: {', '.join(moved)}"
             )
     if others.unplayed:
         places = [one.place for one in others.unplayed]
@@ -310,7 +309,7 @@ def _only_guards_a_division(place: str, turned: Journal) -> bool:
 
 def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:
     """What fails in the lapse is judged up to there: it may go by the values of a trained network."""
-    if journal.end in (FAILED, REFUSED) and journal.counts()["backward passes"] > MOST_REAL:
+    if journal.end in (FAILED, REFUSED) and journal.lapsed:
         return
     if journal.end == FAILED:
         cure = "\n(Nobody types at a play's terminal, and what it prints goes to a file.)"

@@ -175,6 +175,11 @@ class Comparison:
     def line(self) -> str:
         return self.place.partition(",")[0]
 
+    @property
+    def rarer(self) -> bool:
+        """The answer that it gave less often, or never."""
+        return self.answers[True] <= self.answers[False]
+
 
 @dataclass(frozen=True)
 class LossWeight:
@@ -184,6 +189,16 @@ class LossWeight:
     """Which pass of the play it was."""
     line: str
     weight: float
+
+
+@dataclass
+class _Loop:
+    """A loop over a loader, while a journal is read."""
+
+    passes: list[int] = field(default_factory=list)
+    """The places of its backward passes."""
+    evaluates: bool = False
+    trains: bool = False
 
 
 ENDED, FAILED, REFUSED, CUT, SILENT = "ended", "failed", "refused", "cut", "silent"
@@ -242,6 +257,8 @@ class Journal:
     notes: list[str] = field(default_factory=list)
     sources: list[str] = field(default_factory=list)
     """The script's own files."""
+    lapsed: bool = False
+    """Whether forwards were replayed at last."""
     asked_for_gpu: bool = False
     """Whether the script wanted a GPU that is not there."""
     elsewhere: str = ""
@@ -276,6 +293,11 @@ class Journal:
         for number, optimizer in enumerate(self.optimizers):
             counts[f"steps of {optimizer.name} {number}"] = sum(step.optimizer == number for step in steps)
         return counts
+
+    def optimizer_name(self, number: int) -> str:
+        """``"Adam"``, or ``"Adam 1"`` where the script has several of that name."""
+        name = self.optimizers[number].name
+        return f"{name} {number}" if [one.name for one in self.optimizers].count(name) > 1 else name
 
     def rates(self) -> list[tuple[float, ...]]:
         """Of each optimizer step."""
@@ -318,6 +340,37 @@ class Journal:
             return found
         return {at for at, event in enumerate(self.events) if isinstance(event, Backward)}
 
+    def evaluating(self) -> set[int]:
+        """Where, among the events, a backward pass of an evaluation stands, as of one that attacks its inputs.
+
+        So are those of a loop over a loader with a module in evaluation mode, and none in training mode that behaves
+        otherwise there, if no step follows a pass of it ahead of another's; where the script trains elsewhere.
+        """
+        found: set[int] = set()
+        loops: dict[int, _Loop] = {}
+        of_all: list[_Loop] = []
+        last = behind = None
+        for at, event in enumerate(self.events):
+            if isinstance(event, PassBegun) or (isinstance(event, Delivered) and event.loader not in loops):
+                of_all.append(_Loop())
+                loops[event.loader] = of_all[-1]
+            if isinstance(event, Delivered):
+                last = loops[event.loader]
+            elif isinstance(event, PassEnded):
+                last = None
+            elif isinstance(event, Forward) and last is not None:
+                last.evaluates |= not event.training
+                last.trains |= event.training and self.parts_with_modes[event.module] > 0
+            elif isinstance(event, Backward):
+                behind = last
+                if last is not None:
+                    last.passes.append(at)
+            elif isinstance(event, Step) and behind is not None:
+                behind.trains = True
+        if any(isinstance(event, Forward) and event.training for event in self.events):
+            found.update(*(loop.passes for loop in of_all if loop.evaluates and not loop.trains))
+        return found
+
     def trained(self) -> set[int]:
         """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.
 
@@ -331,7 +384,7 @@ class Journal:
         loops: dict[int, list[int]] = {}  # of each loader the one that runs: its events' places
         found: set[int] = set()
         last: list[int] = []
-        used = self.used()
+        used = self.used() - self.evaluating()
         for at, event in enumerate(self.events):
             if isinstance(event, PassBegun):
                 loops[event.loader] = [at]

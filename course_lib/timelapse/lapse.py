@@ -93,6 +93,7 @@ class Lapse:
         all_stepped = len(self.steps_made) >= len(self.optimizers.things)
         self.fast = self.backwards >= (REAL_MICRO_BATCHES if all_stepped else MOST_REAL)
         if self.fast:
+            self.journal.lapsed = True
             torch.set_num_threads(1)  # of what is left to compute; more of them wait for each other on a busy machine
 
     def is_own(self, file: str) -> bool:

@@ -30,6 +30,8 @@ Key = tuple[Any, ...]
 
 SMALL = 2.0**-100
 """The gradient of an input: small enough to change nothing, and no zero, since what is trained may be the input."""
+SEEN_BY_HOOKS = 1e-3
+"""The gradients that backward hooks are given: of the size of real ones, so that a norm of them is one."""
 OF_EVERY_MODULE = frozenset(vars(nn.Module()))
 """Attributes of torch's own: parameters, buffers, children, hooks."""
 
@@ -38,8 +40,8 @@ class Replayed(torch.autograd.Function):
     """The one node in place of a module's graph."""
 
     @staticmethod
-    def forward(ctx: Any, anchor: Tensor, module: nn.Module, outputs: Sequence[Output], *inputs: Tensor) -> Any:
-        ctx.module = module
+    def forward(ctx: Any, anchor: Tensor, module: nn.Module, recording: Recording, *inputs: Tensor) -> Any:
+        ctx.module, ctx.recording, outputs = module, recording, recording.outputs
         ctx.kinds = [(tensor.shape, tensor.dtype) if tensor.requires_grad else None for tensor in inputs]
         ctx.save_for_backward(anchor)
         copies = tuple(copied_tensor(output.tensor) for output in outputs)
@@ -51,6 +53,7 @@ class Replayed(torch.autograd.Function):
     def backward(ctx: Any, *gradients: Tensor) -> Any:
         (anchor,) = ctx.saved_tensors
         on_replayed_backward(ctx.module)
+        ctx.recording.call_backward_hooks()
         zero = ReplayedGradient.apply(anchor, ctx.module)
         passed = (None if kind is None else (zero + SMALL).to(kind[1]).expand(kind[0]) for kind in ctx.kinds)
         return (zero, None, None, *passed)
@@ -86,7 +89,7 @@ class Output:
 
 @dataclass(frozen=True)
 class HookCall:
-    """What the forward hooks of a module within were called with."""
+    """What the forward hooks of a module within were called with; its backward hooks get gradients of these shapes."""
 
     module: nn.Module
     arguments: Any
@@ -105,6 +108,16 @@ class Recording:
     hook_calls: list[HookCall] = field(default_factory=list)
     added: list[tuple[nn.Module, str, float]] = field(default_factory=list)
     """Numbers that it changed, as a count of calls, and by how much."""
+
+    def call_backward_hooks(self) -> None:
+        """Those of the modules within, from the last one on, as a backward pass does."""
+        gradients = [torch.full_like(one.tensor, SEEN_BY_HOOKS) if one.has_graph else None for one in self.outputs]
+        for call in reversed(self.hook_calls):
+            given, came = (_tensors_of(put_together(part, gradients)) for part in (call.arguments, call.output))
+            for ahead in list(call.module._backward_pre_hooks.values()):
+                ahead(call.module, came)
+            for hook in list(call.module._backward_hooks.values()):
+                hook(call.module, given, came)
 
 
 @dataclass(frozen=True)
@@ -257,7 +270,9 @@ class ReplayedModules:
     ) -> tuple[Recording, Any]:
         before = _numbers_of(parts.modules)
         seen: list[tuple[nn.Module, Any, Any]] = []
-        watched = [part for part in parts.modules if part._forward_hooks]
+        watched = [
+            part for part in parts.modules if part._forward_hooks or part._backward_hooks or part._backward_pre_hooks
+        ]
         handles = [part.register_forward_hook(lambda *call: seen.append(call)) for part in watched]
         try:
             result = self._run(module, arguments, options)
@@ -293,7 +308,7 @@ class ReplayedModules:
         tensors: Sequence[Tensor]
         if torch.is_grad_enabled() and any(output.has_graph for output in outputs):
             wanted = [tensor for tensor in inputs if tensor.requires_grad]
-            tensors = Replayed.apply(self.anchor, module, outputs, *wanted)
+            tensors = Replayed.apply(self.anchor, module, recording, *wanted)
         else:
             tensors = [copied_tensor(output.tensor) for output in outputs]
         for part, name, value in recording.attributes:
@@ -309,6 +324,12 @@ class ReplayedModules:
         for part, name, value in numbers:
             setattr(part, name, value)
         return put_together(recording.returned, tensors)
+
+
+def _tensors_of(value: Any) -> tuple[Tensor | None, ...]:
+    """As hooks are given gradients: one for each value, and none for what is no tensor."""
+    values = value if isinstance(value, tuple) else (value,)
+    return tuple(one if isinstance(one, Tensor) else None for one in values)
 
 
 def _as_it_is(tensor: Tensor) -> Tensor:

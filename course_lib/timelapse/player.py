@@ -52,7 +52,7 @@ class Play:
     seconds: float = 300.0
     ranks: int = 1
     rank: int = 0
-    flipped: str = ""
+    turned: tuple[str, bool] | None = None
     folder: str | os.PathLike[str] | None = None
     stage: str = "course_lib.timelapse.stage"
     """The module that takes the script's process."""
@@ -71,8 +71,8 @@ class Task:
     seconds: float
     """Of CPU time that the script may take."""
     rank: int = 0
-    flipped: str = ""
-    """The line that answers the other way round."""
+    turned: tuple[str, bool] | None = None
+    """A line, and what it answers each time."""
     caller: int = 0
     """The process without which this one ends."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -96,7 +96,7 @@ def play(
     seconds: float = 300.0,
     ranks: int = 1,
     rank: int = 0,
-    flipped: str = "",
+    turned: tuple[str, bool] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Journal:
     """The journal of a script that is played in a process of its own.
@@ -107,14 +107,14 @@ def play(
         seconds: Of CPU time that the play may take; what was played until then is in the journal.
         ranks: How many processes the run has, of which one is played; for a script that torchrun starts.
         rank: Which of them is played.
-        flipped: A line that compares a value, ``"train.py:57"``, and answers the other way round.
+        turned: A line that compares a value, ``"train.py:57"``, and what it answers each time.
         folder: Where the script's output is kept; by default it is not. The files that the script writes are gone with
             the play.
 
     Raises:
         FileNotFoundError: There is no such script.
     """
-    [journal] = play_each([Play(script, tuple(arguments), seconds, ranks, rank, flipped, folder)])
+    [journal] = play_each([Play(script, tuple(arguments), seconds, ranks, rank, turned, folder)])
     return journal
 
 
@@ -173,7 +173,7 @@ class _Playing:
             output = output_of(asked)
             output.parent.mkdir(parents=True, exist_ok=True)
         arguments = tuple(map(str, asked.arguments))
-        told = (asked.seconds, asked.rank, asked.flipped, os.getpid(), dict(asked.options))
+        told = (asked.seconds, asked.rank, asked.turned, os.getpid(), dict(asked.options))
         task = Task(str(path), arguments, str(self.folder), *told)
         self.keyboard, screen = _terminal()
         with output.open("wb") as file:

@@ -13,9 +13,9 @@ from torch.amp.grad_scaler import GradScaler
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from course_lib.timelapse.held import plain
 from course_lib.timelapse.journal import Loaded, Saved
 from course_lib.timelapse.lapse import Lapse, instead_of
-from course_lib.timelapse.values import plain
 
 KINDS: list[tuple[Any, str]] = [
     (nn.Module, "model"),

@@ -117,7 +117,7 @@ def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     replayed = ReplayedModules(lapse)
     gradients = Gradients(lapse, replayed)
     schedules = RecordedSchedules(lapse)
-    Comparisons(lapse, task.flipped).install()
+    Comparisons(lapse, task.turned).install()
     watch_imports(lapse.is_own)
     replayed.install()
     gradients.install()

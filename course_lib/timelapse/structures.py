@@ -51,7 +51,7 @@ def taken_apart(value: Any, tensors: list[Tensor], depth: int = 0) -> Any:
     return value
 
 
-def put_together(value: Any, tensors: Sequence[Tensor]) -> Any:
+def put_together(value: Any, tensors: Sequence[Tensor | None]) -> Any:
     """What :func:`taken_apart` took apart, with these tensors in its slots."""
     if isinstance(value, _Slot):
         return tensors[value.number]

@@ -22,6 +22,7 @@ class Pass:
     averages: bool
     loader: int | None = None
     """Whose batch came last before it."""
+    of_evaluation: bool = False
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class OptimizerWindows:
 
 def windows_of(journal: Journal) -> list[OptimizerWindows]:
     """For each optimizer, its windows."""
-    trained = journal.trained()
+    trained, evaluating = journal.trained(), journal.evaluating()
     found = [OptimizerWindows() for _ in journal.optimizers]
     held: list[list[Pass]] = [[] for _ in journal.optimizers]
     used: list[set[int]] = [set() for _ in journal.optimizers]
@@ -69,7 +70,8 @@ def windows_of(journal: Journal) -> list[OptimizerWindows]:
             epoch += 1
         elif isinstance(event, Backward):
             number += 1
-            made = Pass(number, event.line, micro_batch or number, epoch, samples, event.averages, loader)
+            place = micro_batch or number, epoch, samples
+            made = Pass(number, event.line, *place, event.averages, loader, at in evaluating)
             if event.moved:  # by a step that is the script's own code, as the first of two
                 used_by_any |= {one.number for of_one in held for one in of_one}
             if event.in_a_step:
@@ -130,6 +132,8 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
     found: list[LoaderPass] = []
     running: dict[int, LoaderPass] = {}
     last: LoaderPass | None = None
+    waiting: set[int] = set()
+    """The loaders whose batches no backward pass has followed, as those that ``zip`` takes along."""
     micro_batch = 0
     for at, event in enumerate(journal.events):
         if isinstance(event, PassBegun):
@@ -140,10 +144,19 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
             last = running[event.loader]
             last.batches.append(event.indices)
             micro_batch += at in trained
+            waiting.add(event.loader)
         elif isinstance(event, Forward) and last is not None:
-            (last.trained if event.training else last.evaluated).add(journal.weights[event.module])
+            if event.training:
+                for one in (last, *map(running.__getitem__, waiting)):
+                    one.trained.add(journal.weights[event.module])
+            else:
+                last.evaluated.add(journal.weights[event.module])
+                waiting.discard(last.loader)
         elif isinstance(event, PassEnded):
             running[event.loader].ended = True
+            waiting.discard(event.loader)
+        elif isinstance(event, Backward):
+            waiting.clear()
     return found
 
 
@@ -170,7 +183,8 @@ def trained_beside_others(journal: Journal) -> set[int]:
     in_a_pass: Counter[int] = Counter()
     waiting: set[int] = set()
     last = None
-    for event in journal.events:
+    used = journal.used() - journal.evaluating()
+    for at, event in enumerate(journal.events):
         if isinstance(event, Delivered):
             last = event.loader
             given[last] += 1
@@ -180,7 +194,7 @@ def trained_beside_others(journal: Journal) -> set[int]:
         elif isinstance(event, PassEnded):
             waiting.discard(event.loader)
         elif isinstance(event, Backward):
-            in_a_pass.update(waiting)
+            in_a_pass.update(waiting if at in used else ())
             waiting.clear()
     beside = {loader for loader, batches in in_a_pass.items() if batches > 1 and 2 * batches > given[loader]}
     return beside - journal.training_loaders()

@@ -370,6 +370,64 @@ for epoch in range(3):
 """
 
 
+CLEARED, STEPPED = "        optimizer.zero_grad()\n", "        optimizer.step()\n"
+HOOKED = (
+    """
+asked = []
+
+
+def seen(module, given, came):
+    asked.append([one.shape for one in given])
+
+
+def judged(module, given, came):
+    assert [one.shape for one in came] == [(8, 16)] and asked.pop() == [(8, 8)]
+    assert came[0].norm().item() > 0 and given[0] is None
+
+
+body.register_forward_hook(seen)
+body.register_full_backward_hook(judged)
+"""
+    + TRAINED
+    + "assert not asked\n"
+)
+ZIPPED_AND_SCORED = """
+first = DataLoader(torch.utils.data.Subset(loader.dataset, range(48)), 8, shuffle=True)
+second = DataLoader(torch.utils.data.Subset(loader.dataset, range(48, 64)), 2, shuffle=True)
+held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
+for epoch in range(3):
+    for batch, other in zip(first, second):
+        optimizer.zero_grad()
+        (loss_of(0, batch) + loss_of(1, other)).backward()
+        optimizer.step()
+    with torch.no_grad():
+        for batch in held_out:
+            loss_of(0, batch)
+"""
+ATTACKED_IN_TRAINING = """
+held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
+loader = DataLoader(torch.utils.data.Subset(loader.dataset, range(64)), 8, shuffle=True)
+linear = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(linear.parameters(), lr=0.1)
+
+
+def attacked(inputs, labels):
+    moved = torch.zeros_like(inputs, requires_grad=True)
+    nn.functional.cross_entropy(linear(inputs + moved), labels).backward()
+    return inputs + 0.1 * moved.grad.sign()
+
+
+for epoch in range(3):
+    for inputs, labels, _ in loader:
+        inputs = attacked(inputs, labels)
+        optimizer.zero_grad()
+        nn.functional.cross_entropy(linear(inputs), labels).backward()
+        optimizer.step()
+    for inputs, labels, _ in held_out:
+        linear(attacked(inputs, labels))
+"""
+
+
 def report_of(folder: Path, text: str) -> PreflightReport:
     script = folder / "train.py"
     script.write_text(text)
@@ -425,6 +483,9 @@ for epoch in range(3):
         pytest.param(A_LINE_TO_ZERO, id="a rate that would fall below zero behind the run"),
         pytest.param(BY_EPOCHS, id="a schedule of epochs"),
         pytest.param(AN_OPTIMIZER_EACH, id="an optimizer for each part"),
+        pytest.param(HOOKED, id="hooks of a backward pass"),
+        pytest.param(ZIPPED_AND_SCORED, id="two loaders in one step, and a third"),
+        pytest.param(ATTACKED_IN_TRAINING, id="attacks in training and evaluation"),
         pytest.param(CONSTANT, id="gradients of 0"),
         pytest.param(CONSTANT_IN_WINDOWS, id="gradients of 0 in windows"),
     ],
@@ -500,6 +561,15 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         ("        optimizer.zero_grad()\n", "", ZIPPED, "window: The gradients of SGD are not cleared"),
         ("range(64, 96)", "range(60, 96)", ATTACKED, "validation: 4 samples of 36"),
         (
+            f"{CLEARED}        loss_of(0, batch).backward()\n{STEPPED}",
+            f"        loss_of(0, batch).backward()\n{STEPPED}{CLEARED}",
+            ATTACKED,
+            "window: The gradients of an evaluation are in the step behind it: 2 of 24 steps of SGD are made with them",
+        ),
+        ("range(64, 96)", "range(60, 96)", ZIPPED_AND_SCORED, "validation: 4 samples of 36"),
+        ("range(64, 96)", "range(40, 72)", ZIPPED_AND_SCORED, "validation: 24 samples of 32"),
+        ("range(64, 96)", "range(60, 96)", ATTACKED_IN_TRAINING, "validation: 4 samples of 36"),
+        (
             "    if epoch < 3:\n",
             "    if True:\n",
             ANOTHER_OPTIMIZER,
@@ -529,7 +599,7 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
             "        its.step()",
             "",
             AN_OPTIMIZER_EACH,
-            "window: Adam 1 makes no step, and 36 backward passes",
+            "window: Adam makes no step, and 36 backward passes",
         ),
         ("        sparse.zero_grad(set_to_none=False)\n", "", SPARSE, "window: The gradients of SparseAdam are not"),
     ],
@@ -544,6 +614,10 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         "each epoch is seeded",
         "not cleared beside two loaders",
         "samples trained on that an attack evaluates",
+        "gradients of an attack in an evaluation",
+        "samples of the second loader",
+        "samples of both loaders",
+        "samples trained on that an attack without modes evaluates",
         "the schedule of the optimizer before",
         "a schedule that is never stepped",
         "the optimizer is made again",

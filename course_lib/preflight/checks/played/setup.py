@@ -35,10 +35,12 @@ def judge_setup(journal: Journal) -> Judgement:
         )
     for name in journal.modules_held_by_none:
         judgement.notes.append(f"setup: {name} gets gradients, and no optimizer holds any of its parameters")
-    for optimizer in journal.optimizers:
+    for number, optimizer in enumerate(journal.optimizers):
         if optimizer.without_gradient and not loose:
             names = named(optimizer.without_gradient)
-            judgement.notes.append(f"setup: {names} of {optimizer.name} got no gradient in the real micro-batches")
+            judgement.notes.append(
+                f"setup: {names} of {journal.optimizer_name(number)} got no gradient in the real micro-batches"
+            )
     _left_in_evaluation(judgement, journal)
     return judgement
 
@@ -54,7 +56,7 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
     ahead: list[Forward] = []
     micro_batch = first = less = in_evaluation = 0
     evaluated: set[int] = set()
-    used = journal.used()
+    used = journal.used() - journal.evaluating()
     for at, event in enumerate(journal.events):
         if isinstance(event, Forward) and event.has_graph:
             ahead.append(event)

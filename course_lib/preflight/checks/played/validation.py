@@ -12,11 +12,13 @@ from course_lib.timelapse.windows import LoaderPass, passes_of, trained_beside_o
 
 
 def judge_validation(journal: Journal) -> Judgement:
-    trained_on = trained_beside_others(journal) | journal.training_loaders()
-    evaluated = [one for one in passes_of(journal, training=False) if one.loader not in trained_on]
+    beside = trained_beside_others(journal)
+    others = passes_of(journal, training=False)
+    evaluated = [one for one in others if one.loader not in beside | journal.training_loaders()]
     if not evaluated:
         return not_applicable("validation", "no loader gives batches that are not trained on")
-    training = passes_of(journal, training=True)
+    training = passes_of(journal, training=True) + [one for one in others if one.loader in beside]
+    training.sort(key=lambda one: one.micro_batch)
     judgement, whole = Judgement(), 0
     for loader in sorted({one.loader for one in evaluated}):
         passes = [one for one in evaluated if one.loader == loader]

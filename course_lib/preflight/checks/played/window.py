@@ -34,9 +34,9 @@ def judge_windows(journal: Journal) -> Judgement:
             if _never_steps(judgement, of, number, journal):
                 return judgement
             continue
-        name = journal.optimizers[number].name
+        name = journal.optimizer_name(number)
         calls = journal.closure_calls.get(number, [1])
-        if max(calls, default=0) > 1 or (not calls and name == "LBFGS"):
+        if max(calls, default=0) > 1 or (not calls and name.startswith("LBFGS")):
             here = f"{calls[-1]:,} times" if calls else "once, as it first steps behind the real micro-batches"
             judgement.notes.append(
                 f"window: a step of {name} calls its closure as often as values ask for, here {here}; the run's own "
@@ -56,7 +56,12 @@ def judge_windows(journal: Journal) -> Judgement:
                 f"window: in the real micro-batches, every gradient that {name} holds is 0: their losses teach it "
                 "nothing, as a cross-entropy over one class never does"
             )
-        if _stale(judgement, of, name) or _cleared(judgement, of, name, journal) or _tail(judgement, of, journal):
+        if (
+            _of_an_evaluation(judgement, of, name)
+            or _stale(judgement, of, name)
+            or _cleared(judgement, of, name, journal)
+            or _tail(judgement, of, journal)
+        ):
             return judgement
         if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
             return judgement
@@ -86,7 +91,7 @@ def _never_steps(judgement: Judgement, of: OptimizerWindows, number: int, journa
     shared = any(number in held and held & stepping for held in journal.optimizers_of)
     if shared or journal.end != ENDED:
         return False
-    name = f"{journal.optimizers[number].name} {number}"
+    name = journal.optimizer_name(number)
     if passes < 2:
         if any(isinstance(event, Backward) and number in event.reached for event in journal.events):
             judgement.notes.append(f"window: {name} makes no step, and what it holds gets gradients")
@@ -114,6 +119,25 @@ def _without_gradients(judgement: Judgement, of: OptimizerWindows, name: str, jo
         "Make the optimizer from the parameters of the model that is trained: behind all that makes the model anew, or "
         "replaces its parameters (another model, load_state_dict(..., assign=True)).",
         at=of.windows[0].micro_batch,
+    )
+    return True
+
+
+def _of_an_evaluation(judgement: Judgement, of: OptimizerWindows, name: str) -> bool:
+    """Gradients that an evaluation takes, as for an attack on its inputs, and that the next step still finds."""
+    found = [window for window in of.windows if any(one.of_evaluation for one in window.passes)]
+    if not found:
+        return False
+    first = [one for one in found[0].passes if one.of_evaluation]
+    judgement.find(
+        "window",
+        f"The gradients of an evaluation are in the step behind it: {len(found):,} of "
+        f"{counted(len(of.windows), 'step')} of {name} {'is' if len(found) == 1 else 'are'} made with them, the first "
+        f"with those of {counted(len(first), 'backward pass', 'backward passes')} ({first[0].line}).",
+        "These steps go by samples that are evaluated.",
+        "Call zero_grad() ahead of the first backward pass behind an evaluation; or take there the gradients of the "
+        "inputs alone: torch.autograd.grad(loss, inputs).",
+        at=found[0].micro_batch,
     )
     return True
 

@@ -1,0 +1,129 @@
+"""Lines that go by the value of a loss: NumPy's, those of a run that stops early, and what is computed of one."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from course_lib.preflight.report import PreflightReport
+from course_lib.preflight.script import preflight_script
+from tests.effort import cases
+
+HEAD = """
+import numpy as np
+import torch
+from numpy import average
+from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
+
+torch.manual_seed(0)
+x, y = torch.randn(96, 8), torch.randint(0, 2, (96,))
+loader = DataLoader(TensorDataset(x, y), 8, shuffle=True)
+held_out = DataLoader(TensorDataset(torch.randn(32, 8), torch.randint(0, 2, (32,))), 8)
+net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+
+
+def loss_of(inputs, labels):
+    return nn.functional.cross_entropy(net(inputs), labels)
+
+"""
+LOSSES = """
+for epoch in range(8):
+    losses, right, left = [], [], []
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss = loss_of(inputs, labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+        right.append((net(inputs).argmax(1) == labels).sum().item())
+        left.append(loss.detach().cpu().numpy())
+"""
+STOPS_EARLY = """
+schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.1, total_steps=20 * len(loader))
+best, bad = np.inf, 0
+for epoch in range(20):
+    net.train()
+    for inputs, labels in loader:
+        optimizer.zero_grad()
+        loss_of(inputs, labels).backward()
+        optimizer.step()
+        schedule.step()
+    net.eval()
+    with torch.no_grad():
+        losses = [loss_of(inputs, labels).item() for inputs, labels in held_out]
+    score = SCORE
+    if score < best:
+        best, bad = score, 0
+    else:
+        bad += 1
+    if bad == 3:
+        break
+"""
+
+
+def report_of(folder: Path, text: str) -> PreflightReport:
+    script = folder / "train.py"
+    script.write_text(HEAD + text)
+    return preflight_script(script)
+
+
+def test_what_is_computed_of_a_held_number_is_what_it_would_be_without():
+    command = [sys.executable, "-m", "tests.timelapse.held_search", str(cases(quick=300, thorough=20_000)), "7"]
+    run = subprocess.run(command, capture_output=True, text=True, timeout=600)
+    assert run.returncode == 0 and "all as they are without held numbers" in run.stdout, run.stdout + run.stderr
+
+
+def test_a_line_that_goes_by_losses_is_named_where_numpy_has_put_them_together(tmp_path: Path):
+    asked = [
+        *("np.mean(losses) < -1.5", "average(losses) < -1.5", "np.array(losses).mean() < -1.5", "np.sum(right) < -1"),
+        *("np.isnan(losses).any()", "not np.isfinite(losses[-1])", "np.allclose(losses, 9)", "left[-1] < -1.5"),
+        *("np.mean(left) < -1.5", "np.min([losses, losses]) < -1.5", "np.float64(2.0) * losses[0] < -1.5"),
+        *("np.argmin(losses) > 99", "max(np.array(losses)) < -1.5", "np.round(np.mean(losses), 3) < -1.5"),
+        *("np.linalg.norm(np.array(losses) - 1) < -1.5", "np.float32(losses[0]) + 1 < -1.5"),
+    ]
+    notes = " ".join(report_of(tmp_path, LOSSES + "".join(f"    if {one}: break\n" for one in asked)).notes)
+    first = (HEAD + LOSSES).count("\n") + 1
+    for line in range(first, first + len(asked)):
+        assert f"train.py:{line}" in notes, (asked[line - first], notes)
+
+
+@pytest.mark.parametrize("score", ["sum(losses) / len(losses)", "np.mean(losses)", "np.array(losses).mean()"])
+def test_a_run_that_stops_early_has_a_schedule_for_all_of_its_epochs(score: str, tmp_path: Path):
+    report = report_of(tmp_path, STOPS_EARLY.replace("SCORE", score))
+    assert report.ok and not report.findings, str(report)
+    line = (HEAD + STOPS_EARLY.partition("    if score")[0]).count("\n") + 1
+    says = f"how long the run is hangs on a value, by train.py:{line}: 48 optimizer steps, or 240 with the other answer"
+    assert report.not_judged["horizon"] == says
+    with_it = "answering False (3 times) and True (1 time); with True each time: 240 micro-batches in place of 48"
+    assert any(with_it in note for note in report.notes), report.notes
+
+
+def test_what_numpy_computes_of_losses_can_be_written_and_read(tmp_path: Path):
+    """As a log does it: in a file, as JSON, in an array's file, as a tensor."""
+    written = """
+import json, pickle
+kept = np.array(losses)
+json.dump({"mean": np.mean(losses), "all": kept.tolist()}, open("log.json", "w"))
+assert set(json.load(open("log.json"))) == {"mean", "all"}
+np.save("kept.npy", kept)
+assert np.load("kept.npy").shape == (12,) and pickle.loads(pickle.dumps(kept)).shape == (12,)
+assert torch.tensor(kept).dtype == torch.from_numpy(kept).dtype == torch.tensor(np.mean(kept)).dtype == torch.float64
+assert isinstance(np.mean(losses), np.float64) and isinstance(np.sum(right), np.int64)
+print(f"{np.mean(losses):.3f} {np.sum(right):d} {round(np.mean(left), 2)}", repr(kept)[:6], {np.sum(right): 1})
+"""
+    report = report_of(tmp_path, LOSSES + written)
+    assert report.ok and report.facts["optimizer steps"] == 96, str(report)
+
+
+def test_what_fails_where_a_value_stands_still_is_not_said_to_fail_by_itself(tmp_path: Path):
+    """The third loss is the second one in a play, and never in a run."""
+    stands_still = LOSSES.replace(
+        "        losses.append", "        assert loss.item() not in losses\n        losses.append"
+    )
+    report = report_of(tmp_path, stands_still)
+    assert report.ok is None, str(report)
+    for name in ("length", "horizon"):
+        assert "asks for a value that a play does not have" in report.not_judged[name], report.not_judged
