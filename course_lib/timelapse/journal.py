@@ -128,6 +128,8 @@ class LoaderPlayed:
     drop_last: bool = False
     own_sampler: bool = False
     """Whether the order comes from something else than torch's samplers of a whole dataset."""
+    drawn_by_torch: bool = False
+    """Whether one of torch's samplers draws it, be it of a part, or by weights."""
     replacement: bool = False
     set_epoch: bool = False
     """Whether a sampler in it has ``set_epoch``."""

@@ -18,6 +18,7 @@ from course_lib.timelapse.journal import Delivered, EpochSet, LoaderPlayed, Pass
 from course_lib.timelapse.lapse import Lapse, Numbered, instead_of, instead_of_own
 from course_lib.timelapse.structures import copied, samples_in
 
+DRAWING = (RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 MOST_INDICES = 20_000_000
 """Whose identity is kept; beyond, batches are counted alone."""
 
@@ -130,6 +131,7 @@ class RecordedLoaders:
             stream=stream,
             drop_last=bool(loader.drop_last or any(getattr(part, "drop_last", False) for part in samplers)),
             own_sampler=not all(type(part) in plain for part in samplers),
+            drawn_by_torch=any(type(part) in DRAWING for part in samplers),
             replacement=any(bool(getattr(part, "replacement", False)) for part in samplers),
             set_epoch=any(hasattr(part, "set_epoch") for part in samplers),
             ranks=1 if deals is None else int(deals.num_replicas),

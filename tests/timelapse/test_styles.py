@@ -404,6 +404,13 @@ for epoch in range(3):
         for batch in held_out:
             loss_of(0, batch)
 """
+WEIGHTED = (
+    """
+by_weight = torch.utils.data.WeightedRandomSampler(torch.ones(96), 96)
+loader = DataLoader(loader.dataset, 8, sampler=by_weight)
+"""
+    + TRAINED
+)
 ATTACKED_IN_TRAINING = """
 held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
 loader = DataLoader(torch.utils.data.Subset(loader.dataset, range(64)), 8, shuffle=True)
@@ -486,6 +493,7 @@ for epoch in range(3):
         pytest.param(HOOKED, id="hooks of a backward pass"),
         pytest.param(ZIPPED_AND_SCORED, id="two loaders in one step, and a third"),
         pytest.param(ATTACKED_IN_TRAINING, id="attacks in training and evaluation"),
+        pytest.param(WEIGHTED, id="samples drawn by weights"),
         pytest.param(CONSTANT, id="gradients of 0"),
         pytest.param(CONSTANT_IN_WINDOWS, id="gradients of 0 in windows"),
     ],
@@ -558,6 +566,12 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
             RATES_COMPARED,
             "order: ",
         ),
+        (
+            "    for batch in loader",
+            "    torch.manual_seed(0)\n    for batch in loader",
+            WEIGHTED,
+            "order: Epochs 0 and 1 have the same shuffled order",
+        ),
         ("        optimizer.zero_grad()\n", "", ZIPPED, "window: The gradients of SGD are not cleared"),
         ("range(64, 96)", "range(60, 96)", ATTACKED, "validation: 4 samples of 36"),
         (
@@ -612,6 +626,7 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
         "a split's samples are trained on",
         "two splits of two datasets with the same data",
         "each epoch is seeded",
+        "each epoch is seeded ahead of draws by weights",
         "not cleared beside two loaders",
         "samples trained on that an attack evaluates",
         "gradients of an attack in an evaluation",

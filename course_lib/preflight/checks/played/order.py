@@ -52,7 +52,7 @@ def _twice(journal: Journal, one: LoaderPass, first: int, again: int, indices: l
     elif played.set_epoch and not called:
         cause = "its sampler has set_epoch, and nothing calls it"
         cure = "Call sampler.set_epoch(epoch) at the start of each epoch, before the loop over the loader."
-    elif not played.own_sampler:
+    elif not played.own_sampler or played.drawn_by_torch:
         cause = "its generator starts at the same seed in each of them"
         cure = "Seed once, before the first epoch; or seed from (seed, epoch): SeedSequence([seed, epoch])."
     else:
