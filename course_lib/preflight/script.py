@@ -178,8 +178,10 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
         return Others(again)
     if journal.seconds > SECONDS_FOR_MORE:
         return Others(again, unplayed=tuple(asked_for))
-    lines = list(dict.fromkeys(one.line for one in asked_for))[:MOST_FLIPS]
-    steers = [one for one in asked_for if one.line in lines][: 2 * MOST_FLIPS]
+    # Whether a run ends elsewhere than its schedule may hang on any of them.
+    most = 3 * MOST_FLIPS if judge_horizon(journal).findings else MOST_FLIPS
+    lines = list(dict.fromkeys(one.line for one in asked_for))[:most]
+    steers = [one for one in asked_for if one.line in lines][: 2 * most]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)

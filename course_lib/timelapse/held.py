@@ -7,13 +7,17 @@ business of who watches: see :mod:`course_lib.timelapse.values`.
 
 from __future__ import annotations
 
+import dis
 import functools
 import importlib
 import itertools
 import math
 import operator
 import statistics
+import sys
+from collections import deque
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +27,7 @@ ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
     "__rmod__ __pow__ __rpow__ __divmod__ __rdivmod__ __neg__ __pos__ __abs__ __round__"
 ).split()
+HERE = str(Path(__file__).parent)
 ASKING = ("isfinite", "isnan", "isinf", "isclose")
 OF_ARRAYS = (
     "all any argmax argmin argsort astype copy cumsum item max mean min prod ravel reshape round "
@@ -38,10 +43,13 @@ class _ByNumPy:
     """What becomes of a yes or no that NumPy gives."""
 
     def __array_ufunc__(self, function: Any, method: str, *values: Any, **options: Any) -> Any:
-        return _given(getattr(function, method)(*plain(values), **plain(options)))
+        result = getattr(function, method)(*plain(values), **plain(options))
+        is_asked = type(result) is not np.bool_ or not _by_a_function_without_lines(sys._getframe(1))
+        return _given(result) if is_asked else result
 
     def __array_function__(self, function: Any, types: Any, values: Any, options: Any) -> Any:
-        return _given(function(*plain(values), **plain(options)))
+        result = function(*plain(values), **plain(options))
+        return result if function in OF_KINDS else _given(result)
 
 
 class HeldFloat(_ByNumPy, float):
@@ -92,6 +100,13 @@ class HeldArray(_ByNumPy, np.ndarray):  # type: ignore[misc]  # one __array_ufun
         return repr(self.view(np.ndarray))
 
 
+def _by_a_function_without_lines(frame: Any) -> bool:
+    """Whether C compares, called from this line, as a generator's ``choice`` does with its ``p``; and not the line."""
+    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(
+        ("CALL", "PRECALL")
+    ) and not frame.f_code.co_filename.startswith(HERE)
+
+
 NUMBERS: tuple[tuple[Any, Any], ...] = (
     (HeldFloat, float),
     (HeldInt, int),
@@ -100,6 +115,8 @@ NUMBERS: tuple[tuple[Any, Any], ...] = (
     (HeldInt64, np.int64),
 )
 """The held kinds, and what each is otherwise."""
+OF_KINDS = (np.size, np.ndim, np.shape, np.isscalar, np.iterable, np.iscomplexobj, np.isrealobj, np.result_type)
+"""Functions whose answers hang on no value."""
 OF_NUMPY = (HeldFloat64, HeldFloat32, HeldInt64)
 
 
@@ -119,16 +136,22 @@ def held(value: Any) -> Any:
 
 def holds_one(value: Any) -> bool:
     """Whether it is a held number, or a list that NumPy would take one from; a tensor of one number is as good."""
-    if type(value) in (tuple, list):
+    if type(value) in (tuple, list, deque):
         return any(map(holds_one, value))
     return is_held(value) or (isinstance(value, Tensor) and not value.ndim)
 
 
 def held_call(function: Any, /, *values: Any, **options: Any) -> Any:
     """What a function of NumPy gives, where the script calls it."""
-    if not any(map(holds_one, (*values, *options.values()))):
+    if function in OF_KINDS or not any(map(holds_one, (*values, *options.values()))):
         return function(*values, **options)
-    return _given(function(*plain(values), **plain(options)))
+    lists = [(given, plain(given)) for given in values if type(given) is list]
+    plainly = iter(lists)
+    result = function(*(next(plainly)[1] if type(one) is list else plain(one) for one in values), **plain(options))
+    for given, changed in lists:
+        if given is not changed and any(map(operator.is_not, changed, plain(given))):
+            given[:] = held(changed)  # it works in place, as np.random.shuffle
+    return _given(result)
 
 
 def _given(value: Any) -> Any:
@@ -148,6 +171,8 @@ def plain(value: Any) -> Any:
     if type(value) is dict:
         made = {key: plain(part) for key, part in value.items()}
         return made if any(made[key] is not value[key] for key in value) else value
+    if type(value) is deque:
+        return plain(list(value))
     if type(value) in (list, tuple):
         parts = [plain(part) for part in value]
         changed = any(new is not old for new, old in zip(parts, value, strict=True))

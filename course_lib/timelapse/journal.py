@@ -345,10 +345,11 @@ class Journal:
     def evaluating(self) -> set[int]:
         """Where, among the events, a backward pass of an evaluation stands, as of one that attacks its inputs.
 
-        So are those of a loop over a loader with a module in evaluation mode, and none in training mode that behaves
-        otherwise there, if no step follows a pass of it ahead of another's; where the script trains elsewhere.
+        So are those of a loop over a loader with a module in evaluation mode that is in training mode elsewhere, and
+        none in training mode that behaves otherwise there, if no step follows a pass of it ahead of another's.
         """
-        found: set[int] = set()
+        forwards = (event for event in self.events if isinstance(event, Forward) and event.training)
+        trained = {self.weights[event.module] for event in forwards}
         loops: dict[int, _Loop] = {}
         of_all: list[_Loop] = []
         last = behind = None
@@ -361,7 +362,7 @@ class Journal:
             elif isinstance(event, PassEnded):
                 last = None
             elif isinstance(event, Forward) and last is not None:
-                last.evaluates |= not event.training
+                last.evaluates |= not event.training and self.weights[event.module] in trained
                 last.trains |= event.training and self.parts_with_modes[event.module] > 0
             elif isinstance(event, Backward):
                 behind = last
@@ -369,9 +370,7 @@ class Journal:
                     last.passes.append(at)
             elif isinstance(event, Step) and behind is not None:
                 behind.trains = True
-        if any(isinstance(event, Forward) and event.training for event in self.events):
-            found.update(*(loop.passes for loop in of_all if loop.evaluates and not loop.trains))
-        return found
+        return set[int]().union(*(loop.passes for loop in of_all if loop.evaluates and not loop.trains))
 
     def trained(self) -> set[int]:
         """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.

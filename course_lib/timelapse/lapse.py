@@ -60,7 +60,7 @@ class Lapse:
         """Whether the ranks would average the gradients of a backward pass."""
         self.wrapped: set[int] = set()
         """The parameters whose gradients a DistributedDataParallel averages, by their ids."""
-        self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0}
+        self.inside: dict[str, int] = {"step": 0, "backward": 0, "checkpoint": 0, "schedule": 0, "fetch": 0}
         """How deep the script is in each of these."""
 
     def write(self, event: Event) -> None:
@@ -75,7 +75,7 @@ class Lapse:
 
     @contextlib.contextmanager
     def going_on(self, what: str) -> Iterator[None]:
-        """The script is in a step, a backward pass, a checkpoint or a schedule."""
+        """The script is in a step, a backward pass, a checkpoint, a schedule, or in what a loader calls."""
         self.inside[what] += 1
         try:
             yield

@@ -71,7 +71,8 @@ class RecordedLoaders:
             self.asked = None
             number = vars(iterator).get("of_loader")
             try:
-                batch = advance(iterator)
+                with lapse.going_on("fetch"):
+                    batch = advance(iterator)
             except StopIteration:
                 if number is not None:
                     lapse.write(PassEnded(number))

@@ -254,7 +254,8 @@ class ReplayedModules:
         modes = tuple([part.training for part in parts.moody])
         trained = sum([parameter.requires_grad for parameter in parts.parameters])
         autocast = (torch.is_autocast_enabled("cpu"), torch.is_autocast_enabled("cuda"))
-        base = (id(module), module.training, modes, trained, torch.is_grad_enabled(), autocast)
+        hooks = sum([len(part._forward_hooks) + len(part._backward_hooks) for part in parts.modules])
+        base = (id(module), module.training, modes, trained, torch.is_grad_enabled(), autocast, hooks)
         loose = without_numbers(sign)
         variants = self.variants[(*base, loose)]
         if len(variants) < MOST_VARIANTS:

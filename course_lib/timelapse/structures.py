@@ -85,7 +85,10 @@ _lazy_clone: Callable[[Tensor], Tensor] = getattr(torch, "_lazy_clone", torch.cl
 def copied_tensor(tensor: Tensor) -> Tensor:
     """A copy without a graph; the bytes are copied when one of the two is written to."""
     tensor = tensor.detach()
-    return _lazy_clone(tensor) if tensor.layout is torch.strided else tensor.clone()
+    try:
+        return _lazy_clone(tensor) if tensor.layout is torch.strided else tensor.clone()
+    except RuntimeError:  # its memory is another library's, as that of torch.from_numpy
+        return tensor.clone()
 
 
 def signature(value: Any, tensors: list[Tensor]) -> Any:

@@ -1,9 +1,9 @@
 """Values that the lapse holds still: where the script compares one, the line and its answer are noted.
 
-``item()``, ``tolist()`` and, of one number, ``numpy()`` give numbers that survive arithmetic, also NumPy's where the
-script's own lines call it; a tensor that is asked whether it is true, or equal to another, is seen as well. A play in
-which one line gives the same answer each time, the rarer one, shows what hangs on it. What goes through a text is not
-seen, nor what is written into an array that was there before.
+``item()``, ``tolist()`` and ``numpy()`` give numbers that survive arithmetic, also NumPy's where the script's own
+lines call it, but not in a dataset, nor ahead of the training; a tensor that is asked whether it is true, or equal to
+another, is seen as well. A play in which one line gives the same answer each time, the rarer one, shows what hangs on
+it. What goes through a text is not seen, nor what is written into an array that was there before.
 """
 
 from __future__ import annotations
@@ -170,19 +170,21 @@ class Comparisons:
         @instead_of(Tensor)
         def item(value_of: Any, tensor: Tensor) -> Any:
             value = value_of(tensor)
-            if _by_torch():
+            if _by_torch() or self._is_of_data():
                 return value
             return self.answered(value) if isinstance(value, bool) else held(value)
 
         @instead_of(Tensor)
         def tolist(values_of: Any, tensor: Tensor) -> Any:
             is_a_list_of_indices = tensor.ndim > 0 and not tensor.is_floating_point()
-            return values_of(tensor) if _by_torch() or is_a_list_of_indices else held(values_of(tensor))
+            is_plain = _by_torch() or self._is_of_data() or is_a_list_of_indices
+            return values_of(tensor) if is_plain else held(values_of(tensor))
 
         @instead_of(Tensor)
         def numpy(array_of: Any, tensor: Tensor, **options: Any) -> Any:
             array = array_of(tensor, **options)
-            return array if _by_torch() or tensor.ndim else held(array)
+            may_be_indices = tensor.ndim > 0 and array.dtype.kind not in "fb"
+            return array if _by_torch() or self._is_of_data() or may_be_indices else held(array)
 
         @instead_of(Tensor)
         def __bool__(is_true: Any, tensor: Tensor) -> bool:
@@ -195,8 +197,15 @@ class Comparisons:
 
         @instead_of(ReduceLROnPlateau)
         def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
-            self.lapse.note("ReduceLROnPlateau goes by a metric, which a play does not compute: its rates are a guess.")
+            self.lapse.note(
+                "ReduceLROnPlateau goes by a metric, which a play does not compute: its rates are a guess, and so is "
+                "what hangs on them"
+            )
             take(schedule, *arguments, **options)
+
+    def _is_of_data(self) -> bool:
+        """What is computed ahead of the training, or for a sample, hangs on no loss."""
+        return not self.lapse.backwards or self.lapse.inside["fetch"] > 0
 
     def _asked_by_the_script(self, ask: Any) -> Any:
         """Its answers to the script's own lines are noted; libraries ask much that no run hangs on."""

@@ -9,6 +9,7 @@ from course_lib.preflight.script import preflight_script
 
 HEAD = """
 import os
+import numpy as np
 import torch
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
@@ -404,6 +405,70 @@ for epoch in range(3):
         for batch in held_out:
             loss_of(0, batch)
 """
+FROM_NUMPY = (
+    """
+loader = DataLoader(
+    [(one.numpy(), int(label)) for one, label in zip(x, targets[0])],
+    8,
+    shuffle=True,
+    collate_fn=lambda samples: (
+        torch.from_numpy(np.stack([one for one, _ in samples])), torch.tensor([label for _, label in samples])
+    ),
+)
+order = [int(index) for index in torch.randperm(96)]
+loader = DataLoader(loader.dataset, 8, sampler=order, collate_fn=loader.collate_fn)
+"""
+    + TRAINED
+    + "    np.random.shuffle(order)\n"
+)
+HOOKED_LATER = (
+    """
+sizes = []
+
+
+def seen(module, given, came):
+    sizes.append(came.norm().item())
+
+
+handle = None
+"""
+    + TRAINED.replace("    body.train()\n", "    handle = body.register_forward_hook(seen) if epoch == 1 else handle\n")
+    + "assert len(sizes) >= 24\n"
+)
+FROZEN_BESIDE_A_HEAD = """
+encoder = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).eval().requires_grad_(False)
+head = nn.Linear(8, 2)
+optimizer = torch.optim.SGD(head.parameters(), lr=0.1)
+parts = [DataLoader(torch.utils.data.Subset(loader.dataset, range(at, at + 32)), 8, shuffle=True) for at in (0, 32, 64)]
+for epoch in range(4):
+    for part in parts:
+        for batch in part:
+            (nn.functional.cross_entropy(head(encoder(batch[0])), batch[1]) / 12).backward()
+    optimizer.step()
+    optimizer.zero_grad()
+for epoch in range(4):
+    for number, batch in enumerate(parts[0]):
+        (nn.functional.cross_entropy(head(encoder(batch[0])), batch[1]) / 8).backward()
+        if (4 * epoch + number) % 8 == 7:
+            optimizer.step()
+            optimizer.zero_grad()
+"""
+TAUGHT = """
+teacher = nn.Sequential(nn.Linear(8, 8), nn.Dropout()).eval()
+student = nn.Linear(8, 8)
+held_out = DataLoader(torch.utils.data.Subset(loader.dataset, range(64, 96)), 8)
+loader = DataLoader(torch.utils.data.Subset(loader.dataset, range(64)), 8, shuffle=True)
+for epoch in range(3):
+    for batch in loader:
+        (student(batch[0]) - teacher(batch[0]).detach()).pow(2).mean().backward()
+        with torch.no_grad():
+            for parameter in student.parameters():
+                parameter -= 0.1 * parameter.grad
+                parameter.grad = None
+    with torch.no_grad():
+        for batch in held_out:
+            student(batch[0])
+"""
 WEIGHTED = (
     """
 by_weight = torch.utils.data.WeightedRandomSampler(torch.ones(96), 96)
@@ -494,6 +559,9 @@ for epoch in range(3):
         pytest.param(ZIPPED_AND_SCORED, id="two loaders in one step, and a third"),
         pytest.param(ATTACKED_IN_TRAINING, id="attacks in training and evaluation"),
         pytest.param(WEIGHTED, id="samples drawn by weights"),
+        pytest.param(FROM_NUMPY, id="batches in NumPy's memory, and an order that it shuffles"),
+        pytest.param(HOOKED_LATER, id="a hook from the second epoch on"),
+        pytest.param(FROZEN_BESIDE_A_HEAD, id="a frozen encoder, windows over loaders and epochs"),
         pytest.param(CONSTANT, id="gradients of 0"),
         pytest.param(CONSTANT_IN_WINDOWS, id="gradients of 0 in windows"),
     ],
@@ -647,6 +715,18 @@ def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_p
     assert right in loop
     [says] = played(tmp_path, HEAD + loop.replace(right, wrong))
     assert says.startswith(found), says
+
+
+@pytest.mark.parametrize(
+    ("held_out", "found"), [("range(64, 96)", []), ("range(60, 96)", ["validation: 4 samples of 36"])]
+)
+def test_passes_beside_a_teacher_are_training_where_steps_are_made_by_hand(held_out: str, found: list[str], tmp_path):
+    without_optimizer = HEAD.replace(
+        "optimizer = torch.optim.SGD([*body.parameters(), *heads.parameters()], lr=0.1)\n", ""
+    )
+    assert without_optimizer != HEAD
+    says = played(tmp_path, without_optimizer + TAUGHT.replace("range(64, 96)", held_out))
+    assert [one[: len("validation: 4 samples of 36")] for one in says] == found
 
 
 SCORED_ON_WHAT_IS_TRAINED_ON = (

@@ -11,6 +11,7 @@ from course_lib.preflight.script import preflight_script
 from tests.effort import cases
 
 HEAD = """
+import collections
 import numpy as np
 import torch
 from numpy import average
@@ -82,6 +83,8 @@ def test_a_line_that_goes_by_losses_is_named_where_numpy_has_put_them_together(t
         *("np.isnan(losses).any()", "not np.isfinite(losses[-1])", "np.allclose(losses, 9)", "left[-1] < -1.5"),
         *("np.mean(left) < -1.5", "np.min([losses, losses]) < -1.5", "np.float64(2.0) * losses[0] < -1.5"),
         *("np.argmin(losses) > 99", "max(np.array(losses)) < -1.5", "np.round(np.mean(losses), 3) < -1.5"),
+        *("loss_of(x, y).detach().repeat(2).numpy()[0] < -1.5", "np.mean(collections.deque(losses)) < -1.5"),
+        *("(loss.detach().repeat(3) > -1.5).numpy().sum() < 3",),
         *("np.linalg.norm(np.array(losses) - 1) < -1.5", "np.float32(losses[0]) + 1 < -1.5"),
     ]
     notes = " ".join(report_of(tmp_path, LOSSES + "".join(f"    if {one}: break\n" for one in asked)).notes)
@@ -99,6 +102,42 @@ def test_a_run_that_stops_early_has_a_schedule_for_all_of_its_epochs(score: str,
     assert report.not_judged["horizon"] == says
     with_it = "answering False (3 times) and True (1 time); with True each time: 240 micro-batches in place of 48"
     assert any(with_it in note for note in report.notes), report.notes
+
+
+def test_a_line_that_ends_a_run_is_found_behind_others_that_do_not(tmp_path: Path):
+    score = "sum(losses) / len(losses)"
+    watched = "".join(f"    if losses[0] > {99 + bound}: print('high')\n" for bound in range(7))
+    report = report_of(tmp_path, STOPS_EARLY.replace("    score = SCORE\n", f"{watched}    score = {score}\n"))
+    assert report.ok and not report.findings and "240 with the other answer" in report.not_judged["horizon"]
+
+
+def test_what_hangs_on_no_loss_is_not_named(tmp_path: Path):
+    """Sizes, what a generator asks of its probabilities, a sample's values, those of the data."""
+    others = """
+class Scaled(torch.utils.data.Dataset):
+    mean = x.mean().numpy()
+
+    def __len__(self):
+        return 96
+
+    def __getitem__(self, index):
+        value = x[index].numpy() - self.mean
+        if value[0] > 99 or x[index].max().item() > 99 or self.mean > 99:
+            raise ValueError(value)
+        return value, y[index]
+
+
+loader, generator = DataLoader(Scaled(), 8, shuffle=True), np.random.default_rng(0)
+"""
+    asked = """
+    assert np.size(losses) == 12 and np.ndim(losses) == 1
+    if np.size(losses) > 99 or np.shape(left) == (99,) or not np.isscalar(losses[0]):
+        break
+    generator.choice(2, p=torch.softmax(loss.detach().repeat(2), 0).double().numpy())
+"""
+    report = report_of(tmp_path, others + LOSSES + asked)
+    assert report.ok and report.facts["optimizer steps"] == 96, str(report)
+    assert not any("train.py" in note for note in report.notes), report.notes
 
 
 def test_what_numpy_computes_of_losses_can_be_written_and_read(tmp_path: Path):

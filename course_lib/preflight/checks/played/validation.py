@@ -19,12 +19,13 @@ def judge_validation(journal: Journal) -> Judgement:
         return not_applicable("validation", "no loader gives batches that are not trained on")
     training = passes_of(journal, training=True) + [one for one in others if one.loader in beside]
     training.sort(key=lambda one: one.micro_batch)
-    judgement, whole = Judgement(), 0
+    judgement, whole, loaders = Judgement(), 0, 0
     for loader in sorted({one.loader for one in evaluated}):
         passes = [one for one in evaluated if one.loader == loader]
         held_out = _samples(journal, passes)
         shared = _trained_on_before(journal, passes, _of_these_weights(passes, training))
-        whole += len(shared) if len(shared) == len(held_out) else 0
+        if len(shared) == len(held_out):
+            whole, loaders = whole + len(shared), loaders + 1
         if 0 < len(shared) < len(held_out):
             return judgement.find(
                 "validation",
@@ -36,9 +37,10 @@ def judge_validation(journal: Journal) -> Judgement:
                 at=passes[0].micro_batch,
             )
     if whole:
+        given = f"{counted(whole, 'sample')} that {counted(loaders, 'loader gives', 'loaders give')} to be evaluated"
         judgement.notes.append(
-            f"validation: all of {counted(whole, 'sample')} that one loader gives to be evaluated are trained on: if "
-            "their score is to show what is new to the model, hold them out"
+            f"validation: all of {given} are trained on: if their score is to show what is new to the model, hold them "
+            "out"
         )
     return judgement
 
