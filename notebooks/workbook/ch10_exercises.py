@@ -129,17 +129,18 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
         torch.manual_seed(0)
         run = make_run()
     record = fitted(run)
-    reference = _big_batch_gradient(run[1])
+    reference = _big_batch_gradient(run[1].weights_at_start)
     largest = max(chain.from_iterable(record.epochs[0]))
     if largest > 8:
         return f"a micro-batch holds {largest} words, and the exercise's device holds 8."
-    if len(record.rates) != 1 or record.gradient is None:
+    if len(record.rates) != 1:
         return f"the epoch has {len(record.rates)} optimizer steps; its four micro-batches should make one."
-    factor = float(record.gradient @ reference / (reference @ reference))
-    apart = float((record.gradient - factor * reference).norm() / reference.norm())
+    [gradient] = record.gradients
+    factor = float(gradient @ reference / (reference @ reference))
+    apart = float((gradient - factor * reference).norm() / reference.norm())
     if apart > 1e-4:
         return (
-            f"the update differs by {100 * float((record.gradient - reference).norm() / reference.norm()):.0f} % from "
+            f"the update differs by {100 * float((gradient - reference).norm() / reference.norm()):.0f} % from "
             "that of one big batch: the labels do not all weigh the same."
         )
     if abs(factor - 1) > 1e-4:
@@ -152,7 +153,21 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
             f"the gradient is that of one big batch, and the update is not: the weights do not move by it times the "
             f"learning rate, {record.rates[0]:g}. The optimizer and the Trainer's other flags stay as they were."
         )
-    return fault_of_preflight(make_run)
+    return fault_of_preflight(make_run) or _fault_of_the_next_window(make_run)
+
+
+def _fault_of_the_next_window(make_run: MakeRun) -> str | None:
+    """A second epoch, whose window begins at the weights that the first one's step has left."""
+    run = make_run()
+    run[0].fit_loop.max_epochs = 2
+    record = fitted(run)
+    reference = _big_batch_gradient(record.weights[0])
+    if float((record.gradients[-1] - reference).norm()) > 1e-4 * float(reference.norm()):
+        return (
+            "the update of the first window is that of one big batch, and the next one's is not: what is counted for a "
+            "window begins at 0 with each."
+        )
+    return None
 
 
 def _moved_by(model: Any, rate: float, gradient: Tensor) -> bool:
@@ -161,10 +176,10 @@ def _moved_by(model: Any, rate: float, gradient: Tensor) -> bool:
     return rate > 0 and float((before - after - rate * gradient).norm()) < 1e-3 * rate * float(gradient.norm())
 
 
-def _big_batch_gradient(model: Any) -> Tensor:
-    """The gradient of the mean over all labels of the epoch, at the weights that the run started from."""
+def _big_batch_gradient(weights: Sequence[Tensor]) -> Tensor:
+    """The gradient of the mean over all labels of the epoch, at these weights."""
     words = Tags()
-    weight, bias = (value.double().requires_grad_() for value in model.weights_at_start)
+    weight, bias = (value.double().requires_grad_() for value in weights)
     loss = cross_entropy(words.x.double() @ weight.T + bias, words.tags, ignore_index=IGNORED)
     loss.backward()  # type: ignore[no-untyped-call]
     return torch.cat([weight.grad.reshape(-1), bias.grad.reshape(-1)])  # type: ignore[union-attr]
@@ -184,6 +199,25 @@ def _tagger_run(loss: Callable[[Tensor, Tensor], Any], batch_size: int = 8, k: i
     return make_run
 
 
+def _counting_on() -> Any:
+    """Its count of labels is that of the run, and not of the window."""
+
+    class Counts(Tagger):
+        labels = 0
+
+        def training_step(self, batch: Sequence[Tensor], batch_idx: int) -> Tensor:
+            self.labels += int(batch[1].ne(IGNORED).sum())
+            return _sum(self.scores(batch[0]), batch[1])
+
+        def on_before_optimizer_step(self, optimizer: Any) -> None:
+            for parameter in self.parameters():
+                if parameter.grad is not None:
+                    parameter.grad *= 4 / self.labels
+
+    trainer = quiet_trainer(max_epochs=1, accelerator="cpu", accumulate_grad_batches=4)
+    return trainer, Counts(), DataLoader(Tags(), 8)
+
+
 def _mean(scores: Tensor, tags: Tensor) -> Tensor:
     return cross_entropy(scores, tags, ignore_index=IGNORED)
 
@@ -201,6 +235,7 @@ masked_labels = PropertyExercise(
         "the update is 0.44 times that of one big batch": _tagger_run(lambda scores, tags: _sum(scores, tags) / 8),
         "a micro-batch holds 32 words": _tagger_run(_mean, batch_size=32, k=1),
         "the epoch has 4 optimizer steps": _tagger_run(_mean, k=1),
+        "the update of the first window is that of one big batch": _counting_on,
         "the sum comes first": _tagger_run(
             lambda scores, tags: (tags.ne(IGNORED).sum(), _sum(scores, tags)), exact=True
         ),

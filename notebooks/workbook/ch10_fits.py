@@ -29,8 +29,10 @@ class Record(Callback):
         self.epochs: list[list[list[int]]] = []
         """The indices of each batch of each epoch; of batches without indices, their size."""
         self.rates: list[float] = []
-        self.gradient: Tensor | None = None
-        """That of the first optimizer step, flat."""
+        self.gradients: list[Tensor] = []
+        """Those of each optimizer step, flat."""
+        self.weights: list[list[Tensor]] = []
+        """What each step has left."""
         self.counts: list[int] = []
         """The batches of an epoch on each rank."""
         self.samples = 0
@@ -65,8 +67,8 @@ class Record(Callback):
 
     def _note_step(self, pl_module: Any, optimizer: Any, args: Any, kwargs: Any) -> None:
         self.rates.append(optimizer.param_groups[0]["lr"])
-        if self.gradient is None:
-            self.gradient = torch.cat([p.grad.reshape(-1).double() for p in pl_module.parameters()])
+        self.gradients.append(torch.cat([p.grad.reshape(-1).double() for p in pl_module.parameters()]))
+        self.weights.append([p.detach().clone() for p in pl_module.parameters()])
 
 
 def fit(run: Any, callback: Callback) -> None:
