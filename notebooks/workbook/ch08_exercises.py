@@ -160,6 +160,7 @@ windows = Exercise(
         dict(batch_sizes=[64, 16, 4], effective_batch_size=64, world_size=1),
         dict(batch_sizes=[64, 16, 4], effective_batch_size=256, world_size=2),
         dict(batch_sizes=[32, 8], effective_batch_size=384, world_size=4),
+        dict(batch_sizes=[49, 7], effective_batch_size=49, world_size=1),  # 49 * (1 / 49) is less than 1
     ],
     misconceptions=_wrong_windows,
     judge=_floats_apart,
