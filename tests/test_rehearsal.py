@@ -86,6 +86,7 @@ def test_every_cell_that_names_the_device_is_rehearsed():
     assert len(ON_THE_DEVICE) >= 7
 
 
+@pytest.mark.timeout(600 * effort.cases(1, 7))  # 10 minutes for each of the rehearsals
 @pytest.mark.parametrize("name", ON_THE_DEVICE)
 def test_cells_print_on_a_pretended_gpu_with_other_rounding_what_is_stored(name):
     rehearsals = ["cuda+noise:1", "cuda", *(f"noise:{seed}" for seed in range(1, 6))][: effort.cases(1, 7)]

@@ -87,6 +87,7 @@ def resumed(folder, *arguments, **flags):
 
 
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
+@pytest.mark.filterwarnings("ignore:this checkpoint was saved ahead of an epoch's validation")  # of the last epoch
 @pytest.mark.parametrize("saves", SAVES)
 def test_a_loader_of_others_goes_on_where_it_was(saves, tmp_path):
     rng = random.Random(f"others {saves}")

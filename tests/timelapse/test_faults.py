@@ -345,7 +345,7 @@ FAULTS = {
     ),
     "the schedule saved and never loaded": (
         "resume",
-        'holds the schedule\'s under "schedule", and no line of the script reads it again',
+        'holds the schedule\'s state under "schedule", and no line of the script reads it again',
         [('        schedule.load_state_dict(checkpoint["schedule"])\n', "")],
     ),
     "validation samples in the training": (
