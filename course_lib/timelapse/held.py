@@ -86,6 +86,9 @@ class HeldInt64(np.int64, _ByNumPy):
     def __reduce__(self) -> Any:
         return np.int64, (int(self),)
 
+    def __repr__(self) -> str:  # NumPy 2.0's own ends the process for a class of this kind
+        return repr(np.int64(self))
+
 
 class HeldArray(_ByNumPy, np.ndarray):  # type: ignore[misc]  # one __array_ufunc__ for all of them
     """NumPy's array, computed of held numbers, or of a tensor of one number."""

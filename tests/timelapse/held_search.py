@@ -31,7 +31,7 @@ BINARY = [
     *(np.add, np.minimum, np.maximum, np.less, np.hypot, np.allclose, np.isclose, math.hypot, math.isclose),
 ]
 UNARY = [
-    *(operator.neg, operator.pos, abs, round, float, int, bool, str, json.dumps, copy.deepcopy),
+    *(operator.neg, operator.pos, abs, round, float, int, bool, str, repr, json.dumps, copy.deepcopy),
     *(lambda value: pickle.loads(pickle.dumps(value)), lambda value: round(value, 2), lambda value: f"{value:.3f}"),
     *(torch.tensor, torch.as_tensor, lambda value: torch.ones(2) * value, lambda value: np.arange(3) * value),
     *(np.exp, np.sqrt, np.isnan, np.isfinite, np.sign, np.abs, np.float32, np.float64, np.int64, np.asarray, np.round),
