@@ -148,12 +148,14 @@ def held_call(function: Any, /, *values: Any, **options: Any) -> Any:
     """What a function of NumPy gives, where the script calls it."""
     if function in OF_KINDS or not any(map(holds_one, (*values, *options.values()))):
         return function(*values, **options)
-    lists = [(given, plain(given)) for given in values if type(given) is list]
-    plainly = iter(lists)
-    result = function(*(next(plainly)[1] if type(one) is list else plain(one) for one in values), **plain(options))
-    for given, changed in lists:
-        if given is not changed and any(map(operator.is_not, changed, plain(given))):
-            given[:] = held(changed)  # it works in place, as np.random.shuffle
+    plain_values = [plain(value) for value in values]
+    pairs = zip(values, plain_values, strict=True)
+    lists = [(given, own, [*own]) for given, own in pairs if type(given) is list and given is not own]
+    result = function(*plain_values, **plain(options))
+    for given, own, before in lists:
+        if any(map(operator.is_not, own, before)):  # it works in place, as np.random.shuffle
+            theirs = dict(zip(map(id, before), given, strict=True))
+            given[:] = [theirs[id(one)] for one in own]
     return _given(result)
 
 
