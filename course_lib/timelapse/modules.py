@@ -111,8 +111,11 @@ class Recording:
 
     def call_backward_hooks(self) -> None:
         """Those of the modules within, from the last one on, as a backward pass does."""
+        hooked = [one for one in self.hook_calls if one.module._backward_hooks or one.module._backward_pre_hooks]
+        if not hooked:
+            return
         gradients = [torch.full_like(one.tensor, SEEN_BY_HOOKS) if one.has_graph else None for one in self.outputs]
-        for call in reversed(self.hook_calls):
+        for call in reversed(hooked):
             given, came = (_tensors_of(put_together(part, gradients)) for part in (call.arguments, call.output))
             for ahead in list(call.module._backward_pre_hooks.values()):
                 ahead(call.module, came)
