@@ -215,7 +215,7 @@ def _fault_of_value(seen: Validated) -> str | None:
             "no GPU memory has to be kept for each loss."
         )
     if not isinstance(losses, Sequence) or not _close(losses, seen.losses):
-        told = f"`losses` should be {[float(f'{loss:.9g}') for loss in seen.losses]}, got {losses}."
+        told = f"`losses` should be {[round(loss, 6) for loss in seen.losses]}, got {losses}."
         ordered = isinstance(losses, Sequence) and _close(sorted(losses), sorted(seen.losses))
         return f"{told} {IN_ORDER}" if ordered else told
     return _fault_of_worst(worst, seen)
