@@ -372,6 +372,10 @@ class Journal:
                 behind.trains = True
         return set[int]().union(*(loop.passes for loop in of_all if loop.evaluates and not loop.trains))
 
+    def used_in_training(self) -> set[int]:
+        """Where, among the events, a backward pass stands that a step has used and that is no evaluation's."""
+        return self.used() - self.evaluating()
+
     def trained(self) -> set[int]:
         """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.
 
@@ -385,7 +389,7 @@ class Journal:
         loops: dict[int, list[int]] = {}  # of each loader the one that runs: its events' places
         found: set[int] = set()
         last: list[int] = []
-        used = self.used() - self.evaluating()
+        used = self.used_in_training()
         for at, event in enumerate(self.events):
             if isinstance(event, PassBegun):
                 loops[event.loader] = [at]

@@ -183,7 +183,7 @@ def trained_beside_others(journal: Journal) -> set[int]:
     in_a_pass: Counter[int] = Counter()
     waiting: set[int] = set()
     last = None
-    used = journal.used() - journal.evaluating()
+    used = journal.used_in_training()
     for at, event in enumerate(journal.events):
         if isinstance(event, Delivered):
             last = event.loader

@@ -56,7 +56,7 @@ def _left_in_evaluation(judgement: Judgement, journal: Journal) -> None:
     ahead: list[Forward] = []
     micro_batch = first = less = in_evaluation = 0
     evaluated: set[int] = set()
-    used = journal.used() - journal.evaluating()
+    used = journal.used_in_training()
     for at, event in enumerate(journal.events):
         if isinstance(event, Forward) and event.has_graph:
             ahead.append(event)

@@ -34,9 +34,9 @@ def judge_windows(journal: Journal) -> Judgement:
             if _never_steps(judgement, of, number, journal):
                 return judgement
             continue
-        name = journal.optimizer_name(number)
+        kind, name = journal.optimizers[number].name, journal.optimizer_name(number)
         calls = journal.closure_calls.get(number, [1])
-        if max(calls, default=0) > 1 or (not calls and name.startswith("LBFGS")):
+        if max(calls, default=0) > 1 or (not calls and kind == "LBFGS"):
             here = f"{calls[-1]:,} times" if calls else "once, as it first steps behind the real micro-batches"
             judgement.notes.append(
                 f"window: a step of {name} calls its closure as often as values ask for, here {here}; the run's own "
@@ -63,7 +63,7 @@ def judge_windows(journal: Journal) -> Judgement:
             or _tail(judgement, of, journal)
         ):
             return judgement
-        if journal.optimizers[number].name not in ("LBFGS",) and _undivided(judgement, of, journal):
+        if kind != "LBFGS" and _undivided(judgement, of, journal):
             return judgement
         _unequal(judgement, of, journal)
     return judgement
