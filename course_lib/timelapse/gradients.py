@@ -6,6 +6,8 @@ instead, so that it is seen when the script clears the gradients, in whatever wa
 
 from __future__ import annotations
 
+import functools
+import inspect
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -15,15 +17,19 @@ from torch.optim import Optimizer
 
 from course_lib._tensors import parameters_of
 from course_lib.timelapse import modules
-from course_lib.timelapse.journal import Backward, LossWeight, Step
+from course_lib.timelapse.journal import Backward, Delivered, LossWeight, Step
 from course_lib.timelapse.lapse import Lapse, instead_of, trainer_around
 from course_lib.timelapse.leaves import Leaves
 from course_lib.timelapse.modules import ReplayedModules
 
 MOST_NODES = 500
 """Of a graph, in which a mean is looked for."""
-MEAN = 1
-"""``at::Reduction::Mean``, as autograd's nodes store it."""
+MEAN, SUM = 1, 2
+"""``at::Reduction``, as autograd's nodes store it."""
+IS_A_MEAN = "course_lib: a mean over a micro-batch"
+"""In the metadata of a node that is a mean as a whole, though it is computed of several terms."""
+MEANS_OF_SEVERAL_TERMS = {"cross_entropy": "mean", "kl_div": "batchmean"}
+"""Functions of ``torch.nn.functional``, and how they reduce by a mean: the one with ``label_smoothing``."""
 
 
 class Gradients:
@@ -87,6 +93,9 @@ class Gradients:
                 self._recorded(run, tensors, arguments, options)
             self.lapse.after_backward()
 
+        for name, reduction in MEANS_OF_SEVERAL_TERMS.items():
+            _mark_means(name, reduction)
+
         @instead_of(torch.autograd)
         def grad(run: Any, outputs: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             if not self.lapse.fast:
@@ -146,6 +155,10 @@ class Gradients:
                 self.not_zero.add(number)
             else:
                 self.zero.add(number)
+        for number in self._accumulated & self._marked:  # autograd has added to the mark, as for a penalty on weights
+            probe = self._probe(number)
+            if probe is not None and probe.grad is not None and _is_anything(probe.grad):
+                probe.grad.fill_(_mark_of(probe))
 
     def _see_accumulated(self, parameter: Tensor) -> None:
         self._accumulated.update(self._holders.get(id(parameter), ()))
@@ -308,14 +321,23 @@ class Gradients:
 
     def _weights_seen(self, roots: Iterable[Tensor], line: str) -> list[Any]:
         """Watch what a backward pass gives to each loss in it that is a mean."""
+        means, sums = means_behind(roots)
+        events = reversed(self.lapse.journal.events)
+        samples = next((event.size for event in events if isinstance(event, Delivered)), 0)
 
-        def seen(gradients: Sequence[Tensor | None]) -> None:
-            gradient = gradients[0]
-            if gradient is not None and gradient.numel() == 1:
-                weight = float(gradient.flatten().tolist()[0]) / self.scale
-                self.lapse.journal.loss_weights.append(LossWeight(self.lapse.backwards, line, weight))
+        def watched(node: Any, of: int) -> Any:
+            def seen(gradients: Sequence[Tensor | None]) -> None:
+                gradient = gradients[0]
+                if gradient is None or gradient.numel() != 1:
+                    return
+                weight = of * abs(float(gradient.flatten().tolist()[0])) / self.scale  # below 0 in -scores.mean()
+                if of == 1 or round(weight, 6) == 1:  # what is divided by something else may be a sum over tokens
+                    self.lapse.journal.loss_weights.append(LossWeight(self.lapse.backwards, line, weight))
 
-        return [node.register_prehook(seen) for node in means_behind(roots)]
+            return node.register_prehook(seen)
+
+        # A sum that is divided by its samples is a mean.
+        return [watched(node, 1) for node in means] or [watched(node, samples) for node in sums if samples > 1]
 
 
 def _is_anything(gradient: Tensor) -> bool:
@@ -328,22 +350,42 @@ def _mark_of(parameter: nn.Parameter) -> float:
     return torch.finfo(parameter.dtype).tiny * 2.0**20
 
 
-def means_behind(roots: Iterable[Tensor]) -> list[Any]:
-    """The nodes of a loss that take the mean over a micro-batch, and behind which nothing is one number any more."""
+def _mark_means(name: str, by: str) -> None:
+    compute = getattr(nn.functional, name)
+    bound = inspect.signature(compute).bind
+
+    @functools.wraps(compute)
+    def computed(*arguments: Any, **options: Any) -> Any:
+        loss = compute(*arguments, **options)
+        if torch.compiler.is_compiling() or loss.grad_fn is None:
+            return loss
+        if bound(*arguments, **options).arguments.get("reduction", "mean") == by:
+            loss.grad_fn.metadata[IS_A_MEAN] = True
+        return loss
+
+    computed.__prepare_scriptable__ = lambda: compute  # type: ignore[attr-defined]  # torch.jit.script asks for it
+    setattr(nn.functional, name, computed)
+
+
+def means_behind(roots: Iterable[Tensor]) -> tuple[list[Any], list[Any]]:
+    """The nodes of a loss that take the mean over a micro-batch, and behind which nothing is one number any more; and
+    those that take the sum."""
     ahead: list[Any] = [root.grad_fn for root in roots if root.grad_fn is not None and root.numel() == 1]
     seen: set[Any] = set()
-    means = []
+    means, sums = [], []
     while ahead:
         node = ahead.pop()
         if node in seen or len(seen) > MOST_NODES:
             continue
         seen.add(node)
-        name = type(node).__name__
-        if name.startswith("MeanBackward0") or getattr(node, "_saved_reduction", None) == MEAN:
+        name, reduction = type(node).__name__, getattr(node, "_saved_reduction", None)
+        if name.startswith("MeanBackward0") or reduction == MEAN or IS_A_MEAN in node.metadata:
             means.append(node)
+        elif name.startswith("SumBackward0") or reduction == SUM:
+            sums.append(node)
         elif name.startswith(("Mul", "Div", "Add", "Sub", "Neg", "ToCopy", "Clone", "Alias")):
             ahead += [parent for parent, _ in node.next_functions if parent is not None]
-    return means
+    return means, sums
 
 
 def held_by_none(gradients: Gradients, module: nn.Module, optimizers: Sequence[Optimizer]) -> tuple[list[str], bool]:

@@ -185,7 +185,7 @@ class Comparison:
 
 @dataclass(frozen=True)
 class LossWeight:
-    """What one real backward pass gave a loss in it that is a mean over its micro-batch."""
+    """What one real backward pass gave a loss in it that is a mean over its micro-batch, without its sign."""
 
     backward: int
     """Which pass of the play it was."""

@@ -99,7 +99,7 @@ def state_of(value: object) -> str:
     keys = set(value)
     if keys >= {"state", "param_groups"}:
         return "optimizer"
-    if keys >= {"last_epoch", "_step_count"} or keys >= {"num_bad_epochs", "cooldown_counter"}:
+    if keys >= {"last_epoch", "_step_count"} or keys >= {"num_bad_epochs", "cooldown_counter"} or "_schedulers" in keys:
         return "schedule"
     if keys >= {"scale", "growth_factor", "backoff_factor"}:
         return "scaler"

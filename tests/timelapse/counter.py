@@ -141,14 +141,19 @@ def count_everything():
     count_forwards()
 
 
-if __name__ == "__main__":
-    _, out, script, *arguments = sys.argv
-    sys.argv = [script, *arguments]
+def really_counted(out, script, arguments):
+    """Run the script in this process, which then has to end, and write down what it did."""
+    sys.argv = [str(script), *arguments]
     sys.path[0] = str(Path(script).resolve().parent)
     count_everything()
     try:
-        runpy.run_path(script, run_name="__main__")
+        runpy.run_path(str(script), run_name="__main__")
     except SystemExit as error:
         if error.code:
             raise
     Path(out).write_text(json.dumps({"counts": counts, "rates": rates}))
+
+
+if __name__ == "__main__":
+    _, out, script, *arguments = sys.argv
+    really_counted(out, script, arguments)

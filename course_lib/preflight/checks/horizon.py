@@ -123,7 +123,7 @@ def _judge_schedule(
     for rates in schedule.rates:
         last = rates[min(calls.before_last_step, len(rates) - 1)]
         judgement.facts["rate of the first, the last step"] = f"{rates[0]:.3g}, {last:.3g} ({schedule.name})"
-        wrong = next(faults(schedule, rates, calls), None)
+        wrong = next(faults(schedule, rates, calls, _counts_of(plan).values()), None)
         if wrong is None:
             behind = rates[min(calls.made, len(rates) - 1)]  # what a decay that ends with the run comes to
             if final_lr is not None and min(abs(last - final_lr), abs(behind - final_lr)) > 0.01 * max(rates):
@@ -135,7 +135,7 @@ def _judge_schedule(
             continue
         # One cause is one finding: a run that another setting cuts short has its finding there.
         for other in started.other_plans.values():
-            if next(faults(schedule, rates, calls_of(schedule, other)), None) is None:
+            if next(faults(schedule, rates, calls_of(schedule, other), _counts_of(other).values()), None) is None:
                 return
         judgement.add(_not_at_its_end(schedule, wrong, calls, plan))
         return
@@ -152,8 +152,11 @@ class Fault:
     """Whether the rate had begun to fall, and is all that is wrong: some are meant to end so."""
 
 
-def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fault]:
-    """What is wrong with these rates in a run of so many calls, the gravest first."""
+def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls, counts: Iterable[int] = ()) -> Iterator[Fault]:
+    """What is wrong with these rates in a run of so many calls, the gravest first.
+
+    ``counts``: of micro-batches, steps and epochs of the run.
+    """
     used = calls.before_last_step + 1
     if schedule.refused and len(rates) <= calls.made:
         held = len(rates) - 1
@@ -164,6 +167,7 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fau
         )
         return
     if used < 2:
+        yield from _at_one_rate(schedule, rates, calls, counts)
         return
     run = rates[:used]
     peak, last = float(run.max()), float(run[-1])
@@ -227,6 +231,20 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls) -> Iterator[Fau
             end,
             f"the rate reaches its end, {rates[end]:.3g}, at call {end:,} of {calls.made:,}, and stays there",
             "The rest of the run trains with the last rate of the schedule, or with none at all.",
+        )
+
+
+def _at_one_rate(schedule: WalkedSchedule, rates: Rates, calls: Calls, counts: Iterable[int]) -> Iterator[Fault]:
+    """A schedule that the last step has never seen move, though it needs as many calls as the run has steps.
+
+    It is stepped by epochs, in a run of one; a horizon that is none of the run's numbers says nothing there.
+    """
+    end = end_of(rates, peak=int(np.argmax(rates >= (1 - ROUNDING) * rates.max())), raised=bool(schedule.refused))
+    if end is not None and end > calls.made + 1 and any(abs(end - count) <= 1 for count in counts):
+        yield Fault(
+            end,
+            f"the rate never changes: {schedule.name} needs {counted(end, 'call')}, and the run makes {calls.made:,}",
+            f"The whole run has the rate {rates[0]:.3g}.",
         )
 
 

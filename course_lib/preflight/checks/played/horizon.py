@@ -223,10 +223,11 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
     rows: dict[Any, Any] = {row: np.array(row) for row in zip(*schedule.rates, strict=True)}
     calls = made.calls
     arrays: Any = tuple(rows.values())
+    counts = _units(journal, made).values()
     walked = WalkedSchedule(schedule.name, "step", 1, False, arrays, schedule.refused, schedule.numbers)
     for row in arrays:
-        fault = next(faults(walked, row, calls), None)
-        if fault is not None and is_meant_to_end_there(walked, fault, calls, _units(journal, made).values()):
+        fault = next(faults(walked, row, calls, counts), None)
+        if fault is not None and is_meant_to_end_there(walked, fault, calls, counts):
             judgement.notes.append(said_of_its_function(fault, calls))
             continue
         if fault is not None:

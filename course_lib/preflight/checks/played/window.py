@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from course_lib.preflight.report import Judgement, not_applicable
-from course_lib.timelapse.journal import ENDED, Backward, Journal, Step
+from course_lib.timelapse.journal import ENDED, Backward, Journal, LossWeight, Step
 from course_lib.timelapse.lapse import MOST_REAL
 from course_lib.timelapse.windows import OptimizerWindows, Pass, windows_of
 
@@ -144,7 +144,7 @@ def _of_an_evaluation(judgement: Judgement, of: OptimizerWindows, name: str) -> 
 
 def _stale(judgement: Judgement, of: OptimizerWindows, name: str) -> bool:
     stale = [window for window in of.windows if window.stale]
-    if len(stale) < 2 or 2 * len(stale) < len(of.windows):
+    if not stale or len(stale) < min(2, len(of.windows) - 1) or 2 * len(stale) < len(of.windows):
         return False
     last = stale[-1]
     judgement.find(
@@ -249,11 +249,13 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
     """A loss that is a mean, added up over a window without being divided by its micro-batches."""
     for line in sorted({weight.line for weight in journal.loss_weights}):
         weights = [weight for weight in journal.loss_weights if weight.line == line]
-        passes_seen = {weight.backward for weight in weights}
-        if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
-            continue  # a loss of several terms says nothing for sure
         mine = [[one.micro_batch for one in window.passes if one.line == line] for window in of.windows]
         passes, size = (Counter(map(len, of_windows)).most_common(1)[0][0] for of_windows in (mine, map(set, mine)))
+        passes_seen = {weight.backward for weight in weights}
+        if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
+            if len(weights) > len(passes_seen):
+                _note_terms(judgement, line, weights, size)
+            continue
         if passes > size == 1 and weights[0].weight == 1:
             judgement.notes.append(
                 f"window: the {passes:,} backward passes of a batch ({line}) are added up, as the losses of several "
@@ -283,6 +285,17 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
         )
         return True
     return False
+
+
+def _note_terms(judgement: Judgement, line: str, weights: list[LossWeight], size: int) -> None:
+    """A loss of several means says nothing for sure: one of them may have been multiplied by the window's length."""
+    terms = sorted((one.weight for one in weights if one.backward == weights[0].backward), reverse=True)
+    if size > 1 and abs(terms[0] * size - 1) > ROUNDING:
+        shown = " and ".join(f"{term:.3g}" for term in terms[:4])
+        judgement.notes.append(
+            f"window: the means in the loss ({line}) count {shown} in each of a step's {size:,} micro-batches; whether "
+            f"the loss is divided by {size:,} is not judged"
+        )
 
 
 def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:

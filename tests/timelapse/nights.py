@@ -1,0 +1,172 @@
+"""Training scripts drawn at random: a night is a choice of each kind of piece, and whether these fit together."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from dataclasses import dataclass
+
+from tests.timelapse.night_pieces import (
+    ASIDES,
+    AVERAGES,
+    BATCHES,
+    CLIPS,
+    COMPILED_LOSSES,
+    FAULTS,
+    HOOKS,
+    LAYOUTS,
+    LOADERS,
+    LOSSES,
+    MODELS,
+    OPTIMIZERS,
+    PRECISIONS,
+    SAVES,
+    SCHEDULES,
+    VALIDATIONS,
+    WALKS,
+    ZEROS,
+)
+
+
+@dataclass(frozen=True)
+class Night:
+    """The pieces of one script; the default of each is the simplest."""
+
+    model: str = "linear"
+    loss: str = "cross entropy"
+    loader: str = "shuffled"
+    walk: str = "epochs"
+    optimizer: str = "SGD"
+    zero: str = "before the forward"
+    schedule: str = ""
+    precision: str = ""
+    clip: str = ""
+    validation: str = ""
+    save: str = ""
+    average: str = ""
+    hook: str = ""
+    layout: str = "flat"
+    batches: str = "pairs"
+    aside: str = ""
+    to_zeros: bool = False
+    """``set_to_none=False``."""
+    batch_size: int = 4
+    accumulate: int = 1
+    windows: int = 4
+    """In an epoch."""
+    epochs: int = 4
+    ranks: int = 1
+    fault: str = ""
+
+    @property
+    def steps(self) -> int:
+        return self.windows * self.epochs
+
+    @property
+    def samples(self) -> int:
+        """Of the training: one that is dropped beyond whole batches, or one fewer, so that the last batch is short."""
+        beyond = {"uneven": -1, "weights": 0, "stream": 0, "ordered": 0}.get(self.loader, 1)
+        return self.ranks * (self.batch_size * self.accumulate * self.windows + beyond)
+
+    def is_possible(self) -> bool:
+        """Whether its pieces fit together, and its fault is one in it."""
+        by_epochs = self.walk in ("epochs", "counted", "by length", "from one")
+        by_closure = self.optimizer == "LBFGS"
+        scheduled_by = SCHEDULES[self.schedule][1]
+        facts = [
+            self.loader != "uneven" or (self.accumulate == 1 and by_epochs),
+            self.loader != "batch sampler" or self.walk != "indices",
+            by_epochs or (scheduled_by in ("", "step") and self.validation in ("", "within an epoch")),
+            by_epochs or not self.save,
+            not by_closure or (self.accumulate == 1 and not self.precision and not self.clip and self.loss != "mixed"),
+            not by_closure or (self.zero in ("before the forward", "before the backward") and self.model != "dropout"),
+            scheduled_by != "validation" or self.validation in ("no_grad", "inference_mode", "decorated"),
+            self.loss != "penalty" or self.model not in ("checkpointed, reentrant", "recurrent", "wrapped", "compiled"),
+            self.loss != "twice" or self.model != "wrapped",
+            self.model != "checkpointed, reentrant" or self.hook != "backward",
+            self.model != "wrapped" or self.average != "a copy",
+            self.precision != "scaler" or self.optimizer != "fused",
+            self.hook != "backward" or self.model not in ("two parts", "loss inside"),
+            self.walk != "indices" or (self.loader == "shuffled" and self.batches == "pairs"),
+            self.ranks == 1 or (self.model == "wrapped" and self.loader == "distributed" and self.walk != "indices"),
+            self.walk != "by length" or self.loader != "stream",
+            self.batches == "pairs" or self.loader in ("shuffled", "ordered", "uneven", "generator", "workers"),
+            not by_closure or self.aside not in ("best", "nan"),
+            self.aside != "scaled" or self.model != "weight norm",
+            self.loss not in COMPILED_LOSSES or self.fault != "loss not divided",
+            self.hook != "forward" or self.model != "two parts",
+        ]
+        return all(facts) and self._fault_fits()
+
+    def _fault_fits(self) -> bool:
+        by_step = SCHEDULES[self.schedule][1] == "step"
+        plans = bool(SCHEDULES[self.schedule][2])
+        by_epochs = self.walk in ("epochs", "counted", "by length", "from one")
+        validates = self.validation not in ("", "within an epoch")
+        has_modes = self.model in ("batch norm", "dropout", "two parts", "attention")
+        if self.optimizer == "LBFGS" and self.fault:
+            return False
+        return {
+            "": True,
+            "no zero_grad": self.steps > 1,
+            "zeroed in each micro-batch": self.accumulate > 1,
+            "loss not divided": self.accumulate > 1,
+            "tail lost": self.accumulate > 1 and self.windows > 1 and self.walk == "epochs",
+            "eval left on": has_modes and validates and self.epochs > 1 and self.walk == "epochs",
+            "head replaced": self.model in ("two parts", "frozen body") and not self.hook and not self.average,
+            "schedule of micro-batches": self.accumulate > 1 and plans and by_step and self.steps > 3,
+            "stepped twice": plans and SCHEDULES[self.schedule][1] != "validation",
+            "stepped by epoch": plans and by_step and self.walk == "epochs" and self.windows > 1 and self.steps > 3,
+            "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
+            "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
+            "set_epoch never called": self.loader == "distributed" and by_epochs,
+        }[self.fault]
+
+
+KINDS = {
+    "model": tuple(MODELS),
+    "loss": tuple(LOSSES),
+    "loader": tuple(LOADERS),
+    "walk": WALKS,
+    "optimizer": tuple(OPTIMIZERS),
+    "zero": ZEROS,
+    "schedule": tuple(SCHEDULES),
+    "precision": PRECISIONS,
+    "clip": tuple(CLIPS),
+    "validation": VALIDATIONS,
+    "save": SAVES,
+    "average": tuple(AVERAGES),
+    "hook": tuple(HOOKS),
+    "layout": LAYOUTS,
+    "batches": BATCHES,
+    "aside": tuple(ASIDES),
+    "to_zeros": (False, True),
+    "batch_size": (2, 4, 5),
+    "accumulate": (1, 1, 2, 3),
+    "windows": (1, 2, 4, 7),
+    "epochs": (1, 2, 4, 6),
+    "ranks": (1, 2),
+    "fault": FAULTS,
+}
+
+
+def drawn(draws: random.Random, *, with_fault: bool) -> Night:
+    """A night whose pieces fit together. Each piece is the simplest one half of the time."""
+    while True:
+        choices = {kind: draws.choice(of) for kind, of in KINDS.items() if kind != "fault" and draws.random() < 0.6}
+        if with_fault:
+            choices["fault"] = draws.choice(FAULTS[1:])
+        night = Night(**choices)
+        if night.is_possible():
+            return night
+
+
+def simpler(night: Night) -> list[Night]:
+    """The nights with one piece more that is the simplest, in which the fault is still one."""
+    plain = Night()
+    changes = [
+        dataclasses.replace(night, **{kind: getattr(plain, kind)})
+        for kind in KINDS
+        if kind != "fault" and getattr(night, kind) != getattr(plain, kind)
+    ]
+    return [one for one in changes if one.is_possible()]
