@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from course_lib.timelapse.journal import Delivered, Journal, PassBegun, PassEnded
+from course_lib.timelapse.journal import Delivered, Journal, PassBegun, PassEnded, loop_of
 from course_lib.timelapse.lapse import Lapse
 
 
@@ -46,9 +46,9 @@ def _endless(lapse: Lapse, iterable: Iterable[Any]) -> Iterator[Any]:
         at = len(journal.events)
     ends = _of_loaders(journal, at)
     given = [event for _, events in kept for event in events]
-    begun = {event.loader for event in (*begins, *given) if isinstance(event, PassBegun)}
+    begun = {loop_of(event) for event in (*begins, *given) if isinstance(event, PassBegun)}
     # A loop that had begun before the cycle was made, as by zip.
-    begins += [PassBegun(loader, None) for loader in {event.loader for event in given} - begun]
+    begins += [PassBegun(loader, None, loop) for loader, loop in {loop_of(event) for event in given} - begun]
     while kept:
         for event in begins:
             lapse.write(event)

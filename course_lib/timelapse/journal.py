@@ -18,6 +18,8 @@ class Delivered(NamedTuple):
     """Of its samples; None where a sampler gives no whole numbers, or a stream has none."""
     size: int
     """Samples."""
+    loop: int = 0
+    """Which loop over the loader it was: one may begin within another."""
 
 
 class PassBegun(NamedTuple):
@@ -26,12 +28,14 @@ class PassBegun(NamedTuple):
     loader: int
     promised: int | None
     """``len(loader)``, in batches."""
+    loop: int = 0
 
 
 class PassEnded(NamedTuple):
     """A loop over a loader reached the loader's end."""
 
     loader: int
+    loop: int = 0
 
 
 class Forward(NamedTuple):
@@ -113,6 +117,11 @@ class Loaded(NamedTuple):
 Event = (
     Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
 )
+
+
+def loop_of(event: Delivered | PassBegun | PassEnded) -> tuple[int, int]:
+    """What tells a loop over a loader from every other."""
+    return event.loader, event.loop
 
 
 @dataclass
@@ -350,15 +359,15 @@ class Journal:
         """
         forwards = (event for event in self.events if isinstance(event, Forward) and event.training)
         trained = {self.weights[event.module] for event in forwards}
-        loops: dict[int, _Loop] = {}
+        loops: dict[tuple[int, int], _Loop] = {}
         of_all: list[_Loop] = []
         last = behind = None
         for at, event in enumerate(self.events):
-            if isinstance(event, PassBegun) or (isinstance(event, Delivered) and event.loader not in loops):
+            if isinstance(event, PassBegun) or (isinstance(event, Delivered) and loop_of(event) not in loops):
                 of_all.append(_Loop())
-                loops[event.loader] = of_all[-1]
+                loops[loop_of(event)] = of_all[-1]
             if isinstance(event, Delivered):
-                last = loops[event.loader]
+                last = loops[loop_of(event)]
             elif isinstance(event, PassEnded):
                 last = None
             elif isinstance(event, Forward) and last is not None:
@@ -386,15 +395,15 @@ class Journal:
         read, known = self._trained
         if read == len(self.events):
             return known
-        loops: dict[int, list[int]] = {}  # of each loader the one that runs: its events' places
+        loops: dict[tuple[int, int], list[int]] = {}  # the places of its events
         found: set[int] = set()
         last: list[int] = []
         used = self.used_in_training()
         for at, event in enumerate(self.events):
             if isinstance(event, PassBegun):
-                loops[event.loader] = [at]
+                loops[loop_of(event)] = [at]
             elif isinstance(event, Delivered):
-                last = loops.setdefault(event.loader, [])
+                last = loops.setdefault(loop_of(event), [])
                 last.append(at)
                 if last[0] in found:
                     found.add(at)

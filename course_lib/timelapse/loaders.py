@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import operator
 import types
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class RecordedLoaders:
         self.asked: Any = None
         """The indices that were fetched last."""
         self.indices_kept = 0
+        self.loops = itertools.count()
 
     def install(self) -> None:
         lapse = self.lapse
@@ -60,26 +62,27 @@ class RecordedLoaders:
 
         @instead_of(DataLoader)
         def __iter__(iterate: Any, loader: Any) -> Any:
-            number = self._number(loader)
-            lapse.write(PassBegun(number, length_of(loader)))
+            loop = self._number(loader), next(self.loops)
+            lapse.write(PassBegun(loop[0], length_of(loader), loop[1]))
             iterator = iterate(loader)
-            vars(iterator)["of_loader"] = number
+            vars(iterator)["recorded_loop"] = loop
             return iterator
 
         @instead_of(dataloader._BaseDataLoaderIter)
         def __next__(advance: Any, iterator: Any) -> Any:
             self.asked = None
-            number = vars(iterator).get("of_loader")
+            loop = vars(iterator).get("recorded_loop")
             try:
                 with lapse.going_on("fetch"):
                     batch = advance(iterator)
             except StopIteration:
-                if number is not None:
-                    lapse.write(PassEnded(number))
+                if loop is not None:
+                    lapse.write(PassEnded(*loop))
                 raise
-            if number is not None:
+            if loop is not None:
                 indices = self._indices(self.asked)
-                lapse.write(Delivered(number, indices, samples_in(batch) if indices is None else len(indices)))
+                samples = samples_in(batch) if indices is None else len(indices)
+                lapse.write(Delivered(loop[0], indices, samples, loop[1]))
             return batch
 
         @instead_of(_MapDatasetFetcher)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, PassBegun, PassEnded, Step
+from course_lib.timelapse.journal import Backward, Delivered, Forward, Journal, PassBegun, PassEnded, Step, loop_of
 
 
 @dataclass(frozen=True)
@@ -130,31 +130,31 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
     """The loops over a loader that are trained on, or the others, in the order in which they began."""
     trained = journal.trained()
     found: list[LoaderPass] = []
-    running: dict[int, LoaderPass] = {}
-    last: LoaderPass | None = None
-    waiting: set[int] = set()
-    """The loaders whose batches no backward pass has followed, as those that ``zip`` takes along."""
+    running: dict[tuple[int, int], LoaderPass] = {}
+    last: tuple[int, int] | None = None
+    waiting: set[tuple[int, int]] = set()
+    """The loops whose batches no backward pass has followed, as those that ``zip`` takes along."""
     micro_batch = 0
     for at, event in enumerate(journal.events):
         if isinstance(event, PassBegun):
-            running[event.loader] = LoaderPass(event.loader, event.promised, micro_batch)
+            running[loop_of(event)] = LoaderPass(event.loader, event.promised, micro_batch)
             if (at in trained) == training:
-                found.append(running[event.loader])
+                found.append(running[loop_of(event)])
         elif isinstance(event, Delivered):
-            last = running[event.loader]
-            last.batches.append(event.indices)
+            last = loop_of(event)
+            running[last].batches.append(event.indices)
             micro_batch += at in trained
-            waiting.add(event.loader)
+            waiting.add(last)
         elif isinstance(event, Forward) and last is not None:
             if event.training:
-                for one in (last, *map(running.__getitem__, waiting)):
-                    one.trained.add(journal.weights[event.module])
+                for one in {last, *waiting}:
+                    running[one].trained.add(journal.weights[event.module])
             else:
-                last.evaluated.add(journal.weights[event.module])
-                waiting.discard(last.loader)
+                running[last].evaluated.add(journal.weights[event.module])
+                waiting.discard(last)
         elif isinstance(event, PassEnded):
-            running[event.loader].ended = True
-            waiting.discard(event.loader)
+            running[loop_of(event)].ended = True
+            waiting.discard(loop_of(event))
         elif isinstance(event, Backward):
             waiting.clear()
     return found

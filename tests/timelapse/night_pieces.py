@@ -7,12 +7,39 @@ MODELS = {
     "convolution": "model = nn.Sequential(nn.Unflatten(1, (2, 4)), nn.Conv1d(2, 4, 3), nn.Flatten(), nn.Linear(8, 3))",
     "compiled": 'model = torch.compile(nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3)), backend="eager")',
     "two parts": """
+        class Parts(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.body, self.head = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)), nn.Linear(16, 3)
+
+            def forward(self, x):
+                return self.head(self.body(x).relu())
+
+        model = Parts()
+    """,
+    "called apart": """
         body, head = nn.Sequential(nn.Linear(8, 16), nn.BatchNorm1d(16)), nn.Linear(16, 3)
         model = nn.ModuleDict(dict(body=body, head=head))
     """,
     "frozen body": """
         body, head = nn.Linear(8, 16).requires_grad_(False), nn.Linear(16, 3)
         model = nn.Sequential(body, nn.ReLU(), head)
+    """,
+    "unfrozen later": """
+        body, head = nn.Linear(8, 16), nn.Linear(16, 3)
+        model = nn.Sequential(body, nn.ReLU(), head)
+    """,
+    "tied": """
+        class Tied(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second, self.head = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 3)
+                self.second.weight = self.first.weight
+
+            def forward(self, x):
+                return self.head(self.second(self.first(x).relu()))
+
+        model = Tied()
     """,
     "recurrent": """
         class Recurrent(nn.Module):
@@ -161,6 +188,24 @@ LOADERS = {
 
         loader = DataLoader(training, BATCH, shuffle=True, drop_last=True, collate_fn=collate)
     """,
+    "batched already": """
+        class Batches(Dataset):
+            def __len__(self):
+                return len(training) // BATCH
+
+            def __getitem__(self, number):
+                return training[number * BATCH : (number + 1) * BATCH]
+
+        loader = DataLoader(Batches(), batch_size=None, shuffle=True)
+    """,
+    "subset": """
+        part = torch.utils.data.Subset(training, torch.randperm(len(training)).tolist())
+        loader = DataLoader(part, BATCH, shuffle=True, drop_last=True)
+    """,
+    "listed": """
+        listed = [training[index] for index in range(len(training))]
+        loader = DataLoader(listed, BATCH, shuffle=True, drop_last=True)
+    """,
     "workers": "loader = DataLoader(training, BATCH, shuffle=True, drop_last=True, num_workers=1)",
 }
 DATASETS = {
@@ -252,16 +297,45 @@ AVERAGES = {
 WALKS = ("epochs", "iterator", "cycle", "counted", "indices", "by length", "from one")
 BATCHES = ("pairs", "dict", "numpy")
 ASIDES = {
-    "": "",
-    "clamp": "with torch.no_grad():\n    for parameter in trained:\n        parameter.clamp_(-5, 5)",
-    "scaled": "for parameter in trained:\n    parameter.data.mul_(0.999)",
-    "noise": "torch.rand(3).sum().item()",
-    "probe": "with torch.no_grad():\n    seen.append(scores_of(x).argmax(1).eq(y).float().mean().item())",
-    "collected": "gc.collect()",
-    "best": "if loss.item() < best[0]:\n    best[0] = loss.item()",
-    "nan": "if not torch.isfinite(loss):\n    raise SystemExit('the loss is no number')",
-    "threads": "random.random(); np.random.rand()",
+    "": ("", ""),
+    "clamp": ("", "with torch.no_grad():\n    for parameter in trained:\n        parameter.clamp_(-5, 5)"),
+    "scaled": ("", "for parameter in trained:\n    parameter.data.mul_(0.999)"),
+    "noise": ("", "torch.rand(3).sum().item()"),
+    "probe": ("", "with torch.no_grad():\n    seen.append(scores_of(x).argmax(1).eq(y).float().mean().item())"),
+    "collected": ("", "gc.collect()"),
+    "best": ("", "if loss.item() < best[0]:\n    best[0] = loss.item()"),
+    "nan": ("", "if not torch.isfinite(loss):\n    raise SystemExit('the loss is no number')"),
+    "numpy": ("", "np.random.rand()"),
+    "means": ("", "norms.append(loss.item())\nif np.mean(norms) > 1e6:\n    raise SystemExit('it diverges')"),
+    "critic": (
+        "critic = nn.Linear(3, 1)\ncritic_optimizer = torch.optim.SGD(critic.parameters(), 0.01)",
+        "critic_optimizer.zero_grad()\ncritic(scores_of(x).detach().float()).pow(2).mean().backward()\n"
+        "critic_optimizer.step()",
+    ),
+    "embedding": (
+        "table = nn.Embedding(9, 2, sparse=True)\ntable_optimizer = torch.optim.SparseAdam(table.parameters(), 0.01)",
+        "table_optimizer.zero_grad()\ntable(y).pow(2).mean().backward()\ntable_optimizer.step()",
+    ),
 }
+SCORES = {
+    "loss": "total += nn.functional.cross_entropy(scores_of(x), y).item()",
+    "accuracy": "total += (scores_of(x).argmax(1) == y).sum().item()",
+    "arrays": "total += float(np.mean(scores_of(x).float().argmax(1).numpy() == y.numpy()))",
+    "tensors": "total += scores_of(x).float().softmax(1).amax(1).mean().tolist()",
+}
+ENDS = {
+    "": "",
+    "patience": """if score < best[0]:
+    best[0], waited = score, 0
+else:
+    waited = 1 + locals().get("waited", 0)
+    if waited > 100:
+        break""",
+    "print": "print(epoch, optimizer.param_groups[0]['lr'])",
+    "freed": "gc.collect()",
+}
+"""Of an epoch."""
+BEGINS = {"unfrozen later": "body.requires_grad_(epoch > 0)"}
 HOOKS = {
     "": "",
     "forward": "model.register_forward_hook(lambda module, inputs, output: seen.append(1))",
@@ -359,6 +433,9 @@ FAULTS = (
     "stepped by step",
     "schedule not loaded",
     "set_epoch never called",
+    "validated on training",
+    "seeded in each epoch",
+    "dealt to each rank",
 )
 FOUND_BY = {
     "no zero_grad": "window",
@@ -373,4 +450,7 @@ FOUND_BY = {
     "stepped by step": "horizon",
     "schedule not loaded": "resume",
     "set_epoch never called": "order",
+    "validated on training": "validation",
+    "seeded in each epoch": "order",
+    "dealt to each rank": "dealing",
 }

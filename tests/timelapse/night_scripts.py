@@ -9,9 +9,11 @@ from textwrap import dedent, indent
 from tests.timelapse.night_pieces import (
     ASIDES,
     AVERAGES,
+    BEGINS,
     CLIPS,
     COMPILED_LOSSES,
     DATASETS,
+    ENDS,
     HOOKS,
     LOADERS,
     LOOPS,
@@ -19,6 +21,7 @@ from tests.timelapse.night_pieces import (
     MODELS,
     OPTIMIZERS,
     SCHEDULES,
+    SCORES,
 )
 from tests.timelapse.nights import Night
 
@@ -65,28 +68,35 @@ def smoothed(scores: torch.Tensor, y: torch.Tensor):
 """
 
 
+LEAK = """
+whole = TensorDataset(torch.randn(SAMPLES + 6, 8), torch.randint(0, 3, (SAMPLES + 6,)))
+training = torch.utils.data.Subset(whole, range(SAMPLES))
+leaking = DataLoader(torch.utils.data.Subset(whole, range(SAMPLES - 2, SAMPLES + 6)), 4)
+"""
+
+
 def script_of(night: Night) -> str:
     """The script, with its fault."""
     schedule = SCHEDULES[night.schedule][0]
     if night.fault == "schedule of micro-batches":
         schedule = schedule.replace("STEPS", "STEPS * ACCUMULATE")
-    numbers = ", ".join(
-        map(str, (night.epochs, night.steps, night.windows, night.accumulate, night.batch_size, night.samples))
-    )
+    numbers = (night.epochs, night.steps, night.windows, night.accumulate, night.batch_size, night.samples)
     parts = [
         HEAD.format(
             numbers=", ".join(map(str, numbers)), compiled=COMPILED_LOSSES.get(night.loss, ""), ranks=_ranks(night)
         ),
         dedent(DATASETS[night.batches]),
         dedent(MODELS[night.model]),
-        dedent(LOADERS[night.loader]),
+        LEAK if night.fault == "validated on training" else "",
+        dedent(LOADERS["shuffled" if night.fault == "dealt to each rank" else night.loader]),
         "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]",
         OPTIMIZERS[night.optimizer],
-        _head_replaced(night),
+        "model.head = nn.Linear(16, 3)" if night.fault == "head replaced" else "",
         f"schedule = {schedule}" if schedule else "",
         'scaler = torch.amp.GradScaler("cpu")' if night.precision == "scaler" else "",
         AVERAGES[night.average][0],
         HOOKS[night.hook],
+        ASIDES[night.aside][0],
         _functions(night),
         _layout(night, _loaded(night) + _loop(night)),
     ]
@@ -100,23 +110,16 @@ def _ranks(night: Night) -> str:
     return 'dict(num_replicas=1, rank=0), dict(init_method="tcp://127.0.0.1:0", rank=0, world_size=1)'
 
 
-def _head_replaced(night: Night) -> str:
-    if night.fault != "head replaced":
-        return ""
-    if night.model == "two parts":
-        return 'model["head"] = head = nn.Linear(16, 3)'
-    return "model[2] = nn.Linear(16, 3)"
-
-
 def _functions(night: Night) -> str:
-    scores = {"two parts": 'model["head"](model["body"](x).relu())', "loss inside": "model(x)"}
+    scores = {"called apart": "head(body(x).relu())"}
     within = 'with torch.autocast("cpu", torch.bfloat16):\n' if night.precision else ""
     loss = dedent(LOSSES[night.loss]).strip()
     if night.model == "loss inside" and night.loss == "cross entropy":
         loss = "return model(x, y)[1]"
     decorated = "@torch.no_grad()\n" if night.validation == "decorated" else ""
     around = {"no_grad": "with torch.no_grad():", "inference_mode": "with torch.inference_mode():"}
-    look = "for x, y in validating:\n    total += nn.functional.cross_entropy(scores_of(x), y).item()"
+    over = "leaking" if night.fault == "validated on training" else night.over
+    look = f"for x, y in {over}:\n{indent(SCORES[night.score], '    ')}"
     if within_mode := around.get(night.validation, "with torch.no_grad():" if not decorated else ""):
         look = within_mode + "\n" + indent(look, "    ")
     after = "" if night.fault == "eval left on" else "model.train()\n"
@@ -184,7 +187,7 @@ def _step(night: Night) -> str:
         lines = ["scaler.unscale_(optimizer)" if clip else "", clip, "scaler.step(optimizer)", "scaler.update()"]
     if night.zero not in ("before the forward", "before the backward") and _zeroes(night):
         lines.append(_zeroed(night))
-    lines += [_scheduled(night, "step"), AVERAGES[night.average][1], ASIDES[night.aside]]
+    lines += [_scheduled(night, "step"), AVERAGES[night.average][1], ASIDES[night.aside][1]]
     return "\n".join(line for line in lines if line)
 
 
@@ -197,7 +200,7 @@ def _micro_batch(night: Night) -> str:
     if night.optimizer == "LBFGS":
         closure = "optimizer.zero_grad()\nloss = loss_of(x, y)\nloss.backward()\nreturn loss"
         lines = ["def closure():", indent(closure, "    "), "optimizer.step(closure)", _scheduled(night, "step")]
-        return "\n".join(line for line in (*lines, AVERAGES[night.average][1], ASIDES[night.aside]) if line)
+        return "\n".join(line for line in (*lines, AVERAGES[night.average][1], ASIDES[night.aside][1]) if line)
     divided = night.accumulate > 1 and night.fault != "loss not divided"
     loss = "loss = loss_of(x, y)" + (" / ACCUMULATE" if divided else "")
     backward = "scaler.scale(loss).backward()" if night.precision == "scaler" else "loss.backward()"
@@ -227,18 +230,23 @@ def _loop(night: Night) -> str:
     body = _micro_batch(night)
     if night.validation == "within an epoch":
         body += "\nif number % 3 == 2:\n    score = validate()"
-    sets_epoch = night.loader == "distributed" and night.fault != "set_epoch never called"
+    sets_epoch = night.loader == "distributed" and night.fault not in ("set_epoch never called", "dealt to each rank")
     without_tail = f"itertools.islice(loader, {night.windows * night.accumulate - 1})"
     epoch_begins = [
+        "torch.manual_seed(0)" if night.fault == "seeded in each epoch" else "",
+        dedent(LOADERS[night.loader]).strip() if night.fresh else "",
+        BEGINS.get(night.model, ""),
         "distributed.set_epoch(epoch)" if sets_epoch else "",
         "model.train()" if night.fault != "eval left on" else "",
         _scheduled(night, "hand"),
     ]
     epoch_ends = [
         "score = validate()" if night.validation not in ("", "within an epoch") else "",
+        ENDS[night.end],
         _scheduled(night, "epoch"),
         _scheduled(night, "validation"),
         _saved(night),
+        "if epoch + 1 == int(os.environ.get('UNTIL', EPOCHS)):\n    break" if night.resumed else "",
     ]
     begins, ends = ("\n".join(line for line in lines if line) for lines in (epoch_begins, epoch_ends))
     loop = Template(dedent(LOOPS[night.walk])).substitute(

@@ -12,6 +12,7 @@ from tests.timelapse.night_pieces import (
     BATCHES,
     CLIPS,
     COMPILED_LOSSES,
+    ENDS,
     FAULTS,
     HOOKS,
     LAYOUTS,
@@ -22,6 +23,7 @@ from tests.timelapse.night_pieces import (
     PRECISIONS,
     SAVES,
     SCHEDULES,
+    SCORES,
     VALIDATIONS,
     WALKS,
     ZEROS,
@@ -56,6 +58,14 @@ class Night:
     """In an epoch."""
     epochs: int = 4
     ranks: int = 1
+    score: str = "loss"
+    over: str = "validating"
+    """What the validation goes over."""
+    end: str = ""
+    fresh: bool = False
+    """The loader is made anew in each epoch."""
+    resumed: bool = False
+    """The run goes on behind its first epoch, from a checkpoint."""
     fault: str = ""
 
     @property
@@ -86,7 +96,7 @@ class Night:
             self.model != "checkpointed, reentrant" or self.hook != "backward",
             self.model != "wrapped" or self.average != "a copy",
             self.precision != "scaler" or self.optimizer != "fused",
-            self.hook != "backward" or self.model not in ("two parts", "loss inside"),
+            self.hook != "backward" or self.model not in ("called apart", "loss inside"),
             self.walk != "indices" or (self.loader == "shuffled" and self.batches == "pairs"),
             self.ranks == 1 or (self.model == "wrapped" and self.loader == "distributed" and self.walk != "indices"),
             self.walk != "by length" or self.loader != "stream",
@@ -94,7 +104,19 @@ class Night:
             not by_closure or self.aside not in ("best", "nan"),
             self.aside != "scaled" or self.model != "weight norm",
             self.loss not in COMPILED_LOSSES or self.fault != "loss not divided",
-            self.hook != "forward" or self.model != "two parts",
+            self.hook != "forward" or self.model != "called apart",
+            self.end != "patience" or (by_epochs and self.validation not in ("", "within an epoch")),
+            self.end != "patience" or self.layout == "flat",
+            not self.end or by_epochs,
+            not self.fresh or (by_epochs and not self.resumed and self.loader not in ("generator", "distributed")),
+            not self.resumed or (self.save == "each epoch" and self.epochs > 1 and self.ranks == 1),
+            self.model != "unfrozen later" or (by_epochs and self.hook != "backward" and self.epochs > 2),
+            self.over != "loader" or (bool(self.validation) and self.batches == "pairs" and by_epochs),
+            self.over != "loader" or self.layout == "flat" or not self.fresh,
+            self.aside != "critic" or not by_closure,
+            self.aside not in ("critic", "embedding") or self.ranks == 1,
+            self.fault != "schedule not loaded" or not self.resumed,
+            self.aside != "embedding" or self.loader != "stream",
         ]
         return all(facts) and self._fault_fits()
 
@@ -102,8 +124,11 @@ class Night:
         by_step = SCHEDULES[self.schedule][1] == "step"
         plans = bool(SCHEDULES[self.schedule][2])
         by_epochs = self.walk in ("epochs", "counted", "by length", "from one")
+        by_index = self.loader not in ("stream", "stream with a length", "batched already") and self.walk != "indices"
+        split = by_index and self.batches == "pairs"
+        keeps_its_order = ("ordered", "generator", "distributed")
         validates = self.validation not in ("", "within an epoch")
-        has_modes = self.model in ("batch norm", "dropout", "two parts", "attention")
+        has_modes = self.model in ("batch norm", "dropout", "two parts", "called apart", "attention")
         if self.optimizer == "LBFGS" and self.fault:
             return False
         return {
@@ -113,13 +138,16 @@ class Night:
             "loss not divided": self.accumulate > 1,
             "tail lost": self.accumulate > 1 and self.windows > 1 and self.walk == "epochs",
             "eval left on": has_modes and validates and self.epochs > 1 and self.walk == "epochs",
-            "head replaced": self.model in ("two parts", "frozen body") and not self.hook and not self.average,
+            "head replaced": self.model == "two parts" and not self.hook and not self.average,
             "schedule of micro-batches": self.accumulate > 1 and plans and by_step and self.steps > 3,
-            "stepped twice": plans and SCHEDULES[self.schedule][1] != "validation",
+            "stepped twice": plans and SCHEDULES[self.schedule][1] != "validation" and self.schedule != "one cycle",
             "stepped by epoch": plans and by_step and self.walk == "epochs" and self.windows > 1 and self.steps > 3,
             "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
             "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
-            "set_epoch never called": self.loader == "distributed" and by_epochs,
+            "set_epoch never called": self.loader == "distributed" and by_epochs and self.epochs > 1,
+            "validated on training": validates and self.over == "validating" and split,
+            "seeded in each epoch": split and by_epochs and self.epochs > 1 and self.loader not in keeps_its_order,
+            "dealt to each rank": self.ranks > 1 and not self.schedule,
         }[self.fault]
 
 
@@ -146,17 +174,21 @@ KINDS = {
     "windows": (1, 2, 4, 7),
     "epochs": (1, 2, 4, 6),
     "ranks": (1, 2),
+    "score": tuple(SCORES),
+    "over": ("validating", "loader"),
+    "end": tuple(ENDS),
+    "fresh": (False, True),
+    "resumed": (False, True),
     "fault": FAULTS,
 }
 
 
 def drawn(draws: random.Random, *, with_fault: bool) -> Night:
-    """A night whose pieces fit together. Each piece is the simplest one half of the time."""
+    """A night whose pieces fit together; of each kind, the simplest piece is drawn most often."""
+    fault = draws.choice(FAULTS[1:]) if with_fault else ""
     while True:
-        choices = {kind: draws.choice(of) for kind, of in KINDS.items() if kind != "fault" and draws.random() < 0.6}
-        if with_fault:
-            choices["fault"] = draws.choice(FAULTS[1:])
-        night = Night(**choices)
+        choices = {kind: draws.choice(of) for kind, of in KINDS.items() if draws.random() < 0.5}
+        night = Night(**{**choices, "fault": fault})
         if night.is_possible():
             return night
 

@@ -239,7 +239,7 @@ def _at_one_rate(schedule: WalkedSchedule, rates: Rates, calls: Calls, counts: I
 
     It is stepped by epochs, in a run of one; a horizon that is none of the run's numbers says nothing there.
     """
-    end = end_of(rates, peak=int(np.argmax(rates >= (1 - ROUNDING) * rates.max())), raised=bool(schedule.refused))
+    end = end_of(rates, peak=_first_fall(rates, 0), raised=bool(schedule.refused))
     if end is not None and end > calls.made + 1 and any(abs(end - count) <= 1 for count in counts):
         yield Fault(
             end,

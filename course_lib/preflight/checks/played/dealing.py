@@ -63,7 +63,8 @@ def _two(journal: Journal, other: Journal, mine: LoaderPass, theirs: LoaderPass)
     first, second = set(mine.indices() or ()), set(theirs.indices() or ())
     shared = sorted(first & second)
     largest = max(len(batch or ()) for batch in mine.batches)
-    if len(shared) > largest * ranks and not journal.loaders[mine.loader].replacement:
+    all_of_them = first == second and len(mine.batches) > 1  # of one batch, another rank may have been given a copy
+    if (all_of_them or len(shared) > largest * ranks) and not journal.loaders[mine.loader].replacement:
         return Judgement().find(
             "dealing",
             f"Ranks 0 and {rank} are both given {counted(len(shared), 'sample')} of {len(first | second):,} in one "
