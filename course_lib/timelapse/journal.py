@@ -389,8 +389,8 @@ class Journal:
         """Where, among the events, a loop over a loader that is trained on begins, and where it gives a batch.
 
         It is trained on if a backward pass that a step uses follows one of its batches before the next batch of another
-        loop; or a step, where there is no backward pass. So a loop that evaluates is not one of them, on whatever
-        loader, unless a step uses the gradients that it takes.
+        loop, and before its own end if it only evaluates; or a step, where there is no backward pass. So a loop that
+        evaluates is not one of them, on whatever loader, unless a step uses the gradients that it takes.
         """
         read, known = self._trained
         if read == len(self.events):
@@ -399,12 +399,18 @@ class Journal:
         found: set[int] = set()
         last: list[int] = []
         used = self.used_in_training()
+        forwards: set[bool] = set()  # whether those since the last batch were in training
         for at, event in enumerate(self.events):
-            if isinstance(event, PassBegun):
+            if isinstance(event, Forward):
+                forwards.add(event.training)
+            elif isinstance(event, PassEnded) and forwards == {False} and last is loops.get(loop_of(event)):
+                last = []
+            elif isinstance(event, PassBegun):
                 loops[loop_of(event)] = [at]
             elif isinstance(event, Delivered):
                 last = loops.setdefault(loop_of(event), [])
                 last.append(at)
+                forwards.clear()
                 if last[0] in found:
                     found.add(at)
             elif (at in used or (not used and isinstance(event, Step))) and last and last[0] not in found:

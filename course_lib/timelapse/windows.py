@@ -111,7 +111,7 @@ class LoaderPass:
     batches: list[tuple[int, ...] | None] = field(default_factory=list)
     """The indices of each; None where they are not known."""
     ended: bool = False
-    """Whether the loop came to the loader's end."""
+    """Whether the loop came to the loader's end, or was given as many batches as it promises."""
     trained: set[int] = field(default_factory=set)
     """The weights that were in training while it gave batches; numbered as in ``Journal.weights``."""
     evaluated: set[int] = field(default_factory=set)
@@ -143,6 +143,7 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
         elif isinstance(event, Delivered):
             last = loop_of(event)
             running[last].batches.append(event.indices)
+            running[last].ended |= len(running[last].batches) == running[last].promised
             micro_batch += at in trained
             waiting.add(last)
         elif isinstance(event, Forward) and last is not None:

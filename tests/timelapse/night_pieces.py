@@ -92,6 +92,99 @@ MODELS = {
     "weight norm": """
         model = nn.Sequential(nn.utils.parametrizations.weight_norm(nn.Linear(8, 16)), nn.Tanh(), nn.Linear(16, 3))
     """,
+    "parameters alone": """
+        class Weights(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first = nn.Parameter(0.3 * torch.randn(8, 16))
+                self.layers = nn.ParameterList([nn.Parameter(0.3 * torch.randn(16, 3))])
+
+            def forward(self, x):
+                return (x @ self.first).relu() @ self.layers[0]
+
+        model = Weights()
+    """,
+    "low rank": """
+        class LowRank(nn.Module):
+            def __init__(self, layer):
+                super().__init__()
+                self.layer = layer.requires_grad_(False)
+                self.down, self.up = nn.Linear(8, 2, bias=False), nn.Linear(2, 16, bias=False)
+
+            def forward(self, x):
+                return self.layer(x) + self.up(self.down(x))
+
+        model = nn.Sequential(LowRank(nn.Linear(8, 16)), nn.SiLU(), nn.Linear(16, 3))
+    """,
+    "own function": """
+        class Squared(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                ctx.save_for_backward(x)
+                return x**2
+
+            @staticmethod
+            def backward(ctx, gradient):
+                return 2 * ctx.saved_tensors[0] * gradient
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.second = nn.Linear(8, 16), nn.Linear(16, 3)
+
+            def forward(self, x):
+                return self.second(Squared.apply(self.first(x)))
+
+        model = Model()
+    """,
+    "half of the layers at random": """
+        class Deep(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers, self.head = nn.ModuleList([nn.Linear(8, 8) for _ in range(4)]), nn.Linear(8, 3)
+
+            def forward(self, x):
+                for layer in self.layers:
+                    if not self.training or torch.rand(()) < 0.5:
+                        x = x + layer(x).relu()
+                return self.head(x)
+
+        model = Deep()
+    """,
+    "with a queue": """
+        class Queued(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+                self.register_buffer("queue", torch.zeros(12, 3))
+                self.place = 0
+
+            def forward(self, x):
+                scores = self.layers(x)
+                if self.training and torch.is_grad_enabled():
+                    with torch.no_grad():
+                        self.queue[self.place : self.place + len(x)] = scores[: 12 - self.place].float()
+                        self.place = (self.place + len(x)) % 12
+                return scores - self.queue.mean(0)
+
+        model = Queued()
+    """,
+    "output object": """
+        @dataclasses.dataclass
+        class Output:
+            scores: torch.Tensor
+            loss: torch.Tensor | None = None
+
+        class Model(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.layers = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 3))
+
+            def forward(self, x):
+                return Output(scores=self.layers(x))
+
+        model = Model()
+    """,
     "loss inside": """
         class Model(nn.Module):
             def __init__(self):
@@ -126,6 +219,18 @@ LOSSES = {
         share, order = random.random(), torch.randperm(len(x))
         scores, loss = scores_of(share * x + (1 - share) * x[order]), nn.functional.cross_entropy
         return share * loss(scores, y) + (1 - share) * loss(scores, y[order])
+    """,
+    "views": """
+        first, second = scores_of(torch.cat([x, x + 0.1 * torch.randn_like(x)])).chunk(2)
+        return nn.functional.cross_entropy(first, y) + nn.functional.cross_entropy(second, y)
+    """,
+    "learned weight": """
+        loss = nn.functional.cross_entropy(scores_of(x), y)
+        return loss * (-log_variance).exp() + log_variance
+    """,
+    "list of samples": """
+        scores = scores_of(x)
+        return torch.stack([nn.functional.cross_entropy(scores[i : i + 1], y[i : i + 1]) for i in range(len(x))]).mean()
     """,
     "teacher": """
         with torch.no_grad():
@@ -331,6 +436,10 @@ else:
     waited = 1 + locals().get("waited", 0)
     if waited > 100:
         break""",
+    "new optimizer": "if epoch == 1:\n    optimizer = torch.optim.SGD(trained, 0.01)",
+    "more parameters": """if epoch == 1:
+    optimizer.add_param_group(dict(params=[nn.Parameter(torch.zeros(2))], lr=0.5))""",
+    "lower rate": "if epoch == 1:\n    optimizer.param_groups[0]['lr'] *= 0.1",
     "print": "print(epoch, optimizer.param_groups[0]['lr'])",
     "freed": "gc.collect()",
 }

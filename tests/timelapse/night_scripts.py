@@ -28,6 +28,7 @@ from tests.timelapse.nights import Night
 HEAD = """
 import contextlib
 import copy
+import dataclasses
 import gc
 import itertools
 import os
@@ -81,6 +82,7 @@ def script_of(night: Night) -> str:
     if night.fault == "schedule of micro-batches":
         schedule = schedule.replace("STEPS", "STEPS * ACCUMULATE")
     numbers = (night.epochs, night.steps, night.windows, night.accumulate, night.batch_size, night.samples)
+    learned = night.loss == "learned weight"
     parts = [
         HEAD.format(
             numbers=", ".join(map(str, numbers)), compiled=COMPILED_LOSSES.get(night.loss, ""), ranks=_ranks(night)
@@ -90,6 +92,7 @@ def script_of(night: Night) -> str:
         LEAK if night.fault == "validated on training" else "",
         dedent(LOADERS["shuffled" if night.fault == "dealt to each rank" else night.loader]),
         "trained = [parameter for parameter in model.parameters() if parameter.requires_grad]",
+        "log_variance = nn.Parameter(torch.zeros(()))\ntrained.append(log_variance)" if learned else "",
         OPTIMIZERS[night.optimizer],
         "model.head = nn.Linear(16, 3)" if night.fault == "head replaced" else "",
         f"schedule = {schedule}" if schedule else "",
@@ -111,7 +114,7 @@ def _ranks(night: Night) -> str:
 
 
 def _functions(night: Night) -> str:
-    scores = {"called apart": "head(body(x).relu())"}
+    scores = {"called apart": "head(body(x).relu())", "output object": "model(x).scores"}
     within = 'with torch.autocast("cpu", torch.bfloat16):\n' if night.precision else ""
     loss = dedent(LOSSES[night.loss]).strip()
     if night.model == "loss inside" and night.loss == "cross entropy":

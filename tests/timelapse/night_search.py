@@ -43,6 +43,10 @@ FOUND = (
     Night(schedule="one cycle", epochs=1, fault="stepped by epoch"),
     Night(windows=2, epochs=1, fault="no zero_grad"),
     Night(validation="within an epoch", over="loader"),
+    Night(walk="by length", fault="seeded in each epoch"),
+    Night(model="wrapped", loader="distributed", walk="by length", ranks=2, fault="dealt to each rank"),
+    Night(walk="indices", validation="within an epoch", accumulate=3, fault="loss not divided"),
+    Night(fresh=True, fault="seeded in each epoch"),
     Night(model="wrapped", loader="distributed", ranks=2, windows=1, fault="dealt to each rank"),
     Night(schedule="cosine of epochs", epochs=2, save="each epoch", resumed=True),
 )
@@ -111,10 +115,10 @@ def wrong_about(night: Night) -> str:
             return f"not played: {error}"
         finally:
             os.chdir(here)
-        return "\n".join([*_counted_otherwise(report, real), *_judged_otherwise(report, night)])
+        return "\n".join([*_counted_otherwise(report, real, night), *_judged_otherwise(report, night)])
 
 
-def _counted_otherwise(report: PreflightReport, real: dict) -> list[str]:
+def _counted_otherwise(report: PreflightReport, real: dict, night: Night) -> list[str]:
     names = ("optimizer steps", "scheduler steps", "backward passes", "validations", "saves")
     facts = {name: report.facts.get(name, 0) for name in names}
     counts = {name: real["counts"].get(name, 0) for name in names}

@@ -101,7 +101,7 @@ class Night:
             self.ranks == 1 or (self.model == "wrapped" and self.loader == "distributed" and self.walk != "indices"),
             self.walk != "by length" or self.loader != "stream",
             self.batches == "pairs" or self.loader in ("shuffled", "ordered", "uneven", "generator", "workers"),
-            not by_closure or self.aside not in ("best", "nan"),
+            not by_closure or self.aside not in ("best", "nan", "means"),
             self.aside != "scaled" or self.model != "weight norm",
             self.loss not in COMPILED_LOSSES or self.fault != "loss not divided",
             self.hook != "forward" or self.model != "called apart",
@@ -111,6 +111,15 @@ class Night:
             not self.fresh or (by_epochs and not self.resumed and self.loader not in ("generator", "distributed")),
             not self.resumed or (self.save == "each epoch" and self.epochs > 1 and self.ranks == 1),
             self.model != "unfrozen later" or (by_epochs and self.hook != "backward" and self.epochs > 2),
+            self.end not in ("new optimizer", "more parameters", "lower rate") or self._may_change_its_optimizer(),
+            self.loss != "learned weight" or (self.model != "wrapped" and self.save != "each epoch"),
+            self.loss != "penalty" or self.model not in ("attention", "output object"),
+            self.hook not in ("forward", "backward") or self.model != "output object",
+            self.model != "with a queue" or (self.batch_size != 5 and self.loss not in ("views", "twice")),
+            self.model != "half of the layers at random" or (self.optimizer != "LBFGS" and self.hook != "parameter"),
+            self.loader != "uneven"
+            or self.batch_size > 2
+            or self.model not in ("batch norm", "two parts", "called apart"),
             self.over != "loader" or (bool(self.validation) and self.batches == "pairs" and by_epochs),
             self.over != "loader" or self.layout == "flat" or not self.fresh,
             self.aside != "critic" or not by_closure,
@@ -119,6 +128,10 @@ class Night:
             self.aside != "embedding" or self.loader != "stream",
         ]
         return all(facts) and self._fault_fits()
+
+    def _may_change_its_optimizer(self) -> bool:
+        is_left_alone = not self.save and not self.schedule and not self.precision and self.hook != "step"
+        return is_left_alone and self.layout == "flat" and self.epochs > 2 and self.optimizer in ("SGD", "AdamW")
 
     def _fault_fits(self) -> bool:
         by_step = SCHEDULES[self.schedule][1] == "step"

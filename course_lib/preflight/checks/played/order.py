@@ -11,7 +11,7 @@ FEWEST = 8
 
 
 def judge_order(journal: Journal) -> Judgement:
-    orders: dict[tuple[frozenset[int], int, tuple[int, ...]], int] = {}
+    orders: dict[tuple[frozenset[int], int, tuple[int, ...]], tuple[int, LoaderPass]] = {}
     known = few = 0
     told = any(isinstance(event, EpochSet) for event in journal.events)
     beside = trained_beside_others(journal)
@@ -25,15 +25,17 @@ def judge_order(journal: Journal) -> Judgement:
             few += 1
             continue
         known += 1
-        key = (frozenset(one.trained), one.loader, tuple(indices))
-        if key not in orders:
-            orders[key] = epoch
+        played = journal.loaders[one.loader]  # one that is made anew in each epoch reads the same samples
+        base = played.base_indices
+        samples = tuple(indices) if base is None else tuple(base[index] for index in indices)
+        first_epoch, first = orders.setdefault((frozenset(one.trained), played.dataset, samples), (epoch, one))
+        if first is one or (first.loader != one.loader and first.micro_batch == one.micro_batch):  # side by side
             continue
-        if indices == sorted(indices) and one.loader in beside:
+        if indices == sorted(indices) and (one.loader in beside or first.loader != one.loader):
             continue
         if indices == sorted(indices):
             return Judgement(notes=["order: nothing shuffles, every epoch has the same order"])
-        return _twice(journal, one, orders[key], epoch, indices)
+        return _twice(journal, one, first_epoch, epoch, indices)
     if known:
         return Judgement()
     why = f"two epochs of fewer than {FEWEST} samples may be alike by chance"
