@@ -556,6 +556,22 @@ def test_what_is_skipped_is_printed_and_not_found():
     assert "optimizer steps" in report.facts and report.facts["optimizer steps"] == 6
 
 
+@pytest.mark.parametrize(
+    ("schedule", "interval", "found"),
+    [
+        (lambda optimizer: CosineAnnealingLR(optimizer, 8), "epoch", ["horizon"]),
+        (lambda optimizer: OneCycleLR(optimizer, 0.1, total_steps=8), "epoch", ["horizon"]),
+        (lambda optimizer: CosineAnnealingLR(optimizer, 8), "step", []),
+        (lambda optimizer: CosineAnnealingLR(optimizer, 1), "epoch", []),
+        (lambda optimizer: CosineAnnealingLR(optimizer, 30), "epoch", []),  # that of a longer run, tried for one epoch
+    ],
+)
+def test_a_schedule_of_steps_that_is_stepped_by_epochs_is_found_in_a_run_of_one_epoch(schedule, interval, found):
+    report = preflight(quiet_trainer(max_epochs=1), Scheduled(schedule, interval), loader())
+    assert [finding.check for finding in report.findings] == found
+    assert not found or "The rate never changes" in report.findings[0].says
+
+
 def test_expectations_become_checks():
     schedule = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 24, eta_min=0.01))
     assert preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0.01}).ok

@@ -417,6 +417,36 @@ ASIDES = {
         "critic_optimizer.zero_grad()\ncritic(scores_of(x).detach().float()).pow(2).mean().backward()\n"
         "critic_optimizer.step()",
     ),
+    "adversary": (
+        """generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+critic = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+first_optimizer = torch.optim.Adam(critic.parameters(), 0.01)
+second_optimizer = torch.optim.Adam(generator.parameters(), 0.02)""",
+        """judged, made = nn.functional.binary_cross_entropy_with_logits, generator(torch.randn(len(x), 4))
+first_optimizer.zero_grad()
+real, fake = critic(x), critic(made.detach())
+(judged(real, torch.ones_like(real)) + judged(fake, torch.zeros_like(fake))).backward()
+first_optimizer.step()
+if number % 3 == 0:
+    second_optimizer.zero_grad()
+    judged(critic(made), torch.ones_like(fake)).backward()
+    second_optimizer.step()""",
+    ),
+    "critics": (
+        """generator = nn.Sequential(nn.Linear(4, 8), nn.Tanh())
+critic = nn.Sequential(nn.Linear(8, 4), nn.Linear(4, 1))
+first_optimizer = torch.optim.RMSprop(critic.parameters(), 0.01)
+second_optimizer = torch.optim.RMSprop(generator.parameters(), 0.02)""",
+        """for _ in range(2):
+    critic.zero_grad()
+    (critic(generator(torch.randn(len(x), 4)).detach()).mean() - critic(x).mean()).backward()
+    first_optimizer.step()
+    for parameter in critic.parameters():
+        parameter.data.clamp_(-0.1, 0.1)
+generator.zero_grad()
+(-critic(generator(torch.randn(len(x), 4))).mean()).backward()
+second_optimizer.step()""",
+    ),
     "embedding": (
         "table = nn.Embedding(9, 2, sparse=True)\ntable_optimizer = torch.optim.SparseAdam(table.parameters(), 0.01)",
         "table_optimizer.zero_grad()\ntable(y).pow(2).mean().backward()\ntable_optimizer.step()",
@@ -527,6 +557,14 @@ LOOPS = {
             $body
     """,
 }
+TOOLS = ("torch", "fabric")
+FABRIC = """
+from lightning.fabric import Fabric
+
+fabric = Fabric(accelerator="cpu", devices=1)
+model, optimizer = fabric.setup(model, optimizer)
+loader = fabric.setup_dataloaders(loader)
+"""
 LAYOUTS = ("flat", "function", "class")
 FAULTS = (
     "",

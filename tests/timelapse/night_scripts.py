@@ -14,6 +14,7 @@ from tests.timelapse.night_pieces import (
     COMPILED_LOSSES,
     DATASETS,
     ENDS,
+    FABRIC,
     HOOKS,
     LOADERS,
     LOOPS,
@@ -95,6 +96,7 @@ def script_of(night: Night) -> str:
         "log_variance = nn.Parameter(torch.zeros(()))\ntrained.append(log_variance)" if learned else "",
         OPTIMIZERS[night.optimizer],
         "model.head = nn.Linear(16, 3)" if night.fault == "head replaced" else "",
+        FABRIC if night.tool == "fabric" else "",
         f"schedule = {schedule}" if schedule else "",
         'scaler = torch.amp.GradScaler("cpu")' if night.precision == "scaler" else "",
         AVERAGES[night.average][0],
@@ -207,6 +209,8 @@ def _micro_batch(night: Night) -> str:
     divided = night.accumulate > 1 and night.fault != "loss not divided"
     loss = "loss = loss_of(x, y)" + (" / ACCUMULATE" if divided else "")
     backward = "scaler.scale(loss).backward()" if night.precision == "scaler" else "loss.backward()"
+    if night.tool == "fabric":
+        backward = "fabric.backward(loss)"
     zero = ""
     if night.fault == "zeroed in each micro-batch":
         zero = _zeroed(night)

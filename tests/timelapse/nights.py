@@ -24,6 +24,7 @@ from tests.timelapse.night_pieces import (
     SAVES,
     SCHEDULES,
     SCORES,
+    TOOLS,
     VALIDATIONS,
     WALKS,
     ZEROS,
@@ -64,6 +65,7 @@ class Night:
     end: str = ""
     fresh: bool = False
     """The loader is made anew in each epoch."""
+    tool: str = "torch"
     resumed: bool = False
     """The run goes on behind its first epoch, from a checkpoint."""
     fault: str = ""
@@ -120,10 +122,12 @@ class Night:
             self.loader != "uneven"
             or self.batch_size > 2
             or self.model not in ("batch norm", "two parts", "called apart"),
+            self.tool == "torch" or self._may_be_set_up(),
+            self.loss != "learned weight" or self.zero not in ("model", "by hand"),
             self.over != "loader" or (bool(self.validation) and self.batches == "pairs" and by_epochs),
             self.over != "loader" or self.layout == "flat" or not self.fresh,
             self.aside != "critic" or not by_closure,
-            self.aside not in ("critic", "embedding") or self.ranks == 1,
+            self.aside not in ("critic", "embedding", "adversary", "critics") or self.ranks == 1,
             self.fault != "schedule not loaded" or not self.resumed,
             self.aside != "embedding" or self.loader != "stream",
         ]
@@ -132,6 +136,11 @@ class Night:
     def _may_change_its_optimizer(self) -> bool:
         is_left_alone = not self.save and not self.schedule and not self.precision and self.hook != "step"
         return is_left_alone and self.layout == "flat" and self.epochs > 2 and self.optimizer in ("SGD", "AdamW")
+
+    def _may_be_set_up(self) -> bool:
+        """Whether Fabric takes it as it stands."""
+        is_plain = self.model not in ("wrapped", "called apart", "compiled") and self.optimizer != "LBFGS"
+        return is_plain and not (self.fresh or self.average or self.save or self.precision or self.hook)
 
     def _fault_fits(self) -> bool:
         by_step = SCHEDULES[self.schedule][1] == "step"
@@ -150,17 +159,26 @@ class Night:
             "zeroed in each micro-batch": self.accumulate > 1,
             "loss not divided": self.accumulate > 1,
             "tail lost": self.accumulate > 1 and self.windows > 1 and self.walk == "epochs",
-            "eval left on": has_modes and validates and self.epochs > 1 and self.walk == "epochs",
+            "eval left on": has_modes and validates and self.epochs > 1 + self.resumed and self.walk == "epochs",
             "head replaced": self.model == "two parts" and not self.hook and not self.average,
             "schedule of micro-batches": self.accumulate > 1 and plans and by_step and self.steps > 3,
             "stepped twice": plans and SCHEDULES[self.schedule][1] != "validation" and self.schedule != "one cycle",
-            "stepped by epoch": plans and by_step and self.walk == "epochs" and self.windows > 1 and self.steps > 3,
+            "stepped by epoch": plans
+            and by_step
+            and not self.resumed
+            and self.walk == "epochs"
+            and self.windows > 1
+            and self.steps > 3,
             "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
             "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
             "set_epoch never called": self.loader == "distributed" and by_epochs and self.epochs > 1,
             "validated on training": validates and self.over == "validating" and split,
-            "seeded in each epoch": split and by_epochs and self.epochs > 1 and self.loader not in keeps_its_order,
-            "dealt to each rank": self.ranks > 1 and not self.schedule,
+            "seeded in each epoch": split
+            and self.samples > 8
+            and by_epochs
+            and self.epochs > 1
+            and self.loader not in keeps_its_order,
+            "dealt to each rank": self.ranks > 1 and not self.schedule and self.accumulate == 1,
         }[self.fault]
 
 
@@ -192,6 +210,7 @@ KINDS = {
     "end": tuple(ENDS),
     "fresh": (False, True),
     "resumed": (False, True),
+    "tool": TOOLS,
     "fault": FAULTS,
 }
 
