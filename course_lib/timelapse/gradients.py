@@ -157,8 +157,9 @@ class Gradients:
                 self.zero.add(number)
         for number in self._accumulated & self._marked:  # autograd has added to the mark, as for a penalty on weights
             probe = self._probe(number)
-            if probe is not None and probe.grad is not None and _is_anything(probe.grad):
-                probe.grad.fill_(_mark_of(probe))
+            gradient = None if probe is None else probe.grad
+            if probe is not None and gradient is not None and not gradient.is_sparse and _is_anything(gradient):
+                gradient.fill_(_mark_of(probe))
 
     def _see_accumulated(self, parameter: Tensor) -> None:
         self._accumulated.update(self._holders.get(id(parameter), ()))
@@ -357,7 +358,7 @@ def _mark_means(name: str, by: str) -> None:
     @functools.wraps(compute)
     def computed(*arguments: Any, **options: Any) -> Any:
         loss = compute(*arguments, **options)
-        if torch.compiler.is_compiling() or loss.grad_fn is None:
+        if torch.compiler.is_compiling() or getattr(loss, "grad_fn", None) is None:
             return loss
         if bound(*arguments, **options).arguments.get("reduction", "mean") == by:
             loss.grad_fn.metadata[IS_A_MEAN] = True

@@ -246,7 +246,7 @@ LOSSES = {
 }
 COMPILED_LOSSES = {
     "scripted": "scripted = torch.jit.script(smoothed)",
-    "compiled": 'compiled = torch.compile(smoothed, fullgraph=True, backend="aot_eager")',
+    "compiled": 'compiled = torch.compile(smoothed, fullgraph=True, backend="eager")',
 }
 LOADERS = {
     "shuffled": "loader = DataLoader(training, BATCH, shuffle=True, drop_last=True)",

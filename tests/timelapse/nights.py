@@ -172,7 +172,7 @@ class Night:
             "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
             "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
             "set_epoch never called": self.loader == "distributed" and by_epochs and self.epochs > 1,
-            "validated on training": validates and self.over == "validating" and split,
+            "validated on training": validates and self.over == "validating" and split and self.loader != "listed",
             "seeded in each epoch": split
             and self.samples > 8
             and by_epochs
