@@ -122,11 +122,10 @@ def _counted_otherwise(report: PreflightReport, real: dict, night: Night) -> lis
     names = ("optimizer steps", "scheduler steps", "backward passes", "validations", "saves")
     facts = {name: report.facts.get(name, 0) for name in names}
     counts = {name: real["counts"].get(name, 0) for name in names}
-    wrong = [
-        f"{name}: {facts[name]} played, {count} in the real run"
-        for name, count in counts.items()
-        if facts[name] != count
-    ]
+    if night.optimizer == "LBFGS":
+        del counts["backward passes"]  # its closure is called as often as values ask for, and a note says so
+    differ = [name for name in counts if facts[name] != counts[name]]
+    wrong = [f"{name}: {facts[name]} played, {counts[name]} in the real run" for name in differ]
     rates = [rates[0] for rates in real["rates"]]
     if report.facts.get("rate of the first, the last step") != [rates[0], rates[-1]]:
         wrong.append(f"rates: {report.facts.get('rate of the first, the last step')} played, {rates} in the real run")
