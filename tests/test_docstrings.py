@@ -1,5 +1,6 @@
 """What the docstrings show: their examples print what they say, and the names that they refer to exist."""
 
+import contextlib
 import doctest
 import importlib
 import inspect
@@ -50,6 +51,8 @@ def found(name: str, place: object) -> bool:
             place = importlib.import_module(module)
         except (ImportError, ValueError):
             return False
+        with contextlib.suppress(ImportError):  # a module, which may not have been imported yet
+            importlib.import_module(f"{module}.{name}")
     for part in name.split("."):
         if not hasattr(place, part):
             return False
