@@ -80,16 +80,20 @@ class Night:
         beyond = {"uneven": -1, "weights": 0, "stream": 0, "ordered": 0}.get(self.loader, 1)
         return self.ranks * (self.batch_size * self.accumulate * self.windows + beyond)
 
+    @property
+    def by_epochs(self) -> bool:
+        """Whether each epoch is a loop of its own."""
+        return self.walk in ("epochs", "counted", "by length", "from one")
+
     def is_possible(self) -> bool:
         """Whether its pieces fit together, and its fault is one in it."""
-        by_epochs = self.walk in ("epochs", "counted", "by length", "from one")
         by_closure = self.optimizer == "LBFGS"
         scheduled_by = SCHEDULES[self.schedule][1]
         facts = [
-            self.loader != "uneven" or (self.accumulate == 1 and by_epochs),
+            self.loader != "uneven" or (self.accumulate == 1 and self.by_epochs),
             self.loader != "batch sampler" or self.walk != "indices",
-            by_epochs or (scheduled_by in ("", "step") and self.validation in ("", "within an epoch")),
-            by_epochs or not self.save,
+            self.by_epochs or (scheduled_by in ("", "step") and self.validation in ("", "within an epoch")),
+            self.by_epochs or not self.save,
             not by_closure or (self.accumulate == 1 and not self.precision and not self.clip and self.loss != "mixed"),
             not by_closure or (self.zero in ("before the forward", "before the backward") and self.model != "dropout"),
             scheduled_by != "validation" or self.validation in ("no_grad", "inference_mode", "decorated"),
@@ -107,12 +111,12 @@ class Night:
             self.aside != "scaled" or self.model != "weight norm",
             self.loss not in COMPILED_LOSSES or self.fault != "loss not divided",
             self.hook != "forward" or self.model != "called apart",
-            self.end != "patience" or (by_epochs and self.validation not in ("", "within an epoch")),
+            self.end != "patience" or (self.by_epochs and self.validation not in ("", "within an epoch")),
             self.end != "patience" or self.layout == "flat",
-            not self.end or by_epochs,
-            not self.fresh or (by_epochs and not self.resumed and self.loader not in ("generator", "distributed")),
+            not self.end or self.by_epochs,
+            not self.fresh or (self.by_epochs and not self.resumed and self.loader not in ("generator", "distributed")),
             not self.resumed or (self.save == "each epoch" and self.epochs > 1 and self.ranks == 1),
-            self.model != "unfrozen later" or (by_epochs and self.hook != "backward" and self.epochs > 2),
+            self.model != "unfrozen later" or (self.by_epochs and self.hook != "backward" and self.epochs > 2),
             self.end not in ("new optimizer", "more parameters", "lower rate") or self._may_change_its_optimizer(),
             self.loss != "learned weight" or (self.model != "wrapped" and self.save != "each epoch"),
             self.loss != "penalty" or self.model not in ("attention", "output object"),
@@ -124,7 +128,7 @@ class Night:
             or self.model not in ("batch norm", "two parts", "called apart"),
             self.tool == "torch" or self._may_be_set_up(),
             self.loss != "learned weight" or self.zero not in ("model", "by hand"),
-            self.over != "loader" or (bool(self.validation) and self.batches == "pairs" and by_epochs),
+            self.over != "loader" or (bool(self.validation) and self.batches == "pairs" and self.by_epochs),
             self.over != "loader" or self.layout == "flat" or not self.fresh,
             self.aside != "critic" or not by_closure,
             self.aside not in ("critic", "embedding", "adversary", "critics") or self.ranks == 1,
@@ -145,7 +149,6 @@ class Night:
     def _fault_fits(self) -> bool:
         by_step = SCHEDULES[self.schedule][1] == "step"
         plans = bool(SCHEDULES[self.schedule][2])
-        by_epochs = self.walk in ("epochs", "counted", "by length", "from one")
         by_index = self.loader not in ("stream", "stream with a length", "batched already") and self.walk != "indices"
         split = by_index and self.batches == "pairs"
         keeps_its_order = ("ordered", "generator", "distributed")
@@ -171,11 +174,11 @@ class Night:
             and self.steps > 3,
             "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
             "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
-            "set_epoch never called": self.loader == "distributed" and by_epochs and self.epochs > 1,
+            "set_epoch never called": self.loader == "distributed" and self.by_epochs and self.epochs > 1,
             "validated on training": validates and self.over == "validating" and split and self.loader != "listed",
             "seeded in each epoch": split
             and self.samples > 8
-            and by_epochs
+            and self.by_epochs
             and self.epochs > 1
             and self.loader not in keeps_its_order,
             "dealt to each rank": self.ranks > 1 and not self.schedule and self.accumulate == 1,
