@@ -235,7 +235,7 @@ def faults(schedule: WalkedSchedule, rates: Rates, calls: Calls, counts: Iterabl
 
 
 def _at_one_rate(schedule: WalkedSchedule, rates: Rates, calls: Calls, counts: Iterable[int]) -> Iterator[Fault]:
-    """A schedule that the last step has never seen move, though it needs as many calls as the run has steps.
+    """A schedule that the last step has not seen move, and that ends with the run's steps, micro-batches or epochs.
 
     It is stepped by epochs, in a run of one; a horizon that is none of the run's numbers says nothing there.
     """
