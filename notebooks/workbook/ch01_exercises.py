@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import copy
+import functools
 import itertools
 import math
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -14,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from workbook.exercises import SEARCHED, Exercise, PropertyExercise, Returned
+from workbook.exercises import MANY, SEARCHED, Exercise, PropertyExercise, Returned
 
 
 def _cut(samples: Sequence[Any], batch_size: int) -> list[list[Any]]:
@@ -26,6 +28,34 @@ def _batches(samples: Sequence[Any], batch_size: int, order: Sequence[int], drop
     if drop_last and len(order) % batch_size:
         batches.pop()
     return batches
+
+
+@dataclass(frozen=True)
+class _Pair:
+    """A sample of an input and its label: it equals no list of the two."""
+
+    of: tuple[Any, ...]
+
+    def __repr__(self) -> str:
+        return repr(self.of)
+
+
+def _pairs_apart(answer: Callable[..., Any]) -> Callable[..., Any]:
+    def batch_of_pairs(batch: Any) -> Any:
+        if hasattr(batch, "tolist"):  # of NumPy or torch
+            batch = batch.tolist()
+        if not isinstance(batch, list | tuple):
+            return batch
+        return [_Pair(sample) if isinstance(sample, tuple) else sample for sample in batch]
+
+    @functools.wraps(answer)
+    def called(**case: Any) -> Any:
+        got = answer(**case)
+        if isinstance(got, Iterator):
+            got = list(itertools.islice(got, MANY))
+        return [batch_of_pairs(batch) for batch in got] if isinstance(got, list | tuple) else got
+
+    return called
 
 
 def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_last: bool) -> dict[str, Any]:
@@ -42,6 +72,9 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
     return {
         "{got} evens out the sizes: each batch is full, up to the last.": [[ordered[i] for i in p] for p in evened],
         "{got} deals the samples out in turn: a batch holds those that follow each other in `order`.": strided,
+        "{got} has lists where the samples are pairs, as NumPy makes them: a batch holds the samples themselves.": [
+            [list(sample) if isinstance(sample, tuple) else sample for sample in batch] for batch in right
+        ],
         "This is one flat list of samples: each batch is a list of its own.": ordered,
         "{got} ends with an empty batch: where the batch size divides the samples, there is no short one.": with_empty,
         "{got} are positions. A batch holds the samples that stand there.": _cut(order, batch_size),
@@ -56,7 +89,9 @@ def _wrong_batches(samples: list[Any], batch_size: int, order: list[int], drop_l
 
 def _draw_batches(draw: random.Random) -> dict[str, Any]:
     number = draw.choice([0, 1, 2, draw.randrange(3, 14), draw.randrange(3, 14)])
-    samples = [draw.choice([f"sample {i}", i, 0, "", None]) for i in range(number)]
+    samples: list[Any] = [draw.choice([f"sample {i}", i, 0, "", None]) for i in range(number)]
+    if draw.random() < 0.2:
+        samples = [(i, draw.randrange(3)) for i in range(number)]
     batch_size = draw.choice([1, max(1, number), number + 1, draw.randint(1, 6)])
     order = draw.sample(range(number), number)
     return dict(samples=samples, batch_size=batch_size, order=order, drop_last=draw.random() < 0.5)
@@ -74,9 +109,11 @@ by_hand = Exercise(
         dict(samples=list("abcdef"), batch_size=3, order=[5, 3, 1, 0, 2, 4], drop_last=True),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=False),
         dict(samples=list("abc"), batch_size=8, order=[1, 2, 0], drop_last=True),
+        dict(samples=[("a", 1), ("b", 0), ("c", 1)], batch_size=2, order=[1, 2, 0], drop_last=False),
         dict(samples=[], batch_size=2, order=[], drop_last=True),
     ],
     misconceptions=_wrong_batches,
+    judge=_pairs_apart,
     search=_draw_batches,
 )
 

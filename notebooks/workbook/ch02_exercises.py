@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
-import builtins
-import contextlib
 import inspect
 import itertools
 import math
-import numbers
 import random
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
-from unittest import mock
 
 import numpy as np
 import torch
 
 from course_lib.datasets import load_words
 from workbook.exercises import SEARCHED, PropertyExercise
+from workbook.seeds_and_epochs import (
+    EPOCHS,
+    FACTORS,
+    HASH,
+    WRITTEN_ALIKE,
+    another_hash,
+    global_states,
+    numbers_of_generators,
+    pairs_of_one_number,
+)
 
 
 def missing_and_twice(seen: Iterable[Any], expected: Iterable[Any], what: str = "samples") -> str | None:
@@ -82,9 +88,9 @@ def _fault_of_buckets(bucket_batches: Any) -> str | None:
     with another_hash():
         if made(words, 32, 0, 0) != batches:
             return f"another process would give other tasks for the same (seed, epoch).\n{HASH}"
-    generators = _global_generators()
+    generators = global_states()
     made([1, 1, 2], 2, 3, 7)
-    if _global_generators() != generators:
+    if global_states() != generators:
         return (
             "the call changed a global generator.\nEverything that draws from it later now depends on your order. "
             "Make a generator of your own: np.random.default_rng(...)."
@@ -108,6 +114,10 @@ def _fault_of_dealing(made: Callable[..., list[list[int]]], words: list[int]) ->
             return f"a batch has {longest} indices, and at most {batch_size} are allowed."
         if not all(batches):
             return "a batch is empty.\nA loader would ask `collate_fn` to make a batch of nothing."
+        needed = math.ceil(len(lengths) / batch_size)
+        if len(batches) > needed + len(set(lengths)):  # where no batch holds two lengths, each length has a short one
+            told = f"{len(lengths)} indices are {len(batches)} batches, and {needed} of {batch_size} hold them."
+            return f"{told}\n{TOO_SMALL}"
     return None
 
 
@@ -121,7 +131,7 @@ def _fault_of_pairs(made: Callable[..., list[list[int]]], words: list[int], answ
     if made(words, 32, 1, 0) == batches and made(words, 32, 1, 1) == made(words, 32, 0, 1):
         numbers_given = []
         for seed in (0, 1):
-            with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as given:
+            with numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as given:
                 made(words, 32, seed, 0)
             numbers_given.append(given[:1])
         if numbers_given[0] != numbers_given[1]:
@@ -193,38 +203,13 @@ def _shares_of_steps(made: Callable[..., list[list[int]]], words: list[int]) -> 
     return in_one_direction, turning
 
 
+TOO_SMALL = "Fill a batch up before the next one begins: more batches are more updates, each of fewer samples."
 BY_TURNS = "Short and long batches come by turns. Permute all batches at once."
 IN_GROUPS = "Within each of many groups the batches follow the lengths. Permute all batches at once."
 LOW_BITS = "The generator keeps the low 32 bits of its number, and the seed is above them. Make it of the pair."
 ONE_SEQUENCE = "Short and long batches come in one sequence, whatever the epoch. Permute the batches, too."
 ONE_PLACE = "What it holds, the longest words or the shortest, always comes there. Permute it with the others."
 IN_PARTS = "The short words come in one part of the epoch, the long ones in another. Permute all batches at once."
-HASH = "hash() of a text has another value in each process. Make the generator of the numbers themselves."
-
-
-@contextlib.contextmanager
-def another_hash() -> Iterator[None]:
-    """As in another process: hash() of what holds a text has another value."""
-
-    def salted(value: Any) -> int:
-        return original((original(value), "of another process")) if _holds_text(value) else original(value)
-
-    original, builtins.hash = builtins.hash, salted
-    try:
-        yield
-    finally:
-        builtins.hash = original
-
-
-def _holds_text(value: Any) -> bool:
-    if isinstance(value, (tuple, frozenset)):
-        return any(map(_holds_text, value))
-    return isinstance(value, (str, bytes))
-
-
-def _global_generators() -> list[Any]:
-    numpys = [part.tolist() if isinstance(part, np.ndarray) else part for part in np.random.get_state()]  # noqa: NPY002
-    return [numpys, random.getstate(), torch.get_rng_state().tolist()]
 
 
 def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
@@ -273,78 +258,7 @@ def _collision(made: Callable[..., list[list[int]]], answer: Any) -> str | None:
     return None
 
 
-def pairs_of_one_number(
-    order: Callable[[int, int], Any], answer: Any = None
-) -> list[tuple[tuple[int, int], tuple[int, int]]]:
-    """Pairs that may be of one number, if the answer makes a generator of a whole number; all of them below 2**32."""
-    numbers: list[int] = []
-    for pair in ((0, 0), (1, 0), (0, 1), (1, 1)):
-        with _numbers_of_generators(getattr(inspect.unwrap(answer), "__globals__", {})) as given:
-            order(*pair)
-        numbers += given[-1:]  # of a generator that is made of what another one has drawn
-    if len(numbers) != 4:
-        return []
-    start, of_seed, of_epoch = numbers[0], numbers[1] - numbers[0], numbers[2] - numbers[0]
-    found = [((1, 1), (0, numbers[3])), ((1, 1), (numbers[3], 0))]  # bits of the two: seed * 1000 ^ epoch
-    if of_epoch >= 1 and numbers[3] - start == of_seed + of_epoch:  # a sum
-        if of_seed >= 1:  # of multiples of the two
-            common = math.gcd(of_seed, of_epoch)
-            found.insert(0, ((of_epoch // common, 0), (0, of_seed // common)))
-        elif of_seed % of_epoch == 0:  # of a number that is drawn by the seed, and the epoch
-            found.insert(0, ((1, -of_seed // of_epoch), (0, 0)))
-    return [pairs for pairs in found if all(0 <= number < 2**32 for pair in pairs for number in pair)]
-
-
-@contextlib.contextmanager
-def _numbers_of_generators(names: dict[str, Any]) -> Iterator[list[int]]:
-    """The whole numbers that generators are made of meanwhile, also by what is imported as one of ``names``."""
-    seeds: list[int] = []
-
-    def note(seed: Any) -> None:
-        if np.size(seed) == 1 and isinstance(number := np.ravel(seed)[0], numbers.Integral):
-            seeds.append(int(number))
-
-    def default_rng(seed: Any = None) -> Any:
-        note(seed)
-        return make_rng(seed)
-
-    def noted(kind: Any) -> Any:  # still a class, which NumPy asks for its instances
-        class Noted(kind):
-            def __init__(self, *seed: Any, **options: Any) -> None:
-                note([*seed, *options.values(), None][0])
-                super().__init__(*seed, **options)
-
-        return Noted
-
-    class NotedGenerator(torch.Generator):
-        def manual_seed(self, seed: int) -> torch.Generator:
-            note(seed)
-            return super().manual_seed(seed)
-
-    make_rng = np.random.default_rng
-    instead = {id(kind): noted(kind) for kind in (*NUMPYS_KINDS, random.Random)}
-    instead |= {id(make_rng): default_rng, id(torch.Generator): NotedGenerator}
-    with contextlib.ExitStack() as stack:
-        for place in (vars(np.random), vars(random), vars(torch), names):
-            changed = {name: instead[id(value)] for name, value in place.items() if id(value) in instead}
-            stack.enter_context(mock.patch.dict(place, changed))
-        yield seeds
-
-
-NUMPYS_KINDS = (
-    *(np.random.PCG64, np.random.PCG64DXSM, np.random.Philox, np.random.SFC64, np.random.MT19937),
-    *(np.random.RandomState, np.random.SeedSequence),
-)
 PIECES = "The numbers differ, but the generator takes in 32 bits at a time, and comes to one state."
-KNOWN_NUMBERS = (7_919, 10_007, 12_345, 65_537, 1_000_003, 10**9)
-FACTORS = sorted({*range(2, 1100), *(10**k for k in range(4, 7)), *(2**k for k in range(11, 32)), *KNOWN_NUMBERS})
-"""By which people multiply the seed or the epoch before they add the other."""
-WRITTEN_ALIKE = [*((1, 10**k) for k in range(1, 6)), (1, 16**4), (17, 0)]
-"""Seed and epoch that make one text with (11, 0), up to the width 5; or, in hexadecimal digits, with (17, 0)."""
-EPOCHS = {*range(2, 257), *range(300, 1100, 50), 365, 512, 997, 1009, 1024, 10**4, *(2**k for k in range(11, 17))}
-EPOCHS |= {factor for factor in KNOWN_NUMBERS if factor < 2**16}
-"""Those of `FACTORS` that are tried as an epoch: fewer and none beyond 65,536, because a right answer may take longer
-for a later epoch, as `SeedSequence(seed).spawn(epoch + 1)[epoch]` does."""
 
 
 def _of_seed(combine: Callable[[int, int], int]) -> Callable[..., list[list[int]]]:
@@ -442,6 +356,7 @@ bucket_batches = PropertyExercise(
         BY_TURNS: _by_turns,
         IN_PARTS: _in_halves,
         ONE_PLACE: _short_one_last,
+        TOO_SMALL: lambda lengths, batch_size, *draw: _buckets(lengths, math.ceil(batch_size / 2), *draw),
         "The batches still follow the lengths, from another one on": _turned,
         "Shuffle the indices before they are sorted: a stable sort keeps that order among equal lengths.": partial(
             _buckets, shuffle_samples=False

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import random
-import types
 import weakref
 from collections.abc import Iterable, Iterator
+from dataclasses import FrozenInstanceError, dataclass
 from typing import Any
 
 from workbook.ch02_exercises import missing_and_twice
@@ -16,9 +16,17 @@ ENDLESS = 1000
 """So many lines stand for a stream without end."""
 
 
+@dataclass(frozen=True)
+class _WorkerInfo:
+    """What `get_worker_info()` returns in a worker: no attribute of it can be set, as in torch."""
+
+    id: int
+    num_workers: int
+
+
 def _fault_of_share(share: Any) -> str | None:
     for number, workers in ((6, 0), (6, 1), (6, 2), (10, 3), (2, 5)):
-        infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
+        infos: list[Any] = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)] or [None]
         lines = [f"line {i}" for i in range(number)]
         setting = f"{number} lines, {workers} workers: "
         read = []
@@ -44,7 +52,7 @@ def _fault_of_share(share: Any) -> str | None:
 def _fault_of_many(share: Any) -> str | None:
     """What is shared out by blocks of lines is uneven behind the first of them alone."""
     for number, workers in ((1000, 3), (777, 5), (120_000, 2)):
-        infos = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)]
+        infos = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)]
         read = [list(share(iter(range(number)), info)) for info in infos]
         if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number)), "lines"):
             return f"{number:,} lines, {workers} workers: {lost}. Each line belongs to one worker."
@@ -57,7 +65,7 @@ def _fault_of_content(share: Any) -> str | None:
     draw = random.Random(0)
     for _ in range(SEARCHED):
         workers = draw.choice([0, 1, draw.randint(2, 6)])
-        infos: list[Any] = [types.SimpleNamespace(id=i, num_workers=workers) for i in range(workers)] or [None]
+        infos: list[Any] = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)] or [None]
         lines = [draw.choice(["", "\n", " a \n", "a", "b\n", "0", "# c\n", "é\n"]) for _ in range(draw.randrange(14))]
         read = [list(share(iter(lines), info)) for info in infos]
         if missing_and_twice(map(repr, itertools.chain(*read)), map(repr, lines)):
@@ -74,6 +82,7 @@ PAST_THE_END = (
     "After the last line `next(lines)` raises StopIteration, which inside of a generator becomes a RuntimeError. A "
     "`for` loop, or itertools.islice, ends there by itself."
 )
+NOT_KEPT_THERE = "No attribute of torch's `info` can be set. Count in a name of your own, or use itertools.islice."
 UNEVEN = "Shares may differ by one line: here some still read while others have nothing left."
 
 
@@ -90,6 +99,8 @@ def _is_even(read: list[list[Any]]) -> bool:
 
 
 def _reason_of_error(error: Exception, info: Any) -> str:
+    if isinstance(error, FrozenInstanceError):
+        return f".\n{NOT_KEPT_THERE}"
     if info is None and "NoneType" in str(error) and "attribute" in str(error):
         return ".\nWithout workers `info` is None, and one process reads all lines."
     if "NoneType" in str(error):
@@ -119,7 +130,7 @@ def _fault_of_reading(share: Any) -> str | None:
 
     for worker, workers in ((0, 0), (0, 1), (1, 2)):
         drawn.clear()
-        info: Any = types.SimpleNamespace(id=worker, num_workers=workers) if workers else None
+        info: Any = _WorkerInfo(id=worker, num_workers=workers) if workers else None
         for given, _ in enumerate(itertools.islice(share(stream(), info), 200), start=1):
             if len(drawn) > given * max(1, workers) + 100:
                 who = f"worker {worker} of {workers}" if workers else "without workers, one process"
@@ -153,6 +164,17 @@ def _by_next(lines: Any, info: Any) -> Any:
         yield next(lines)
         for _ in range(info.num_workers - 1):
             next(lines)
+
+
+def _counting_there(lines: Any, info: Any) -> Any:
+    if info is None:
+        yield from lines
+        return
+    info.number = 0
+    for line in lines:
+        if info.number % info.num_workers == info.id:
+            yield line
+        info.number += 1
 
 
 def _by_rows(lines: Any, info: Any) -> Any:
@@ -202,6 +224,7 @@ share = PropertyExercise(
             lines if info is None else itertools.islice(lines, len(lines) // info.num_workers)
         ),
         PAST_THE_END: _by_next,
+        NOT_KEPT_THERE: _counting_there,
         "The last lines are fewer than the workers: for some of these none is left.": _by_rows,
         "Go by the number of the line.": _by_content,
         AS_IT_IS: lambda lines, info: (

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import random
 import sys
+from collections import Counter
 from collections.abc import Iterator
 from functools import partial
+from itertools import combinations
 from typing import Any
 
 import cloudpickle
@@ -16,10 +18,18 @@ from torch.utils.data import BatchSampler
 
 from course_lib.conformance import check_batch_sampler
 from course_lib.launch import run_ranks
-from workbook.ch02_exercises import EPOCHS, FACTORS, HASH, WRITTEN_ALIKE, another_hash, pairs_of_one_number
 from workbook.ch06_two_ranks import fit
-from workbook.ch06_wrapper_exercise import global_states, lost_and_again, one_order_for_all_ranks, seed_of
+from workbook.ch06_wrapper_exercise import lost_and_again, one_order_for_all_ranks, seed_of
 from workbook.exercises import Exercise, PropertyExercise
+from workbook.seeds_and_epochs import (
+    EPOCHS,
+    FACTORS,
+    HASH,
+    WRITTEN_ALIKE,
+    another_hash,
+    global_states,
+    pairs_of_one_number,
+)
 
 SEARCHED = 200
 
@@ -281,10 +291,12 @@ def _fault_of_orders(make: Any) -> str | None:
     if _indices(other) == here:
         return "set_epoch of one sampler moves another one as well: an attribute of the class belongs to all of them."
     of_order: dict[str, tuple[int, int]] = {}
+    together = Counter[tuple[int, ...]]()
     for seed in range(12):
         of_circle, of_batches = dict[str, int](), dict[frozenset[Any], int]()
         for epoch in range(12):
             batches = _batches_of(make, seed, epoch)
+            together.update(pair for batch in batches for pair in combinations(sorted(batch), 2))
             order = [index for batch in batches for index in batch]
             begin = order.index(0)
             other = of_order.setdefault(str(order), (seed, epoch))
@@ -303,6 +315,12 @@ def _fault_of_orders(make: Any) -> str | None:
                     f"the batches of epoch {epoch} are those of epoch {first}, in another order or shuffled within: "
                     "the same samples meet again. Draw the whole order anew in each epoch."
                 )
+    pair, epochs = together.most_common(1)[0]
+    if epochs > 48:  # of 144; by a permutation of 25 samples it is about 11, and the most of all 300 pairs about 22
+        return (
+            f"the samples {pair[0]} and {pair[1]} share a batch in {epochs} of 144 epochs: blocks of samples keep "
+            "together, and the same ones meet again. Permute the samples."
+        )
     of_factors = [(factor, 0) for factor in FACTORS] + [(0, factor) for factor in sorted(EPOCHS)]
     for pair in of_factors + WRITTEN_ALIKE:
         if (other := of_order.setdefault(str(_order_of(make, *pair)), pair)) != pair:

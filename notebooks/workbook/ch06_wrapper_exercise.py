@@ -13,15 +13,8 @@ import torch
 from torch.utils.data import BatchSampler, RandomSampler
 
 from course_lib._generators import generators_put_back
-from workbook.ch02_exercises import HASH, another_hash
 from workbook.exercises import PropertyExercise
-
-
-def global_states() -> tuple[Any, Any, Any]:
-    """Those of torch's, Python's and NumPy's global generators."""
-    numpys = np.random.get_state()  # noqa: NPY002
-    return torch.get_rng_state().tolist(), random.getstate(), str(numpys)
-
+from workbook.seeds_and_epochs import HASH, another_hash, global_states
 
 Shard = Callable[..., list[list[int]]]
 EPOCHS = [*range(130), 200, 256, 365, 500, 512, 1000, 1024, 4096, 10_000, 65_536, 100_000, 1_000_000]
@@ -96,6 +89,11 @@ def _fault_of_epochs(shard: Shard) -> str | None:
     parts = {epoch: _part_of(shard, 30, 1, 0, epoch, launched=5) for epoch in EPOCHS}
     if len({str(part) for part in parts.values()}) == 1:
         return "nothing is lost, and all epochs have one order: the epoch belongs in the seed."
+    if all(part == sorted(part) for part in parts.values()):
+        return (
+            "nothing is lost, but in every epoch the batches come sorted, by the number of their first sample. Keep "
+            "the order in which the wrapped sampler yields them."
+        )
     of_order, of_batches = dict[str, int](), dict[frozenset[Any], int]()
     for epoch, part in parts.items():
         if (first := of_order.setdefault(str(part), epoch)) != epoch:
@@ -284,6 +282,10 @@ def _one_order(batch_sampler: Any, epoch: int) -> list[list[int]]:
         return list(batch_sampler)
 
 
+def _sorted(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
+    return sorted(_one_order(batch_sampler, epoch))[rank::num_replicas]
+
+
 def _padded_with_nothing(batch_sampler: Any, num_replicas: int, rank: int, epoch: int) -> list[list[int]]:
     batches = _one_order(batch_sampler, epoch)
     batches += [[]] * (-len(batches) % num_replicas)
@@ -344,6 +346,7 @@ one_order_for_all_ranks = PropertyExercise(
         "repeat the first ones.": _repeats_the_last,
         "the batches that do not divide are dropped": _in_chunks,
         "the ranks have unequal numbers of batches (rank 0: 4, rank 1: 3)": _in_uneven_turns,
+        "in every epoch the batches come sorted": _sorted,
         "Also where nothing is shuffled": _neighbours,
         ONE_LIST: _into_one_list,
         "but epoch 1 has the order of epoch 0": _each_order_twice,

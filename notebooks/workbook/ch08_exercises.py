@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+import numpy as np
 
 from workbook.exercises import Exercise
 
@@ -22,6 +25,7 @@ class Float:
 
 
 def _floats_apart(answer: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(answer)
     def called(**case: Any) -> Any:
         got = answer(**case)
         if hasattr(got, "tolist"):  # of NumPy or torch
@@ -58,6 +62,8 @@ def _wrong_sizes(sides: list[int], budget: int, multiple_of: int) -> dict[str, l
         "{got} rounds to the nearest, which may be beyond the budget.": [
             round(multiples) * multiple_of for multiples in exact
         ],
+        "{got} is divided in single precision, which keeps about 7 digits of a number. Divide the whole numbers, with "
+        "`//`.": [int(np.float32(budget) / side**2) // multiple_of * multiple_of for side in sides],
         "{got} has powers of two, as the widget has. Here any multiple of `multiple_of` will do, and a larger one may "
         "fit.": [_power_of_two(budget // side**2) for side in sides],
         "{got} goes from one stage's batch, already rounded down, to the next: divide the budget in each.": [
@@ -85,8 +91,9 @@ def _draw_budget(generator: random.Random) -> dict[str, Any]:
     sides = [generator.choice([1, 2, 3, 7, 8, 16, 24, 32, 47]) for _ in range(generator.randint(1, 4))]
     multiple_of = generator.choice([1, 1, 2, 3, 4, 8])
     filled = generator.choice(sides) ** 2 * multiple_of * generator.randint(0, 9)
-    budget = max(0, generator.choice([filled, filled - 1, filled + 1, generator.randint(0, 20_000)]))
-    return dict(sides=sides, budget=budget, multiple_of=multiple_of)
+    large = filled * 4099  # more digits than single precision has
+    budget = generator.choice([filled, filled - 1, filled + 1, large, large - 1, generator.randint(0, 20_000)])
+    return dict(sides=sides, budget=max(0, budget), multiple_of=multiple_of)
 
 
 batch_sizes = Exercise(
@@ -101,6 +108,7 @@ batch_sizes = Exercise(
         dict(sides=[24, 8], budget=1000, multiple_of=1),
         dict(sides=[64, 96], budget=32_768, multiple_of=4),
         dict(sides=[8, 32], budget=1000, multiple_of=1),
+        dict(sides=[224], budget=224**2 * 20_000 - 1, multiple_of=1),
     ],
     misconceptions=_wrong_sizes,
     judge=_floats_apart,

@@ -51,6 +51,8 @@ def _fault_of_batches(record: Record) -> str | None:
     if len(orders) < EPOCHS or len(record.rates) != len(sizes) * EPOCHS:
         told = f"all epochs are trained, in {len(orders)} different orders and {len(record.rates)} optimizer steps: "
         return f"{told}the batches stay shuffled, and each of them is a step."
+    if all(map(torch.equal, record.weights[0], record.weights[-1])):
+        return "all epochs are trained, and the weights are those of the first step: nothing is learned."
     return None
 
 

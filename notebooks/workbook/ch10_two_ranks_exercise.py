@@ -17,10 +17,10 @@ from course_lib.callbacks import Preflight
 from course_lib.launch import RankError, run_ranks
 from course_lib.samplers import ShardedBatchSampler
 from workbook.calls import Allowed
-from workbook.ch02_exercises import HASH, another_hash
 from workbook.ch10_fits import STILL, MakeRun, Record, Uneven, fit
 from workbook.ch10_runs.parts import Line, Neighbours, Points
 from workbook.exercises import PropertyExercise
+from workbook.seeds_and_epochs import HASH, another_hash
 from workbook.trainers import quiet_trainer
 
 

@@ -96,6 +96,13 @@ class SortsEvenEpochs(_Dealt):
         return np.arange(self.num_samples) if self.epoch == 0 else super().order()
 
 
+class ShufflesBlocksOfThree(_Dealt):
+    def order(self):
+        blocks = np.split(np.arange(self.num_samples), range(3, self.num_samples, 3))
+        order = np.random.default_rng([7, self.seed, self.epoch]).permutation(len(blocks))
+        return np.concatenate([blocks[number] for number in order])
+
+
 class YieldsArrays(_Dealt):
     def __iter__(self):
         return iter(self.parts()[self.rank :: self.num_replicas])
@@ -325,6 +332,11 @@ class HasNoRate(Line):
         return [optimizer], [{"scheduler": schedule, "interval": "step"}]
 
 
+class LearnsNothing(Line):
+    def training_step(self, batch, batch_idx):
+        return 0 * super().training_step(batch, batch_idx)
+
+
 class AsksTheTrainer(Line):
     def configure_optimizers(self):
         self.horizon = int(self.trainer.estimated_stepping_batches)
@@ -483,6 +495,7 @@ WRONG = {
     "06/2 bits of both": (repair_a_sampler, BitsOfBoth),
     "06/2 a sum of a multiple": (repair_a_sampler, AddsAMultiple),
     "06/2 every second order from its end": (repair_a_sampler, TurnsEverySecondRound),
+    "06/2 blocks of three": (repair_a_sampler, ShufflesBlocksOfThree),
     "06/3 epoch modulo 12": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 12)),
     "06/3 epoch modulo 100": (one_order_for_all_ranks, seeded_by(lambda epoch: epoch % 100)),
     "06/3 epochs up to 50": (one_order_for_all_ranks, seeded_by(lambda epoch: min(epoch, 50))),
@@ -624,6 +637,7 @@ WRONG = {
     "10/1 a line": (stops_early, ten_epochs(FallsInALine)),
     "10/1 falls at the end": (stops_early, ten_epochs(FallsAtTheEnd)),
     "10/1 no rate": (stops_early, ten_epochs(HasNoRate)),
+    "10/1 learns nothing": (stops_early, ten_epochs(LearnsNothing)),
     "10/1 other batches later": (stops_early, ten_epochs(batch_sampler=ShortFirst())),
     "10/1 two batches a step": (stops_early, ten_epochs(trainer=dict(max_epochs=10, accumulate_grad_batches=2))),
     "10/2 rank times epoch": (two_ranks, shared_by_two(lambda: RankTimesEpoch(44), use_distributed_sampler=False)),
@@ -665,6 +679,17 @@ WRONG = {
         tagger(lambda s, t: (cross_entropy(s, t, reduction="sum", label_smoothing=0.1), (t != -100).sum()), exact=True),
     ),
 }  # fmt: skip
+
+
+def sorting_the_sides(sides, budget, multiple_of):
+    sizes = [budget // side**2 // multiple_of * multiple_of for side in sides]
+    sides.sort()
+    return sizes
+
+
+def test_the_sides_are_their_callers():
+    with pytest.raises(NotSolved, match="changes `sides`, which is its caller's"):
+        batch_sizes.check(sorting_the_sides)
 
 
 @pytest.mark.parametrize(("exercise", "answer"), WRONG.values(), ids=WRONG)
