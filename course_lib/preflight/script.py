@@ -292,6 +292,8 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
             moved = ["the script does not come to its end"]
         elif journal_of_it.end in (FAILED, REFUSED):
             moved = [] if _only_guards_a_division(asked.place, journal_of_it) else ["the script ends there"]
+        elif not moved:
+            moved = _other_rates(journal, journal_of_it)
         if moved:
             other = f"with {asked.rarer} each time" if asked.answers[asked.rarer] else "with the other answer"
             notes.append(
@@ -301,6 +303,15 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         places = [one.place for one in others.unplayed]
         notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played")
     return notes
+
+
+def _other_rates(journal: Journal, turned: Journal) -> list[str]:
+    """The first step whose rate is another one, of two plays that count alike."""
+    for step, (mine, theirs) in enumerate(zip(journal.rates(), turned.rates(), strict=False), start=1):
+        for rate, other in zip(mine, theirs, strict=False):
+            if rate != other:
+                return [f"optimizer step {step:,} has a rate of {other:g} in place of {rate:g}"]
+    return []
 
 
 def _only_guards_a_division(place: str, turned: Journal) -> bool:

@@ -111,6 +111,20 @@ def test_a_line_that_ends_a_run_is_found_behind_others_that_do_not(tmp_path: Pat
     assert report.ok and not report.findings and "240 with the other answer" in report.not_judged["horizon"]
 
 
+@pytest.mark.parametrize("loss", ["losses[-1]", "np.mean(losses)"])
+def test_a_line_that_lowers_the_rate_by_a_loss_is_named(loss: str, tmp_path: Path):
+    lowered = f"    if {loss} < -1.5:\n        optimizer.param_groups[0]['lr'] /= 2\n"
+    report = report_of(tmp_path, LOSSES + lowered)
+    line = (HEAD + LOSSES).count("\n") + 1
+    says = f"train.py:{line} goes on answering False (8 times); with the other answer: optimizer step 13 has a rate of"
+    assert any(f"{says} 0.05 in place of 0.1" in note for note in report.notes), report.notes
+
+
+def test_a_line_that_prints_by_a_loss_is_not_named(tmp_path: Path):
+    report = report_of(tmp_path, LOSSES + "    if losses[-1] < -1.5:\n        print('low')\n")
+    assert not any("train.py" in note for note in report.notes), report.notes
+
+
 def test_what_hangs_on_no_loss_is_not_named(tmp_path: Path):
     """Sizes, what a generator asks of its probabilities, a sample's values, those of the data."""
     others = """
