@@ -24,9 +24,14 @@ class _WorkerInfo:
     num_workers: int
 
 
+def _infos(workers: int) -> list[Any]:
+    """What each process is given that reads; without workers it is one, and its info None."""
+    return [_WorkerInfo(worker, workers) for worker in range(workers)] or [None]
+
+
 def _fault_of_share(share: Any) -> str | None:
     for number, workers in ((6, 0), (6, 1), (6, 2), (10, 3), (2, 5)):
-        infos: list[Any] = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)] or [None]
+        infos = _infos(workers)
         lines = [f"line {i}" for i in range(number)]
         setting = f"{number} lines, {workers} workers: "
         read = []
@@ -52,7 +57,7 @@ def _fault_of_share(share: Any) -> str | None:
 def _fault_of_many(share: Any) -> str | None:
     """What is shared out by blocks of lines is uneven behind the first of them alone."""
     for number, workers in ((1000, 3), (777, 5), (120_000, 2)):
-        infos = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)]
+        infos = _infos(workers)
         read = [list(share(iter(range(number)), info)) for info in infos]
         if lost := missing_and_twice(map(str, itertools.chain(*read)), map(str, range(number)), "lines"):
             return f"{number:,} lines, {workers} workers: {lost}. Each line belongs to one worker."
@@ -65,7 +70,7 @@ def _fault_of_content(share: Any) -> str | None:
     draw = random.Random(0)
     for _ in range(SEARCHED):
         workers = draw.choice([0, 1, draw.randint(2, 6)])
-        infos: list[Any] = [_WorkerInfo(id=i, num_workers=workers) for i in range(workers)] or [None]
+        infos = _infos(workers)
         lines = [draw.choice(["", "\n", " a \n", "a", "b\n", "0", "# c\n", "é\n"]) for _ in range(draw.randrange(14))]
         read = [list(share(iter(lines), info)) for info in infos]
         if missing_and_twice(map(repr, itertools.chain(*read)), map(repr, lines)):
