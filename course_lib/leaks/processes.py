@@ -43,7 +43,7 @@ class Children:
         return sum(look.bytes for look in self._looks.values())
 
     def _look_at(self, child: psutil.Process) -> _Look:
-        private, faults = _private_bytes(child), _bytes_of_faults(child.pid)
+        private, faults = _private_bytes_and_faults(child)
         if (before := self._looks.get(child.pid)) is None:
             return _Look(private, private, faults)
         more = private - before.private
@@ -77,22 +77,19 @@ def _works(child: psutil.Process) -> bool:
         return False
 
 
-def _private_bytes(child: psutil.Process) -> int:
-    try:
-        return int(child.memory_full_info().uss)
-    except psutil.Error:  # ended since, or another user's
-        return 0
-
-
-def _bytes_of_faults(pid: int) -> tuple[int, int] | None:
-    """One page for each page fault of a process so far, and the huge pages that it holds; None where none is told."""
-    try:
-        held = dict(line.split()[:2] for line in Path(f"/proc/{pid}/smaps_rollup").read_text().splitlines()[1:])
-        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+def _private_bytes_and_faults(child: psutil.Process) -> tuple[int, tuple[int, int] | None]:
+    """What it shares with nobody; and, where it is told, one page for each page fault so far, and its huge pages."""
+    try:  # one look at its pages, as this takes milliseconds; psutil's would be a second one
+        held = dict(line.split()[:2] for line in Path(f"/proc/{child.pid}/smaps_rollup").read_text().splitlines()[1:])
+        fields = Path(f"/proc/{child.pid}/stat").read_text().rpartition(")")[2].split()
     except OSError:
-        return None
-    minor, major = int(fields[7]), int(fields[9])
-    return (minor + major) * mmap.PAGESIZE, int(held["AnonHugePages:"]) * 1024
+        try:
+            return int(child.memory_full_info().uss), None
+        except psutil.Error:  # ended since, or another user's
+            return 0, None
+    private = sum(int(kilobytes) for name, kilobytes in held.items() if name.startswith("Private_"))
+    faults = int(fields[7]) + int(fields[9])
+    return private * 1024, (faults * mmap.PAGESIZE, int(held["AnonHugePages:"]) * 1024)
 
 
 def resident_bytes() -> int:
