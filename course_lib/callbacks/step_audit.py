@@ -45,8 +45,9 @@ class StepAudit(Callback):
     ``trainer.global_step`` counts every call of an optimizer, also one that changed nothing (``training_step``
     returned ``None``, or a gradient scaler held the step back). The audit keeps them apart:
 
-    - ``attempts``: optimizer steps that the Trainer tried, over all optimizers;
-    - ``updates``: those in which the optimizer ran with a gradient;
+    - ``attempts``: optimizer steps that the Trainer tried, over all optimizers (with manual optimization, those that
+      ``training_step`` made: Lightning counts no others);
+    - ``updates``: optimizer steps with a gradient, wherever they were made;
     - ``skipped``: ``attempts - updates``; ``known_skips`` of them were reported by ``SkipBadSteps``;
     - ``batches_per_epoch``: micro-batches of this rank, epoch by epoch.
 
@@ -85,6 +86,7 @@ class StepAudit(Callback):
         self._began = False
         self.stopped_early = False
         self._updates_of_batch = 0
+        self._in_batch = False
         self._world_size: int | None = None
         self._planned_from: tuple[int, int] | None = (0, 0)
         """What was done when the run came to its ranks; None: it came to others, and that could not be planned."""
@@ -134,6 +136,11 @@ class StepAudit(Callback):
         if unknown > 0:
             lines.append(
                 f"{unknown:,} attempts changed nothing; global_step and the LR schedule count them all the same."
+            )
+        if unknown < 0:
+            lines.append(
+                f"At least {-unknown:,} updates were made where Lightning counts no step (outside training_step, say): "
+                "global_step and max_steps leave them out."
             )
         if self.plan is None:
             return "\n".join(lines)
@@ -206,6 +213,8 @@ class StepAudit(Callback):
             self._skips_before_audit = max(0, uncounted - self.skipped)  # those of audited attempts are known
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        self._settle_updates()  # of a step that was made between two batches
+        self._in_batch = True
         epoch = trainer.current_epoch
         self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
 
@@ -214,6 +223,10 @@ class StepAudit(Callback):
     ) -> None:
         # Together, so that a checkpoint has both or none.
         self.attempts = attempts_of(trainer) - self.attempts_before_audit
+        self._settle_updates()
+        self._in_batch = False
+
+    def _settle_updates(self) -> None:
         self.updates += self._updates_of_batch
         self._updates_of_batch = 0
 
@@ -227,9 +240,10 @@ class StepAudit(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in on_train_end, where ModelCheckpoint, which comes later, writes the last one.
         self._remove_hooks()
+        self._settle_updates()
         if not self._began:  # nothing was left to do
             self._begin_at(attempts_of(trainer), trainer)
-        self.known_skips = min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer)))
+        self.known_skips = max(0, min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer))))
         made = self.attempts + self.attempts_before_audit
         self.stopped_early = trainer.should_stop and self.plan is not None and made < self._attempts_due(self.plan)
         if self.agrees:
@@ -250,7 +264,7 @@ class StepAudit(Callback):
     def state_dict(self) -> dict[str, Any]:
         return {
             "attempts": self.attempts,
-            "updates": self.updates,
+            "updates": self.updates + (0 if self._in_batch else self._updates_of_batch),
             "batches_per_epoch": dict(self.batches_per_epoch),
             "world_size": self._world_size,
             "planned_from": self._planned_from,

@@ -8,6 +8,7 @@ from itertools import pairwise
 import pytest
 import torch
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, StochasticWeightAveraging, Timer
+from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib.callbacks import SkipBadSteps, StepAudit, StepCountError, run_so_far
@@ -106,6 +107,51 @@ def test_audit_plans_nothing_for_manual_optimization():
     fit(Manual(), audit, max_epochs=1)
     assert (audit.plan, audit.attempts, audit.updates) == (None, 5, 5)
     assert "manual optimization" in audit.explain()
+
+
+class FlushesByHand(CountingModule):
+    """Windows of four batches, and a step at the end of an epoch for the rest: Lightning counts none there."""
+
+    def __init__(self):
+        super().__init__()
+        self.automatic_optimization = False
+        self.made = 0
+
+    def step(self):
+        self.optimizers().step()
+        self.optimizers().zero_grad()
+        self.made += 1
+
+    def training_step(self, batch, batch_idx):
+        self.manual_backward(super().training_step(batch))
+        if batch_idx % 4 == 3:
+            self.step()
+
+    def on_train_epoch_end(self):
+        self.step()
+
+
+def test_steps_where_lightning_counts_none_are_updates_and_told_as_such(tmp_path):
+    audit, model = StepAudit(), FlushesByHand()
+    checkpoint = ModelCheckpoint(tmp_path, filename="last")
+    trainer = quiet_trainer_with_checkpoints(tmp_path, [audit, checkpoint], max_epochs=2)
+    trainer.fit(model, DataLoader(range(20), 2))
+    assert trainer.global_step == audit.attempts == 4
+    assert audit.updates == model.made == 6 and audit.known_skips == 0
+    told = audit.explain()
+    assert "6 updates counted, in 4 attempts" in told and "SkipBadSteps" not in told
+    assert "At least 2 updates were made where Lightning counts no step" in told
+
+    again, model = StepAudit(), FlushesByHand()
+    trainer = quiet_trainer_with_checkpoints(tmp_path, [again], max_epochs=3)
+    trainer.fit(model, DataLoader(range(20), 2), ckpt_path=tmp_path / "last.ckpt")
+    assert model.made == 3 and (again.attempts, again.updates) == (6, 9)
+
+
+def test_max_steps_leaves_out_the_steps_that_are_made_elsewhere():
+    audit, model = StepAudit(), FlushesByHand()
+    trainer = fit(model, audit, max_epochs=10, max_steps=4)
+    assert (trainer.global_step, trainer.current_epoch, model.made) == (4, 2, 6)
 
 
 @pytest.mark.parametrize("kind", [DataLoader, MiniDataLoader])
@@ -375,6 +421,21 @@ def test_two_ranks_plan_their_padded_share():
         return audit.plan.samples_repeated, audit.updates
 
     assert [r.value for r in run_ranks(fit_rank)] == [(1, 6), (1, 6)]
+
+
+@pytest.mark.parametrize("with_scaler", [False, True])
+def test_without_a_loss_for_the_last_batch_a_scaler_makes_no_step(with_scaler):
+    """The batches before it in its window are lost then, and `global_step` counts a step all the same."""
+    audit, model, plugins = StepAudit(), SkippingModule({3}), []
+    if with_scaler:
+        scaler = torch.amp.GradScaler("cpu", init_scale=1.0)
+        plugins = [MixedPrecision("16-mixed", "cpu", scaler=scaler)]
+    told = pytest.warns(UserWarning, match="1 updates counted, in 2 attempts")
+    with told if with_scaler else contextlib.nullcontext():
+        trainer = fit(
+            model, audit, loader=DataLoader(range(8)), accumulate_grad_batches=4, max_epochs=1, plugins=plugins
+        )
+    assert (trainer.global_step, audit.attempts, audit.updates) == (2, 2, 1 if with_scaler else 2)
 
 
 @pytest.mark.gpu
