@@ -161,7 +161,8 @@ class Others:
 
     again: Journal | None = None
     other_rank: Journal | None = None
-    turned: tuple[tuple[Comparison, Journal], ...] = ()
+    turned: tuple[tuple[Comparison, bool, Journal], ...] = ()
+    """A line that goes by a value, what it answers each time, and what is played then."""
     unplayed: tuple[Comparison, ...] = ()
     """Lines whose other answers there was no time for."""
 
@@ -179,20 +180,23 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     if journal.seconds > SECONDS_FOR_MORE:
         return Others(again, unplayed=tuple(asked_for))
     # Whether a run ends elsewhere than its schedule may hang on any of them.
-    most = 3 * MOST_FLIPS if judge_horizon(journal).findings else MOST_FLIPS
+    is_off = bool(judge_horizon(journal).findings)
+    most = 3 * MOST_FLIPS if is_off else MOST_FLIPS
     lines = list(dict.fromkeys(one.line for one in asked_for))[:most]
     steers = [one for one in asked_for if one.line in lines][: 2 * most]
+    ways = [(one, one.rarer) for one in steers]
+    if is_off:  # with patience, the rarer answer may end it earlier still
+        ways += [(one, not one.rarer) for one in steers if one.answers[one.rarer]]
     limit = 3 * journal.seconds + 10.0
     ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
-    plays = [in_this_way(turned=(one.place, one.rarer)) for one in steers]
+    plays = [in_this_way(turned=(one.place, answer)) for one, answer in ways]
     if ranks > 1:
         plays.append(in_this_way(rank=1))
     rest = play_each(plays)
     other = rest.pop() if ranks > 1 else None
-    return Others(
-        again, other, tuple(zip(steers, rest, strict=True)), tuple(one for one in asked_for if one not in steers)
-    )
+    turned = tuple((*way, play) for way, play in zip(ways, rest, strict=True))
+    return Others(again, other, turned, tuple(one for one in asked_for if one not in steers))
 
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
@@ -246,7 +250,7 @@ def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others
     """A run that a value has ended, as one that stops early: whether its schedule ends with it is not known."""
     steps = journal.counts()["optimizer steps"]
     found = [finding for finding in judgement.findings if finding.check == "horizon"]
-    for asked, theirs in others.turned:
+    for asked, _, theirs in others.turned:
         more = theirs.counts()["optimizer steps"]
         if found and (theirs.end == CUT or more > steps):
             judgement.findings = [finding for finding in judgement.findings if finding.check != "horizon"]
@@ -282,7 +286,8 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
                     f"first has {mine[name]:,}"
                 )
                 break
-    for asked, journal_of_it in others.turned:
+    elsewhere: dict[str, str] = {}
+    for asked, answer_of_it, journal_of_it in others.turned:
         theirs = _numbers(journal_of_it)
         moved = [
             f"{theirs[name]:,} {name} in place of {mine[name]:,}" for name in COMPARED if theirs[name] != mine[name]
@@ -295,10 +300,10 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         elif not moved:
             moved = _other_rates(journal, journal_of_it)
         if moved:
-            other = f"with {asked.rarer} each time" if asked.answers[asked.rarer] else "with the other answer"
-            notes.append(
-                f"These counts hold while {asked.place} goes on answering {answers}; {other}: {', '.join(moved)}"
-            )
+            other = f"with {answer_of_it} each time" if asked.answers[answer_of_it] else "with the other answer"
+            holds = f"These counts hold while {asked.place} goes on answering {answers}"
+            elsewhere[holds] = f"{elsewhere.get(holds, holds)}; {other}: {', '.join(moved)}"
+    notes += elsewhere.values()
     if others.unplayed:
         places = [one.place for one in others.unplayed]
         notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played")

@@ -120,6 +120,7 @@ NUMBERS: tuple[tuple[Any, Any], ...] = (
 """The held kinds, and what each is otherwise."""
 OF_KINDS = (np.size, np.ndim, np.shape, np.isscalar, np.iterable, np.iscomplexobj, np.isrealobj, np.result_type)
 """Functions whose answers hang on no value."""
+_FUNCTIONS = (np.ufunc, type(np.mean))
 OF_NUMPY = (HeldFloat64, HeldFloat32, HeldInt64)
 
 
@@ -157,6 +158,41 @@ def held_call(function: Any, /, *values: Any, **options: Any) -> Any:
             theirs = dict(zip(map(id, before), given, strict=True))
             given[:] = [theirs[id(one)] for one in own]
     return _given(result)
+
+
+class HeldFunction:
+    """A function of NumPy that the script has given another name, as ``self.is_better = np.less``."""
+
+    def __init__(self, function: Any) -> None:
+        self.function = function
+
+    def __call__(self, *values: Any, **options: Any) -> Any:
+        return held_call(self.function, *values, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.function, name)
+
+    def __eq__(self, other: object) -> bool:
+        return bool(self.function == (other.function if isinstance(other, HeldFunction) else other))
+
+    def __hash__(self) -> int:
+        return hash(self.function)
+
+    def __repr__(self) -> str:
+        return repr(self.function)
+
+    def __reduce__(self) -> Any:
+        return held_function, (self.function,)
+
+
+@functools.cache
+def _held_function(function: Any) -> HeldFunction:
+    return HeldFunction(function)  # one of each, as the script may ask by `is`
+
+
+def held_function(value: Any) -> Any:
+    """What the script takes of NumPy and does not call: functions as those that hold, anything else as it is."""
+    return _held_function(value) if isinstance(value, _FUNCTIONS) else value
 
 
 def _given(value: Any) -> Any:

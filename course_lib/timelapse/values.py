@@ -24,7 +24,16 @@ import torch
 from torch import Tensor
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 
-from course_lib.timelapse.held import NUMBERS, HeldInt, held, held_call, is_held, keep_what_is_computed, plain
+from course_lib.timelapse.held import (
+    NUMBERS,
+    HeldInt,
+    held,
+    held_call,
+    held_function,
+    is_held,
+    keep_what_is_computed,
+    plain,
+)
 from course_lib.timelapse.journal import Comparison
 from course_lib.timelapse.lapse import LIBRARIES, Lapse, instead_of
 
@@ -54,7 +63,7 @@ def held_operation(name: str, left: Any, right: Any) -> Any:
     return held(result) if is_held(right) and name not in REFLECTED else result
 
 
-_HELD_CALLS = {call.__name__: call for call in (held_call, held_float, held_int, held_operation)}
+_HELD_CALLS = {call.__name__: call for call in (held_call, held_float, held_function, held_int, held_operation)}
 """What a script's changed code calls."""
 
 
@@ -75,7 +84,29 @@ class _Watched(ast.NodeTransformer):
 
     def visit_FunctionDef(self, node: ast.FunctionDef) -> ast.AST:
         jitted = any("jit" in ast.unparse(decorator) for decorator in node.decorator_list)
-        return node if jitted else self.generic_visit(node)  # what numba compiles knows of no such calls
+        if jitted:  # what numba compiles knows of no such calls
+            return node
+        returns, node.returns = node.returns, None
+        self.generic_visit(node)
+        node.returns = returns
+        return node
+
+    def visit_AnnAssign(self, node: ast.AnnAssign) -> ast.AST:
+        node.value = node.value and self.visit(node.value)
+        return node
+
+    def _as_it_is(self, node: ast.AST) -> ast.AST:
+        return node
+
+    visit_arg = visit_MatchValue = _as_it_is  # annotations and patterns are no computations
+
+    def visit_Attribute(self, node: ast.Attribute) -> ast.AST:
+        if isinstance(node.ctx, ast.Load) and _root(node) in self.of_numpy:
+            return _held_function(node)
+        return self.generic_visit(node)
+
+    def visit_Name(self, node: ast.Name) -> ast.AST:
+        return _held_function(node) if isinstance(node.ctx, ast.Load) and node.id in self.of_numpy else node
 
     def visit_BinOp(self, node: ast.BinOp) -> ast.AST:
         self.generic_visit(node)
@@ -105,11 +136,12 @@ class _Watched(ast.NodeTransformer):
         return ast.copy_location(ast.Assign([node.target], _call(node, f"i{sign}", left, node.value)), node)
 
     def visit_Call(self, node: ast.Call) -> ast.AST:
+        called = node.func
         self.generic_visit(node)
-        if isinstance(node.func, ast.Name) and node.func.id in ("float", "int"):
-            node.func.id = f"held_{node.func.id}"
-        elif _root(node.func) in self.of_numpy:
-            node.func, node.args = ast.Name("held_call", ast.Load()), [node.func, *node.args]
+        if isinstance(called, ast.Name) and called.id in ("float", "int"):
+            called.id = f"held_{called.id}"
+        elif _root(called) in self.of_numpy:
+            node.func, node.args = ast.Name("held_call", ast.Load()), [called, *node.args]
             ast.fix_missing_locations(node)
         return node
 
@@ -119,6 +151,11 @@ def _root(called: ast.expr) -> str:
     while isinstance(called, ast.Attribute):
         called = called.value
     return called.id if isinstance(called, ast.Name) else ""
+
+
+def _held_function(value: ast.expr) -> ast.expr:
+    call = ast.Call(ast.Name("held_function", ast.Load()), [value], [])
+    return ast.fix_missing_locations(ast.copy_location(call, value))
 
 
 def _is_plain(target: ast.expr) -> bool:

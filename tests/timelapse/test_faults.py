@@ -107,7 +107,7 @@ def cosine_run(epochs: int) -> Journal:
 @pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])
 def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_other_answer, found):
     asked = Comparison("train.py:20", Counter({False: 3}))
-    others = Others(turned=((asked, cosine_run(epochs_with_the_other_answer)),))
+    others = Others(turned=((asked, asked.rarer, cosine_run(epochs_with_the_other_answer)),))
     judgement = judged(cosine_run(4), others)
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon" in judgement.not_judged) == (not found)

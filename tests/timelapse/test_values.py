@@ -14,7 +14,7 @@ HEAD = """
 import collections
 import numpy as np
 import torch
-from numpy import average
+from numpy import average, less
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
@@ -22,6 +22,7 @@ torch.manual_seed(0)
 x, y = torch.randn(96, 8), torch.randint(0, 2, (96,))
 loader = DataLoader(TensorDataset(x, y), 8, shuffle=True)
 held_out = DataLoader(TensorDataset(torch.randn(32, 8), torch.randint(0, 2, (32,))), 8)
+by_another_name, mean_of = less, np.mean
 net = nn.Sequential(nn.Linear(8, 8), nn.Dropout(), nn.Linear(8, 2))
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 
@@ -86,6 +87,7 @@ def test_a_line_that_goes_by_losses_is_named_where_numpy_has_put_them_together(t
         *("loss_of(x, y).detach().repeat(2).numpy()[0] < -1.5", "np.mean(collections.deque(losses)) < -1.5"),
         *("(loss.detach().repeat(3) > -1.5).numpy().sum() < 3",),
         *("np.linalg.norm(np.array(losses) - 1) < -1.5", "np.float32(losses[0]) + 1 < -1.5"),
+        *("by_another_name(losses[0], -1.5)", "dict(op=np.less)['op'](losses[0], -1.5)", "mean_of(losses) < -1.5"),
     ]
     notes = " ".join(report_of(tmp_path, LOSSES + "".join(f"    if {one}: break\n" for one in asked)).notes)
     first = (HEAD + LOSSES).count("\n") + 1
@@ -102,6 +104,66 @@ def test_a_run_that_stops_early_has_a_schedule_for_all_of_its_epochs(score: str,
     assert report.not_judged["horizon"] == says
     with_it = "answering False (3 times) and True (1 time); with True each time: 240 micro-batches in place of 48"
     assert any(with_it in note for note in report.notes), report.notes
+
+
+ALL_KINDS_OF_NAMES = """
+import copy
+import pickle
+from dataclasses import dataclass
+
+
+@dataclass
+class EarlyStopping:
+    is_better: object = np.less
+    best: float = np.inf
+    kind: np.dtype = np.float32
+    patience: int = 1
+    waited: int = 0
+
+    def ends(self, score: np.ndarray, least: float = np.finfo(np.float32).eps) -> np.bool_:
+        match self.kind:
+            case np.float32:
+                ...
+            case _:
+                raise TypeError(self.kind)
+        if self.is_better == np.greater:
+            least = -least
+        if self.is_better(score + least, self.best):
+            self.best, self.waited = score, 0
+        else:
+            self.waited += 1
+        return self.waited >= self.patience
+
+
+stopping, added = EarlyStopping(), np.add.reduce
+assert stopping.is_better is less is np.less and less.nin == 2 and isinstance(np.zeros(2, np.float32), np.ndarray)
+assert pickle.loads(pickle.dumps(less)) == copy.deepcopy(less) == less and {less: 1}[np.less] == 1
+assert added([1, 2]) == 3 and list(map(np.sqrt, [4.0])) == [2.0] and np.vectorize(less)([1], 2)[0]
+schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 20)
+for epoch in range(20):
+    losses = []
+    for inputs, labels in loader:
+        loss = loss_of(inputs, labels)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    schedule.step()
+    if stopping.ends(sum(losses) / len(losses) - (epoch == 1)):
+        break
+"""
+
+
+def test_a_function_of_numpy_by_another_name_is_seen_and_both_answers_are_played(tmp_path: Path):
+    """The second score is the best here, and the third is not: with the rarer answer the run would be shorter still."""
+    subprocess.run([sys.executable, "-c", HEAD + ALL_KINDS_OF_NAMES], check=True, timeout=120)
+    report = report_of(tmp_path, ALL_KINDS_OF_NAMES)
+    line = (HEAD + ALL_KINDS_OF_NAMES.partition("        if self.is_better(")[0]).count("\n") + 1
+    asked = f"These counts hold while train.py:{line} goes on answering True (2 times) and False (1 time); with False "
+    told = [note for note in report.notes if note.startswith(asked)]
+    assert len(told) == 1, str(report)
+    assert "12 micro-batches in place of 36" in told[0] and "; with True each time: 240 micro-batches" in told[0]
+    assert report.ok and "36 optimizer steps, or 240 with the other answer" in report.not_judged["horizon"]
 
 
 def test_a_line_that_ends_a_run_is_found_behind_others_that_do_not(tmp_path: Path):
