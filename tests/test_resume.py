@@ -19,7 +19,7 @@ from course_lib.launch import RankError, run_ranks
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
-from course_lib.schedules import SizeSchedule
+from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from tests import effort
 
 pytestmark = pytest.mark.filterwarnings("ignore:the secondary has")
@@ -564,3 +564,37 @@ def test_a_loop_that_asks_for_no_batch_more_has_the_epochs_of_one_that_does(read
         stopped.load_state_dict(state)
         rest = list(itertools.chain(*epochs_of(stopped, ASKS_FOR_NO_MORE[read], 3 - done // 4)))
         assert rest == list(itertools.chain(*whole))[done:], done
+
+
+@pytest.mark.parametrize("kind", ["shuffled", "scheduled", "sharded"])
+def test_a_plain_loader_without_workers_goes_on_with_the_next_epochs_order(tmp_path, kind):
+    """A resuming Trainer asks for an iterator before it turns to the epoch: the order is that of when it is read."""
+    make = {
+        "shuffled": lambda: ShuffledBatchSampler(9, 2),
+        "scheduled": lambda: ScheduledBatchSampler(9, SizeSchedule({0: (8, 2)})),
+        "sharded": lambda: ShardedBatchSampler(BatchSampler(RandomSampler(range(9)), 2, drop_last=False)),
+    }[kind]
+    whole = fit(tmp_path / "whole", DataLoader(range(9), batch_sampler=make()), max_epochs=2)
+    fit(tmp_path / "first", DataLoader(range(9), batch_sampler=make()), max_epochs=1)
+    checkpoint = tmp_path / "first" / "step=5.ckpt"
+    resumed = fit(tmp_path / "second", DataLoader(range(9), batch_sampler=make()), checkpoint, max_epochs=2)
+    assert resumed == whole[5:]
+
+
+def test_an_iterator_that_is_read_goes_on_with_its_epoch_and_one_that_is_not_takes_the_new_one():
+    sampler = ScheduledBatchSampler(9, SizeSchedule({0: (8, 2)}))
+    first, begun, unread = list(sampler), iter(sampler), iter(sampler)
+    batches = [next(begun)]
+    sampler.set_epoch(1)
+    assert [*batches, *begun] == first != list(sampler) == list(unread)
+
+
+def test_an_iterator_that_is_not_read_refuses_an_epoch_that_cannot_be_dealt():
+    sampler = ShuffledBatchSampler(5, 1)
+    sampler.load_state_dict(sampler.state_dict(1))
+    sampler.num_replicas, sampler.rank = 2, 0  # as it would find the process group
+    with pytest.warns(UserWarning, match="no later epoch does"):
+        unread = iter(sampler)
+    sampler.set_epoch(1)
+    with pytest.raises(ValueError, match="empty batch"):
+        next(unread)

@@ -185,9 +185,13 @@ class EpochBatchSampler(ABC):
         self._refuse_to_be_dealt_twice(world_size)
         self._check(self._position, world_size)
         self._yielded = 0
-        return self._counted(self._batches(self._position, self._batches_before, world_size, rank))
+        return self._counted(world_size, rank, (self.epoch, self._position))
 
-    def _counted(self, batches: Iterator[list[int]]) -> Iterator[list[int]]:
+    def _counted(self, world_size: int, rank: int, checked: tuple[int, int]) -> Iterator[list[int]]:
+        # A Trainer that resumes asks for an iterator, and only then turns to the epoch; so it is dealt when it is read.
+        if (self.epoch, self._position) != checked:
+            self._check(self._position, world_size)
+        batches = self._batches(self._position, self._batches_before, world_size, rank)
         for number, batch in enumerate(batches, start=1):
             self._yielded = number  # of the iterator that moved last
             yield batch

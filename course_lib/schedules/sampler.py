@@ -252,7 +252,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
-        # Dealt now, so that an iterator goes on with its epoch, whatever becomes of the sampler.
+        # Dealt as a whole, so that an iterator that is read goes on with its epoch, whatever becomes of the sampler.
         return self._of_rank(tuple(self._dealt(position, world_size)), order, rank)
 
     def _of_rank(self, dealt: tuple[EqualSteps, ...], order: IndexPermutation | None, rank: int) -> Iterator[list[int]]:
