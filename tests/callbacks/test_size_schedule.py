@@ -12,7 +12,14 @@ from torch import nn
 from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate
-from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit, StepCountError
+from course_lib.callbacks import (
+    ExactAccumulation,
+    ExactResume,
+    SizeScheduleDataModule,
+    SkipBadSteps,
+    StepAudit,
+    StepCountError,
+)
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
@@ -493,3 +500,17 @@ def test_the_rate_follows_the_batch_also_after_skips():
     assert all(size == rate for size, rate in pairs)
     with pytest.raises(MisconfigurationException, match="goes by updates, and sizes and batches go by attempts"):
         fit_faulty(set(), lambda data: data.plan().lr_factor("linear"))
+
+
+def test_a_new_trainer_for_each_stage_that_takes_the_last_ones_checkpoint_goes_on_with_one_run(tmp_path):
+    whole, _ = fit(EPOCHWISE, **RELOADED, max_epochs=3)
+    model, checkpoint = KeepingModule(), None
+    for epoch, stage in enumerate([(16, 16), (32, 8), (64, 4)]):
+        trainer = quiet_trainer(callbacks=[ExactResume()], max_epochs=epoch + 1)
+        sampler = ScheduledBatchSampler(48, SizeSchedule({0: stage}))
+        loader = DataLoader(SizedDataset(range(48), pair), batch_sampler=sampler)
+        trainer.fit(model, loader, ckpt_path=checkpoint)
+        checkpoint = tmp_path / f"{epoch}.ckpt"
+        trainer.save_checkpoint(checkpoint)
+    assert model.seen == whole.seen
+    assert (trainer.current_epoch, trainer.global_step) == (3, 21)
