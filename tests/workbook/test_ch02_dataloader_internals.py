@@ -387,7 +387,7 @@ def test_the_dataset_for_readers_projects_draws_by_epoch_and_index():
     notebook = Path(chapter.__file__).parents[1] / "02_dataloader_internals.ipynb"
     (cell,) = [c for c in json.loads(notebook.read_text(encoding="utf-8"))["cells"] if c["id"] == "project-reading"]
     code = re.search(r"```python\n(.*?)```", "".join(cell["source"]), re.DOTALL).group(1)
-    names = {}
+    names = {"__name__": "__main__"}
     exec(code.replace("num_workers=2, persistent_workers=True", "num_workers=0"), names)
     assert int(names["dataset"].epoch) == 2
     first = [names["dataset"][i] for i in range(4)]
