@@ -7,6 +7,7 @@ each such process would import matplotlib, too.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
 import signal
 import time
@@ -184,3 +185,18 @@ def keep_on_one_core(worker_id: int) -> None:
 
 def can_keep_on_one_core() -> bool:
     return hasattr(psutil.Process, "cpu_affinity")  # Linux and Windows; not macOS
+
+
+def begin_together(workers: int) -> dict[str, Any]:
+    """Arguments of a loader whose workers wait until all of them have started: ``num_workers`` and ``worker_init_fn``.
+
+    Where a process is spawned, its start takes up to seconds, and the clock would measure that, too.
+    """
+    if workers == 0:
+        return {"num_workers": 0}
+    started = torch.multiprocessing.get_context().Barrier(workers)
+    return {"num_workers": workers, "worker_init_fn": functools.partial(_wait_for_all, started)}
+
+
+def _wait_for_all(started: Any, worker_id: int) -> None:
+    started.wait(timeout=60)

@@ -1,7 +1,9 @@
 """The numbers behind chapter 02's figures and widget, and the datasets that its workers read."""
 
+import functools
 import itertools
 import json
+import math
 import os
 import re
 import time
@@ -76,6 +78,27 @@ def test_workers_are_kept_on_one_core_and_this_process_is_not():
     loader = DataLoader(Cores(4), num_workers=2, worker_init_fn=chapter.keep_on_one_core)
     assert [batch.item() for batch in loader] == [1, 1, 1, 1]
     assert psutil.Process().cpu_affinity() == before
+
+
+class Clock(Integers):
+    def __getitem__(self, index):
+        return time.perf_counter()
+
+
+def start_late(begin, started_s, worker_id):
+    if worker_id == 1:
+        time.sleep(0.3)
+        started_s.value = time.perf_counter()
+    begin(worker_id)
+
+
+def test_workers_that_begin_together_wait_for_the_last_one():
+    started_s = torch.multiprocessing.get_context().Value("d", math.inf)
+    options = chapter.begin_together(2)
+    options["worker_init_fn"] = functools.partial(start_late, options["worker_init_fn"], started_s)
+    first, _ = DataLoader(Clock(2), batch_size=None, **options)  # worker 0 reads it
+    assert first > started_s.value
+    assert chapter.begin_together(0) == {"num_workers": 0}
 
 
 # ----------------------------------------------------------------------------------------------------- charts
