@@ -20,22 +20,30 @@ def defined_in(notebook, cell_id, **names):
     return names
 
 
-def test_the_first_bad_module_is_found_among_layers_that_return_tuples():
+def test_the_first_bad_module_is_found_among_layers_that_return_tuples_and_dicts():
     first_bad_module = defined_in("07_skipping_steps.ipynb", "cause", torch=torch, nn=nn)["first_bad_module"]
+
+    class AsDict(nn.LSTM):
+        def forward(self, x):
+            return {"output": super().forward(x)[0]}
 
     class Recurrent(nn.Module):
         def __init__(self):
             super().__init__()
-            self.good, self.bad = nn.LSTM(4, 4), nn.LSTM(4, 4)
+            self.good, self.bad = nn.LSTM(4, 4), AsDict(4, 4)
+            self.scale = 1.0
 
         def forward(self, x):
             hidden, _ = self.good(x)
-            return self.bad(hidden)[0]
+            return self.scale * self.bad(hidden)["output"]
 
     model = Recurrent()
     assert first_bad_module(model, torch.ones(2, 3, 4)) is None
+    model.scale = math.inf
+    assert first_bad_module(model, torch.ones(2, 3, 4)) == "the model itself"
     model.bad.weight_ih_l0.data[0, 0] = math.nan
     assert first_bad_module(model, torch.ones(2, 3, 4)) == "bad"
+    assert not any(module._forward_hooks for module in model.modules())
 
 
 def test_what_was_kept_by_hand_can_be_gone_on_with_twice():
