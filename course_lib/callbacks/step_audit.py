@@ -215,16 +215,21 @@ class StepAudit(Callback):
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         self._settle_updates()  # of a step that was made between two batches
         self._in_batch = True
-        epoch = trainer.current_epoch
-        self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
+        self.batches_per_epoch.setdefault(trainer.current_epoch, 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Together, so that a checkpoint has both or none.
+        # Together, so that a checkpoint has all or none.
         self.attempts = attempts_of(trainer) - self.attempts_before_audit
         self._settle_updates()
         self._in_batch = False
+        if batch is not None:  # Lightning leaves out a batch that is None
+            epoch = trainer.current_epoch
+            self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
+
+    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        self._in_batch = False  # a batch at whose start a hook returned -1 has no end
 
     def _settle_updates(self) -> None:
         self.updates += self._updates_of_batch

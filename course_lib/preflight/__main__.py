@@ -112,7 +112,13 @@ def made(place: str) -> Any:
         )
     if "" not in sys.path:
         sys.path.insert(0, "")
-    return getattr(importlib.import_module(module), function)()
+    try:
+        return getattr(importlib.import_module(module), function)()
+    except SystemExit as end:
+        if end.code == 128 + signal.SIGTERM:
+            raise
+        code = end.code if isinstance(end.code, str) else f"exit code {end.code or 0}"
+        raise NotPlayed(f"{place} ends by itself ({code}) and makes no run") from end
 
 
 def judged(run: Any, options: dict[str, Any]) -> PreflightReport:

@@ -148,6 +148,45 @@ def test_steps_where_lightning_counts_none_are_updates_and_told_as_such(tmp_path
     assert model.made == 3 and (again.attempts, again.updates) == (6, 9)
 
 
+class EndsEachEpochEarly(CountingModule):
+    def __init__(self, at):
+        super().__init__()
+        self.at = at
+
+    def on_train_batch_start(self, batch, batch_idx):
+        return -1 if batch_idx == self.at else None
+
+
+@pytest.mark.parametrize("at", [0, 2, 9])
+def test_a_batch_at_whose_start_an_epoch_was_ended_has_not_run(at):
+    audit = StepAudit()
+    with pytest.warns(UserWarning, match=f"{2 * at} updates counted"):
+        fit(EndsEachEpochEarly(at), audit, max_epochs=2)
+    assert audit.batches_per_epoch == {0: at, 1: at}
+    assert f"Epoch 0 is the first to differ: 10 batches planned, {at} run." in audit.explain()
+
+
+def test_a_last_batch_that_is_none_has_not_run():
+    loader = DataLoader(range(5), 1, collate_fn=lambda samples: None if samples == [4] else torch.tensor(samples))
+    audit = StepAudit()
+    with pytest.warns(UserWarning, match="5 optimizer steps planned; 4 updates"):
+        fit(CountingModule(), audit, loader=loader, max_epochs=1)
+    assert "5 batches planned, 4 run" in audit.explain()
+
+
+def test_a_step_at_the_end_of_an_epoch_that_was_ended_early_goes_into_its_checkpoint(tmp_path):
+    class EndsEarlyAndFlushes(FlushesByHand):
+        def on_train_batch_start(self, batch, batch_idx):
+            return -1 if batch_idx == 6 else None
+
+    audit, model = StepAudit(), EndsEarlyAndFlushes()
+    checkpoint = ModelCheckpoint(tmp_path, filename="last", save_on_train_epoch_end=True)
+    trainer = quiet_trainer_with_checkpoints(tmp_path, [audit, checkpoint], max_epochs=2)
+    trainer.fit(model, DataLoader(range(20), 2))
+    saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]["StepAudit"]
+    assert (model.made, saved["updates"], saved["attempts"]) == (4, 4, 2)
+
+
 def test_max_steps_leaves_out_the_steps_that_are_made_elsewhere():
     audit, model = StepAudit(), FlushesByHand()
     trainer = fit(model, audit, max_epochs=10, max_steps=4)

@@ -474,11 +474,21 @@ def unknown_run():
     return quiet_trainer(), OfAGpu(), loader()
 
 
+def nothing_left_to_do():
+    sys.exit(0)
+
+
+def no_data():
+    sys.exit("train.npz is missing")
+
+
 SAID = {
     "right_run": (0, "Ready: 10 of 13 checks judged."),
     "wrong_run": (1, "Not ready: 1 finding, 10 of 13 checks judged."),
     "unknown_run": (2, "Not known: setup, bad_step failed to be judged; nothing was found, 8 of 13 checks judged."),
     "no_run": (2, "Could not judge"),
+    "nothing_left_to_do": (2, "nothing_left_to_do ends by itself (exit code 0) and makes no run"),
+    "no_data": (2, "no_data ends by itself (train.npz is missing) and makes no run"),
 }
 
 
