@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
 
 from course_lib._lightning import SHOULD_ACCUMULATE
@@ -53,7 +54,8 @@ class ExactAccumulation(Callback):
         global_count: The count over all ranks of the last window, what its gradient was divided by.
 
     Raises:
-        MisconfigurationException: Manual optimization, or a strategy other than one device and DDP.
+        MisconfigurationException: Manual optimization, a strategy other than one device and DDP, or a
+            ``training_step`` that takes ``dataloader_iter``.
         ValueError: ``training_step`` returned no count, a mean, or a loss that is not 0-dim; a window has a total count
             of 0; the ranks have different numbers of batches, as far as their loaders have a length.
     """
@@ -80,6 +82,12 @@ class ExactAccumulation(Callback):
         if len(callbacks_of_kind(trainer, ExactAccumulation)) > 1:
             raise MisconfigurationException(
                 "there are two ExactAccumulation callbacks: gradients would be scaled twice"
+            )
+        if is_param_in_hook_signature(pl_module.training_step, "dataloader_iter", explicit=True):
+            raise MisconfigurationException(
+                "ExactAccumulation needs a training_step that takes the batch, got one that takes the loader's "
+                "iterator (dataloader_iter): there Lightning zeroes the gradients one micro-batch late, so that no "
+                "window has those of its micro-batches"
             )
         # The count is needed between a window's last backward and its step: no hook there sees what was returned.
         training_step = pl_module.training_step

@@ -478,6 +478,15 @@ def test_manual_optimization_is_refused():
         fit(Manual(), ragged(4), accumulate_grad_batches=1)
 
 
+def test_a_step_that_takes_the_iterator_is_refused():
+    class OfIterator(Classifier):
+        def training_step(self, dataloader_iter):
+            return super().training_step(next(dataloader_iter)[0])
+
+    with pytest.raises(MisconfigurationException, match="got one that takes the loader's iterator"):
+        fit(OfIterator(), ragged(4))
+
+
 def test_a_strategy_that_accumulates_itself_is_refused():
     class Accumulates(SingleDeviceStrategy):
         handles_gradient_accumulation = True

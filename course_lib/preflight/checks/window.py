@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -50,6 +51,8 @@ def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int]) -> Callable[
         k = max(sizes)
         if k == 1:
             return Judgement()
+        if "dataloader_iter" in inspect.signature(getattr(run.model, "training_step", trial)).parameters:
+            return _zeroed_late(k)
         if len(sizes) > 1:
             return not_applicable("window", "accumulate_grad_batches changes between epochs")
         try:
@@ -244,6 +247,16 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         changes = "changes the gradients, and how it would change the one big batch's is not known"
         return not_applicable("window", f"{windows.changed_by} {changes}")
     return _wrong(wrong[0], k)
+
+
+def _zeroed_late(k: int) -> Judgement:
+    return Judgement().find(
+        "window",
+        "training_step takes the loader's iterator (dataloader_iter), and there Lightning zeroes the gradients of a "
+        f"window one micro-batch late: one of {k} micro-batches steps with those of the last {k - 1}.",
+        "The first micro-batch of each window is lost; a last window of one also has the gradients of the one before.",
+        "Take the batch in training_step, or accumulate yourself under manual optimization.",
+    )
 
 
 def _wrong(window: Compared, k: int) -> Judgement:
