@@ -42,7 +42,7 @@ def _try_gpu() -> tuple[torch.device, str]:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a driver complains of is in the error, too
             total = torch.ones(2, device="cuda").sum().item()
-    except (RuntimeError, AssertionError) as error:
+    except (RuntimeError, AssertionError, torch.cuda.DeferredCudaCallError) as error:
         lines = str(error).splitlines() or [type(error).__name__]
         return torch.device("cpu"), lines[0].partition(". ")[0].rstrip(".")
     if total != 2:

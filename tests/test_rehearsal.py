@@ -374,6 +374,10 @@ def device_is_tried_again():
             "CUDA error: all CUDA-capable devices are busy or unavailable",
         ),
         (torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 MiB."), "CUDA out of memory"),
+        (
+            torch.cuda.DeferredCudaCallError("CUDA call failed lazily at initialization with error: no device\n…"),
+            "CUDA call failed lazily at initialization with error: no device",
+        ),
         (RuntimeError(""), "RuntimeError"),
     ],
 )
