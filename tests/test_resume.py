@@ -581,12 +581,41 @@ def test_a_plain_loader_without_workers_goes_on_with_the_next_epochs_order(tmp_p
     assert resumed == whole[5:]
 
 
-def test_an_iterator_that_is_read_goes_on_with_its_epoch_and_one_that_is_not_takes_the_new_one():
+def test_an_iterator_that_is_not_read_takes_a_new_epoch_and_one_that_is_read_refuses_it():
     sampler = ScheduledBatchSampler(9, SizeSchedule({0: (8, 2)}))
-    first, begun, unread = list(sampler), iter(sampler), iter(sampler)
+    first, unread, begun = list(sampler), iter(sampler), iter(sampler)
     batches = [next(begun)]
     sampler.set_epoch(1)
-    assert [*batches, *begun] == first != list(sampler) == list(unread)
+    turned = "the sampler was turned to epoch 1 when batches of epoch 0 had been drawn"
+    with pytest.raises(RuntimeError, match=turned):
+        next(begun)
+    sampler.set_epoch(0)
+    begun = iter(sampler)
+    batches = [next(begun)]
+    sampler.set_epoch(1)
+    assert first != list(sampler) == list(unread)  # a look that is taken within an epoch
+    assert [*batches, *begun] == first
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("kind", [DataLoader, ResumableDataLoader])
+def test_a_loader_that_a_fit_has_used_begins_the_next_fit_with_epoch_0_or_is_refused(tmp_path, kind, workers):
+    loader = kind(range(12), batch_sampler=ShuffledBatchSampler(12, 2), num_workers=workers)
+    first = fit(tmp_path / "first", loader, max_epochs=2)
+    if kind is DataLoader and workers:
+        with pytest.raises(RuntimeError, match="gets a loader that was used before"):
+            fit(tmp_path / "second", loader, max_epochs=2)
+    else:
+        assert fit(tmp_path / "second", loader, max_epochs=2) == first
+
+
+def test_a_resumed_trainer_does_not_train_an_epoch_in_another_ones_order(tmp_path):
+    def made():
+        return DataLoader(range(12), batch_sampler=ShuffledBatchSampler(12, 2), num_workers=2)
+
+    fit(tmp_path / "first", made(), max_epochs=1)
+    with pytest.raises(RuntimeError, match="turned to epoch 1 when batches of epoch 0 had been drawn"):
+        fit(tmp_path / "second", made(), tmp_path / "first" / "step=6.ckpt", max_epochs=2)
 
 
 def test_an_iterator_that_is_not_read_refuses_an_epoch_that_cannot_be_dealt():

@@ -241,6 +241,7 @@ def test_an_iterator_goes_on_with_its_epoch_whatever_becomes_of_the_sampler():
     begun = iter(sampler)
     first = [next(begun)]
     sampler.set_epoch(1)
+    iter(sampler)  # another iteration, as for a look at the next epoch
     assert sized(chain(first, begun)) == want
 
 

@@ -66,9 +66,10 @@ class EpochBatchSampler(ABC):
     it is, so that ``overfit_batches`` does not stop its shuffling: make it with ``shuffle=False``, or read it through
     a ``ResumableDataLoader``. (``course_lib.callbacks.ExactResume`` refuses such a run.)
 
-    A Trainer that is resumed with a plain ``DataLoader`` with workers calls ``set_epoch`` when they have begun to draw
-    the first epoch, and so trains that epoch in the order of epoch 0: read the sampler through a
-    ``ResumableDataLoader``, or give the Trainer an ``ExactResume``.
+    A Trainer that is resumed, or is given a loader that a run before has used, calls ``set_epoch`` when the workers of
+    a plain ``DataLoader`` have begun to draw the first epoch, in the order of another one. The iteration that is read
+    then raises a RuntimeError, unless all its batches were drawn by then (an epoch of at most ``prefetch_factor *
+    num_workers - 1``): read the sampler through a ``ResumableDataLoader``.
 
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
@@ -88,6 +89,7 @@ class EpochBatchSampler(ABC):
     """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     tells_occurrences = False
     """Whether this class itself yields ``RepeatedIndices`` where the epoch's order has had an index before."""
+    _iterations = 0
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
 
@@ -185,16 +187,25 @@ class EpochBatchSampler(ABC):
         self._refuse_to_be_dealt_twice(world_size)
         self._check(self._position, world_size)
         self._yielded = 0
-        return self._counted(world_size, rank, (self.epoch, self._position))
+        self._iterations += 1
+        return self._counted(world_size, rank, (self.epoch, self._position), self._iterations)
 
-    def _counted(self, world_size: int, rank: int, checked: tuple[int, int]) -> Iterator[list[int]]:
+    def _counted(self, world_size: int, rank: int, checked: tuple[int, int], iteration: int) -> Iterator[list[int]]:
         # A Trainer that resumes asks for an iterator, and only then turns to the epoch; so it is dealt when it is read.
-        if (self.epoch, self._position) != checked:
+        epoch = self.epoch
+        if (epoch, self._position) != checked:
             self._check(self._position, world_size)
         batches = self._batches(self._position, self._batches_before, world_size, rank)
         for number, batch in enumerate(batches, start=1):
             self._yielded = number  # of the iterator that moved last
             yield batch
+            if self.epoch != epoch and iteration == self._iterations:  # no other iteration has turned to it
+                raise RuntimeError(
+                    f"the sampler was turned to epoch {self.epoch} when batches of epoch {epoch} had been drawn and "
+                    "were still being read: a Trainer that is resumed, or gets a loader that was used before, turns "
+                    "to its epoch when the workers of a plain DataLoader have begun to draw. Read the sampler through "
+                    "a course_lib.resume.ResumableDataLoader, or (for a new run) make the loader anew"
+                )
 
     @property
     def steps_before(self) -> int:
