@@ -251,6 +251,18 @@ def array_in_a_closure():
     return step
 
 
+@leak("arrays", "ndarray `outputs` (closure of `step`)")
+def array_that_gets_as_long_as_others_are():
+    outputs, others = np.zeros(0), [np.zeros(100 * n) for n in range(60)]
+
+    def step():
+        nonlocal outputs
+        outputs = np.append(outputs, np.zeros(100))
+        return others
+
+    return step
+
+
 @leak("arrays", "ndarray `losses` (attribute of Trainer)")
 def array_in_an_attribute():
     trainer = Trainer()
@@ -375,6 +387,18 @@ def tensor_that_gets_longer():
         nonlocal buffer
         trainer.step()
         buffer = torch.cat([buffer, torch.randn(64, 8)])
+
+    return step
+
+
+@leak("tensors", "tensor `buffer` (closure of `step`)")
+def tensor_that_gets_as_long_as_others_are():
+    others, buffer = [torch.zeros(64 * n, 8) for n in range(60)], torch.zeros(0, 8)
+
+    def step():
+        nonlocal buffer
+        buffer = torch.cat([buffer, torch.randn(64, 8)])
+        return others
 
     return step
 

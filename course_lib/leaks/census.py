@@ -77,8 +77,8 @@ class Census:
         self.tensors_before: list[weakref.ref[Tensor]] = []
         self.graph_sizes: Counter[int] = Counter()
         """The nodes that each graph of the first look had, for itself and in all."""
-        self.storage_sizes: set[int] = set()
-        """The bytes of each storage at the first look."""
+        self.storage_sizes: Counter[int] = Counter()
+        """How many storages have so many bytes at the first look."""
         self.array_sizes: set[int] = set()
         """The bytes of each array that was there at the beginning."""
         self._children = Children()
@@ -152,7 +152,7 @@ class Census:
             largest = heapq.nlargest(_MOST_ROOTS, older, key=lambda root: len(root[1]))
             whole = [len(nodes) for tensor, _ in newest + largest for _, nodes in graph_roots([tensor], {})]
             self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
-            self.storage_sizes = set(bytes_by_storage(tensors).values())
+            self.storage_sizes = Counter(bytes_by_storage(tensors).values())
         workers = self._children.private_bytes()
         return Count(
             len(tensors),

@@ -101,7 +101,7 @@ class _ObjectsAlive(NamedTuple):
     old_storages: set[int]
     array_sizes: set[int]
     graph_sizes: Counter[int]
-    storage_sizes: set[int]
+    storage_sizes: Counter[int]
 
 
 def _look_around(census: Census, counts: list[Count]) -> _ObjectsAlive:
@@ -296,7 +296,12 @@ def _nested(rest: list[Tensor], rate: float, alive: _ObjectsAlive, steps: int, a
 
 def _longer(rest: list[Tensor], rate: float, alive: _ObjectsAlive, steps: int) -> list[Culprit]:
     """One tensor that gets longer, or several that do so side by side, as the keys and values of each layer."""
-    changed = [tensor for tensor in rest if not alive.storage_sizes.issuperset(bytes_by_storage([tensor]).values())]
+    before = alive.storage_sizes
+    more = Counter(bytes_by_storage(alive.tensors).values()) - before
+    sizes = {id(tensor): max(bytes_by_storage([tensor]).values(), default=0) for tensor in rest}
+    changed = [tensor for tensor in rest if sizes[id(tensor)] in more]
+    # Where others had that size already, those that are new have come to it.
+    changed = [t for t in changed if id(t) in alive.new or sizes[id(t)] not in before] or changed
     if _bytes_of(changed) < rate * steps / 2:
         return []
     alike = max(_kinds(changed), key=_bytes_of)
@@ -313,7 +318,8 @@ def _arrays(alive: _ObjectsAlive) -> list[Culprit]:
     """Arrays that a variable, an attribute or an element replaces by larger ones."""
     found: dict[int, Culprit] = {}
     for holder, rate, _ in alive.grown_arrays:
-        longer = [array for array in arrays_in(holder) if array.nbytes not in alive.array_sizes]
+        arrays = arrays_in(holder)
+        longer = [array for array in arrays if array.nbytes not in alive.array_sizes] or arrays
         if longer and rate >= SMALL_IN_TENSORS:
             array = max(longer, key=lambda array: array.nbytes)
             name = holder_of(array) or _name_in_untracked(array, holder) or "an array without a name"

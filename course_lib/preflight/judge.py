@@ -288,7 +288,8 @@ def _judged_by_steps(
     """The checks that run a few micro-batches, each in its own way and on its own copy."""
     window = _longest(started.accumulate_grad_batches)
     if started.automatic:
-        windows = Trial("window", judge_windows(run, started.accumulate_grad_batches), 4 * window if window > 1 else 0)
+        compared = judge_windows(run, started.accumulate_grad_batches, started.limit_train_batches)
+        windows = Trial("window", compared, 4 * window if window > 1 else 0)
     else:
         windows = Trial("window", judge_own_windows(run), MOST_RUN)
     trials = [

@@ -89,6 +89,46 @@ def test_a_sum_and_its_count_may_come_in_a_dict():
     assert report.ok and "window" in report.passed, str(report)
 
 
+class LabelledMean(Net):
+    """Of the batches of eight, each has as many labels as its place in ``labels`` says."""
+
+    def __init__(self, labels):
+        super().__init__()
+        self.labels = labels
+
+    def training_step(self, batch, batch_idx):
+        x, y, indices = batch
+        mask = (indices % 8 < torch.tensor(self.labels)[indices // 8]).float()
+        return ((self(x) - y).square().mean(1) * mask).sum() / mask.sum()
+
+
+def window_of(labels, **flags):
+    """What preflight says of a run in windows of four of these batches."""
+    data = loader(8 * len(labels), shuffle=False)
+    return preflight(quiet_trainer(accumulate_grad_batches=4, max_epochs=1, **flags), LabelledMean(labels), data)
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [{"limit_train_batches": 8}, {"limit_train_batches": 0.5}, {"overfit_batches": 8}, {"overfit_batches": 0.5}],
+)
+def test_the_last_window_is_that_of_the_limited_epoch(flags):
+    (finding,) = window_of([4] * 4 + [1, 2, 3, 8] + [4] * 8, **flags).findings
+    assert finding.check == "window" and finding.says.startswith("The last window of an epoch")
+    assert "window" in window_of([4] * 8 + [1, 2, 3, 8] * 2, **flags).passed
+
+
+@pytest.mark.parametrize("labels", [[0, 2, 3, 8], [3, 8, 0, 2], [4, 4, 4, 4, 0, 2, 3, 8]])
+def test_a_window_whose_gradient_is_not_a_number_is_found(labels):
+    (finding,) = window_of(labels).findings
+    assert finding.check == "window" and "with a gradient that is NaN" in finding.says
+
+
+def test_a_window_without_a_label_is_not_judged():
+    report = window_of([0, 0, 0, 0])
+    assert report.not_judged["window"] == "the gradient of one big batch is not finite" and not report.ok
+
+
 def test_growth_is_looked_for_in_a_run_whose_schedule_ends_before():
     model = Scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=6))
     report = preflight(quiet_trainer(max_epochs=1), model, loader(40), deep=True, skip=["resume", "memory"])

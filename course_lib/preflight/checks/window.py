@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -40,10 +41,11 @@ class Compared:
     """Where the two point in one direction: how many times the big batch's gradient was applied."""
 
 
-def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int]) -> Callable[[Path], Judgement]:
+def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int], limit: int | float) -> Callable[[Path], Judgement]:
     """A trial: make two windows, and hold each gradient against the big batch's at the same weights.
 
     ``by_epoch``: the micro-batches of a window, as the run has it when it has started; a dict says it by epoch.
+    ``limit``: its ``limit_train_batches``.
     """
 
     def trial(folder: Path) -> Judgement:
@@ -56,7 +58,7 @@ def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int]) -> Callable[
         if len(sizes) > 1:
             return not_applicable("window", "accumulate_grad_batches changes between epochs")
         try:
-            judgement = _judge(_compared(run, folder, k), k)
+            judgement = _judge(_compared(run, folder, k, limit), k)
         except Streamed:
             return not_applicable("window", "the micro-batches of a stream cannot be chosen")
         if any(isinstance(module, _BatchNorm) for module in run.model.modules()):
@@ -100,6 +102,8 @@ class ComparedWindows:
         self.changed_before = False
         """Whether one has changed them before they were compared."""
         self.refused = ""
+        self.not_finite = False
+        """Whether the gradient of one big batch is not."""
 
     def watch(self, owner: Any, hook: str) -> None:
         """Notice where this hook changes a gradient, as one does that divides it by the labels."""
@@ -137,8 +141,11 @@ class ComparedWindows:
         norm = reference.norm().item()
         if norm == 0:
             return
+        if not math.isfinite(norm):
+            self.not_finite = True
+            return
         difference = (applied - reference).norm().item() / norm
-        if difference > TOLERANCE:
+        if not difference <= TOLERANCE:  # NaN is none
             noise = (self._gradient(big, parameters, seed=1) - reference).norm().item() / norm
             if noise > TOLERANCE:
                 self.refused = (
@@ -169,12 +176,15 @@ def _flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> T
     return torch.cat([g.detach().reshape(-1).double() for g in filled])
 
 
-def _compared(run: TrainingRun, folder: Path, k: int) -> ComparedWindows:
+def _compared(run: TrainingRun, folder: Path, k: int, limit: int | float) -> ComparedWindows:
     windows = ComparedWindows(run)
 
     def few(loader: Any) -> Any:
-        picked = _first_and_last_window(loader, k)
-        windows.count = len(picked)
+        picked = _first_and_last_window(loader, k, limit)
+        windows.count = read = len(picked)
+        while picked and isinstance(limit, float) and int(limit * read) < windows.count:
+            read += 1  # the trial's Trainer has the limit, too
+        picked += picked[-1:] * (read - len(picked))
         return DataLoader(loader.dataset, batch_sampler=picked, collate_fn=loader.collate_fn)
 
     def end(*_: Any) -> None:
@@ -193,13 +203,14 @@ def _compared(run: TrainingRun, folder: Path, k: int) -> ComparedWindows:
     return windows
 
 
-def _first_and_last_window(loader: Any, k: int) -> list[list[int]]:
+def _first_and_last_window(loader: Any, k: int, limit: int | float) -> list[list[int]]:
     """The indices of the first window and of the last, which may be short, of one epoch."""
     if isinstance(loader.dataset, IterableDataset) or loader.batch_sampler is None:
         raise Streamed
     if len(loader.dataset) > MOST_INDICES or 2 * k > MOST_BATCHES:
         raise ValueError(f"{len(loader.dataset):,} samples in windows of {k:,} are too many for a trial of seconds")
     batches = [list(batch) for batch in loader.batch_sampler]
+    batches = batches[: limit if isinstance(limit, int) else int(limit * len(batches))]
     left = len(batches) % k or k
     return batches if len(batches) <= 2 * k else batches[:k] + batches[-left:]
 
@@ -231,7 +242,7 @@ def put_together(batches: Sequence[Any]) -> Any:
 def _judge(windows: ComparedWindows, k: int) -> Judgement:
     if windows.refused:
         return not_applicable("window", windows.refused)
-    if not windows.compared:
+    if not windows.compared and not windows.not_finite:
         return not_judged(
             "window", "no window had a gradient other than 0 to compare; a loss that is a constant teaches nothing"
         )
@@ -240,7 +251,9 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         # The loss is a sum, of which each window takes the k-th part: every sample weighs the same.
         wrong = [w for w in windows.compared if w.factor is None or abs(w.factor * k - 1) > TOLERANCE]
     else:
-        wrong = [window for window in windows.compared if window.difference > TOLERANCE]
+        wrong = [window for window in windows.compared if not window.difference <= TOLERANCE]
+    if not wrong and windows.not_finite:
+        return not_judged("window", "the gradient of one big batch is not finite")
     if not wrong:
         return Judgement()
     if windows.changed_before or (windows.changed_by and wrong[0].factor is not None):
@@ -275,6 +288,9 @@ def _wrong(window: Compared, k: int) -> Judgement:
         says = f"{holds} steps with {window.factor:.3g} times the gradient of one big batch{short}."
         those = f"those of a window of {k} micro-batches" if short else "in one big batch"
         means = f"Its samples count {window.factor:.3g} times as much as {those}."
+    elif math.isnan(window.difference):
+        says = f"{holds} steps with a gradient that is NaN, and that of one big batch is not."
+        means = "The mean of a micro-batch without a sample or a label is 0 / 0, and the weights become NaN."
     else:
         says = (
             f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
