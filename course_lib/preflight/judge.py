@@ -59,6 +59,7 @@ from course_lib.preflight.report import (
     not_judged,
     report_of,
 )
+from course_lib.preflight.runs.checkpoints import is_by_the_author
 from course_lib.preflight.runs.copies import Answer, links_shared, now_trying, progress_shown, try_on_copies
 from course_lib.preflight.runs.few_samples import FEWEST, Trial, judged_by
 from course_lib.preflight.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
@@ -256,7 +257,11 @@ def _judged_by_start(
 
 def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, Any]) -> Judgement:
     if began.error and stepped.error and not stepped.refused:
-        return Judgement(not_judged=dict.fromkeys(CHECKS, Unjudged(stepped.error)))
+        judgement = Judgement(not_judged=dict.fromkeys(CHECKS, Unjudged(stepped.error)))
+        prepare = getattr(getattr(run, "data", None), "prepare_data", None)
+        if prepare is not None and is_by_the_author(str(prepare.__module__)):
+            judgement.notes.append("setup: the data module's prepare_data() was not called; call it before preflight")
+        return judgement
     judgement = Judgement()
     if began.error:
         judgement.not_judged |= dict.fromkeys(("length", "horizon"), Unjudged(began.error))

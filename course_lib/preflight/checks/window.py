@@ -102,8 +102,8 @@ class ComparedWindows:
         self.changed_before = False
         """Whether one has changed them before they were compared."""
         self.refused = ""
-        self.not_finite = False
-        """Whether the gradient of one big batch is not."""
+        self.not_finite = self.ruined = False
+        """Whether the gradient of one big batch is not; and then, after the step, the weights."""
 
     def watch(self, owner: Any, hook: str) -> None:
         """Notice where this hook changes a gradient, as one does that divides it by the labels."""
@@ -188,6 +188,8 @@ def _compared(run: TrainingRun, folder: Path, k: int, limit: int | float) -> Com
         return DataLoader(loader.dataset, batch_sampler=picked, collate_fn=loader.collate_fn)
 
     def end(*_: Any) -> None:
+        if windows.not_finite:  # what skips such a step leaves the weights as they were
+            windows.ruined |= not all(bool(p.isfinite().all()) for p in run.model.parameters())
         if windows.begun >= windows.count:
             raise Enough
 
@@ -252,8 +254,10 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
         wrong = [w for w in windows.compared if w.factor is None or abs(w.factor * k - 1) > TOLERANCE]
     else:
         wrong = [window for window in windows.compared if not window.difference <= TOLERANCE]
+    if not wrong and windows.ruined:
+        return not_judged("window", "the gradient of one big batch is not finite, and its step makes the weights NaN")
     if not wrong and windows.not_finite:
-        return not_judged("window", "the gradient of one big batch is not finite")
+        return not_applicable("window", "the gradient of one big batch is not finite, and its step is skipped")
     if not wrong:
         return Judgement()
     if windows.changed_before or (windows.changed_by and wrong[0].factor is not None):
