@@ -77,8 +77,8 @@ def watch_growth(
     watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
     called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
-    What grows without a container, a tensor or a node of a graph is not seen: one string, `bytearray`,
-    `array.array` or `io.BytesIO`, or a chain of objects of which each holds the last.
+    What is no container, NumPy array, tensor or graph node is not seen to grow: one string, `bytearray`, `array.array`
+    or `io.BytesIO`, or a chain of objects of which each holds the last.
 
     A child process that never rests is waited for once, for half a minute.
 

@@ -69,7 +69,8 @@ class EpochBatchSampler(ABC):
     A Trainer that is resumed, or is given a loader that a run before has used, calls ``set_epoch`` when the workers of
     a plain ``DataLoader`` have begun to draw the first epoch, in the order of another one. The iteration that is read
     then raises a RuntimeError, unless all its batches were drawn by then (an epoch of at most ``prefetch_factor *
-    num_workers - 1``): read the sampler through a ``ResumableDataLoader``.
+    num_workers - 1``): read the sampler through a ``ResumableDataLoader``, or give a Trainer that is resumed an
+    ``ExactResume``.
 
     With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
     deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
@@ -204,7 +205,8 @@ class EpochBatchSampler(ABC):
                     f"the sampler was turned to epoch {self.epoch} when batches of epoch {epoch} had been drawn and "
                     "were still being read: a Trainer that is resumed, or gets a loader that was used before, turns "
                     "to its epoch when the workers of a plain DataLoader have begun to draw. Read the sampler through "
-                    "a course_lib.resume.ResumableDataLoader, or (for a new run) make the loader anew"
+                    "a course_lib.resume.ResumableDataLoader, give a Trainer that is resumed an ExactResume, or make "
+                    "the loader of a new run anew"
                 )
 
     @property
