@@ -584,10 +584,9 @@ def test_a_plain_loader_without_workers_goes_on_with_the_next_epochs_order(tmp_p
 def test_an_iterator_that_is_not_read_takes_a_new_epoch_and_one_that_is_read_refuses_it():
     sampler = ScheduledBatchSampler(9, SizeSchedule({0: (8, 2)}))
     first, unread, begun = list(sampler), iter(sampler), iter(sampler)
-    batches = [next(begun)]
+    next(begun)
     sampler.set_epoch(1)
-    turned = "the sampler was turned to epoch 1 when batches of epoch 0 had been drawn"
-    with pytest.raises(RuntimeError, match=turned):
+    with pytest.raises(RuntimeError, match="the sampler was turned to epoch 1 when batches of epoch 0 had been drawn"):
         next(begun)
     sampler.set_epoch(0)
     begun = iter(sampler)

@@ -90,9 +90,10 @@ class EpochBatchSampler(ABC):
     """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     tells_occurrences = False
     """Whether this class itself yields ``RepeatedIndices`` where the epoch's order has had an index before."""
-    _iterations = 0
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
+    _iterations = 0
+    """How often it was iterated: of several iterations, only the latest refuses another epoch."""
 
     # ------------------------------------------------------------------------------------------- what a subclass says
 
