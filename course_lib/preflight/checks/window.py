@@ -294,7 +294,7 @@ def _wrong(window: Compared, k: int) -> Judgement:
         means = f"Its samples count {window.factor:.3g} times as much as {those}."
     elif math.isnan(window.difference):
         says = f"{holds} steps with a gradient that is NaN, and that of one big batch is not."
-        means = "The mean of a micro-batch without a sample or a label is 0 / 0: the weights become NaN, or the step is lost."
+        means = "The mean of a micro-batch without a label is 0 / 0: the weights become NaN, or the step is skipped."
     else:
         says = (
             f"{holds} steps with a gradient that differs by {100 * window.difference:.0f} % from the one big batch's."
