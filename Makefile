@@ -9,9 +9,9 @@ WHEELHOUSE_PLATFORM ?= manylinux_2_28_x86_64
 PY := .venv/bin/python
 # The plugin must come ahead of those that are installed, and so ahead of conftest.py.
 PYTEST := $(PY) -m pytest -p tests.plain_addresses
-# The cells of a notebook share a worker; every other test goes where there is room. Many tests wait for processes that
-# they start, so three workers are right for two cores.
-PARALLEL := -n 3 --dist loadgroup
+# A file is a worker's: the cells of a notebook share a kernel, and tests their fixtures. Many tests wait for processes
+# that they start, so three workers are right for two cores.
+PARALLEL := -n 3 --dist loadfile
 
 # The tests start hundreds of processes: each would compile again what it imports of the project.
 export PYTHONDONTWRITEBYTECODE :=
@@ -25,9 +25,8 @@ help:  ## show this list
 lab: .venv/installed  ## open the workbook in JupyterLab (LAB_ARGS=--no-browser)
 	$(PY) -m jupyterlab --LabApp.default_url=/lab/tree/notebooks/00_start_here.ipynb $(LAB_ARGS)
 
-# --loaded: kernels, ranks and plays are forks of processes that have imported; `thorough` and `matrix` start others.
-test: lint  ## lint, then the tests and every notebook (PYTEST_ARGS="-k steps" for some of them)
-	$(PYTEST) $(PARALLEL) --loaded $(PYTEST_ARGS)
+test: lint  ## lint, then the tests and every notebook, in five minutes (PYTEST_ARGS="-k steps" for some of them)
+	$(PYTEST) $(PARALLEL) $(PYTEST_ARGS)
 
 cost: .venv/installed  ## what `make test` costs, in imports of torch, on an idle machine
 	$(PY) tests/cost.py $(MAKE) test
@@ -38,7 +37,7 @@ SEED ?= 1
 hunt: .venv/installed  ## search for a run that breaks a promise (MINUTES=10 SEED=1)
 	$(PY) -m tests.hunt --minutes $(MINUTES) --seed $(SEED)
 
-thorough: lint  ## the same with every random case, and five seeds of rounding noise
+thorough: lint  ## the same with what is marked `thorough`, every random case, and five seeds of rounding noise
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
 
 METHOD ?= spawn

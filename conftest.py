@@ -1,8 +1,12 @@
-"""Settings that the tests and the notebooks need from wherever pytest is started."""
+"""Settings that the tests and the notebooks need from wherever pytest is started.
+
+Two tiers. What a newcomer waits for carries no mark: each promise once, each message once, in at most a third of a
+second. Searches, catalogues, waits, kills and further parameters are marked `thorough`, and run by
+`pytest --thorough`; `thorough(but=2)` leaves two of a test's parameters, the first and the last, to every run.
+"""
 
 import os
 import random
-import re
 import signal
 import sys
 from collections.abc import Iterator
@@ -13,9 +17,8 @@ from typing import Any
 import pytest
 from hypothesis import settings
 
-from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use_loaded_server
-from tests.loaded_plays import LoadedPlays
-from tests.time_bound import STACKS, Stacks, fail_with_stacks, hear_sigint
+from tests import left_behind
+from tests.loaded_kernels import LoadedServer, use_loaded_server
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -23,34 +26,32 @@ os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes t
 
 # The same examples in every run, so that what passed passes again; searches by other seeds have commands of their own.
 # An example takes as long as the machine is busy: pytest-timeout ends what hangs.
-settings.register_profile("the same in every run", derandomize=True, deadline=None)
-settings.load_profile("the same in every run")
+settings.register_profile("quick", derandomize=True, deadline=None)
+settings.register_profile("thorough", derandomize=True, deadline=None, max_examples=500)
+settings.load_profile("quick")
 
 ROOT = Path(__file__).parent
-SHARE_A_WORKER = re.compile(
-    r"[^:]*\.ipynb|tests/test_loaded_(kernels|plays)\.py|tests/test_packaging\.py|tests/workbook/test_refresh\.py|"
-    r"tests/preflight/test_faults_are_faults\.py::test_a_fault_of_two_ranks"
-)
-"""The beginnings of the names of tests that share what is dear: a kernel, a server, a wheel, a project, two ranks."""
 LOADED_SERVER = pytest.StashKey[LoadedServer]()
+BEFORE = pytest.StashKey[set[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    parser.addoption("--thorough", action="store_true", help="run every random case: a few times as many, in minutes")
-    parser.addoption("--loaded", action="store_true", help="fork kernels, ranks, plays of processes that have imported")
+    parser.addoption("--thorough", action="store_true", help="run what is marked `thorough`, and every random case")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    hear_sigint()
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:  # a shell's background job ignores what tests send
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     config.option.nbval_sanitize_with = str(ROOT / "tests" / "nbval_sanitize.cfg")
     if config.getoption("--thorough"):
-        os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in xdist's workers
+        settings.load_profile("thorough")
+        os.environ["THOROUGH"] = "1"  # read by tests/effort.py, also in the processes that tests start
     if config.pluginmanager.hasplugin("nbval"):
         _start_kernels_again()
-    if sys.platform == "linux":
-        config.stash[STACKS] = Stacks()
-    if config.getoption("--loaded") and sys.platform == "linux":
+    if not config.getoption("--thorough") and sys.platform == "linux" and "REHEARSED_START_METHOD" not in os.environ:
         _start_loaded_kernels(config)
+    if not hasattr(config, "workerinput"):
+        config.stash[BEFORE] = left_behind.files(ROOT)
 
 
 def _start_kernels_again() -> None:
@@ -68,14 +69,11 @@ def _start_kernels_again() -> None:
     kernel.start_new_kernel = start_again
 
 
-@pytest.hookimpl(optionalhook=True, wrapper=True)  # where pytest-timeout is
-def pytest_timeout_set_timer(item: pytest.Item, settings: Any) -> Iterator[Any]:
-    result = yield
-    if settings.method == "signal" and sys.platform == "linux":
-        stacks = item.config.stash[STACKS]
-        stacks.answer()
-        signal.signal(signal.SIGALRM, fail_with_stacks(stacks, settings.timeout))
-    return result
+def _preload_for_ranks() -> None:
+    """A rank of a test imports the test's module: what most of them import is loaded by the ranks' server, once."""
+    from course_lib.launch import server
+
+    server.PRELOAD = (*server.PRELOAD, "pytest", "hypothesis", "psutil", "course_lib.callbacks")
 
 
 def _start_loaded_kernels(config: pytest.Config) -> None:
@@ -95,37 +93,52 @@ def pytest_configure_node(node: Any) -> None:
         node.workerinput["loaded_kernels"] = node.config.stash[LOADED_SERVER].address
 
 
-def pytest_collection_finish(session: pytest.Session) -> None:
-    if session.items and session.config.getoption("--loaded") and sys.platform == "linux":
-        # A rank imports the module of its function, with pytest and all: as a fork of this process it has them.
-        start_forked_server_of_ranks(session.config.stash[STACKS].descriptor)
-        plays = LoadedPlays()
-        session.config.add_cleanup(plays.stop)
-        from course_lib.timelapse import player
-
-        player.Popen = plays.start  # type: ignore[assignment,misc]
-
-
 def pytest_collectstart(collector: pytest.Collector) -> None:
     # Warnings and progress bars differ between versions of the libraries: what a cell proves goes to stdout.
     if hasattr(collector, "skip_compare"):
         collector.skip_compare += ("stderr",)
 
 
-@pytest.hookimpl(optionalhook=True)  # where pytest-xdist is
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
-    """With --dist loadgroup what has one kernel or fixture shares a worker; other tests go where there is room.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Without --thorough, leave out what is marked so; what the command line names by `::` runs all the same."""
+    _preload_for_ranks()
+    if config.getoption("--thorough") or any("::" in argument for argument in config.args):
+        return
+    of_each_test: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        of_each_test.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    left_out = {item for of_one in of_each_test.values() for item in _thorough_ones(of_one)}
+    if left_out:
+        config.hook.pytest_deselected(items=[item for item in items if item in left_out])
+        items[:] = [item for item in items if item not in left_out]
 
-    A mark would not do: xdist writes its groups into names that nbval's cells have not, nor any test of pytest 9.2.
-    """
-    from xdist.scheduler import LoadGroupScheduling
 
-    class SharedWorkers(LoadGroupScheduling):
-        def _split_scope(self, nodeid: str) -> str:
-            together = SHARE_A_WORKER.match(nodeid)
-            return together[0] if together else nodeid
+def _thorough_ones(items: list[pytest.Item]) -> list[pytest.Item]:
+    """Of one test's items, those that are marked; `but` of them, evenly spread from the first to the last, are kept."""
+    marks = [item.get_closest_marker("thorough") for item in items]
+    marked = [item for item, mark in zip(items, marks, strict=True) if mark is not None]
+    but = max((mark.kwargs.get("but", 0) for mark in marks if mark is not None), default=0)
+    kept = {round(number * (len(marked) - 1) / max(but - 1, 1)) for number in range(but)}
+    return [item for number, item in enumerate(marked) if number not in kept]
 
-    return SharedWorkers(config, log) if config.getvalue("dist") == "loadgroup" else None
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """A run of the tests leaves the tree as it was, or fails."""
+    if BEFORE in session.config.stash:
+        left = sorted(left_behind.files(ROOT) - session.config.stash[BEFORE])
+        if left:
+            session.config.stash[LEFT] = left
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
+    if LEFT in config.stash:
+        terminalreporter.section("left behind", red=True)
+        terminalreporter.line("a test or a cell wrote into the tree: " + ", ".join(config.stash[LEFT]))
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

@@ -51,6 +51,7 @@ SOURCES = {
 }
 
 
+@pytest.mark.thorough
 @given(st.sampled_from(list(SOURCES)), st.integers(0, 25), st.integers(1, 9))
 def test_windows_are_the_chunks_of_the_list(source, n, k):
     batches, found = list(SOURCES[source](n)), list(windows(SOURCES[source](n), k))
@@ -92,6 +93,7 @@ def _epoch_of_unequal_ranks(rank: int) -> int:
     )
 
 
+@pytest.mark.thorough
 def test_a_rank_without_a_batch_raises_and_is_not_waited_for():
     with pytest.raises(RankError, match="rank 1 of 2 has no batch: ranks that have one would wait for it"):
         run_ranks(_epoch_of_unequal_ranks, 2, timeout=60)
@@ -616,6 +618,7 @@ BEYOND = {
 }
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("name", BEYOND)
 def test_what_no_graph_tells_is_taken_for_a_sum(name):
     # The bound that the docstring of checked_loss_sum names: the gradient is that of what was given, over the count.
@@ -780,6 +783,7 @@ def test_both_ranks_are_told_at_once():
             assert message in results[rank].value[name][2]
 
 
+@pytest.mark.thorough
 def test_the_mistake_of_one_rank_ends_the_run():
     window = batches_of(5, 3)
 

@@ -131,6 +131,7 @@ def rules(report):
     return [violation.rule for violation in report.violations]
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("cycled", [0, 1, 2, 5])
 @pytest.mark.parametrize("sampler", [Contiguous, Strided])
 def test_nothing_is_found_in_the_references(sampler, cycled):
@@ -142,6 +143,7 @@ def test_nothing_is_found_in_the_references(sampler, cycled):
     assert report.not_offered == ()
 
 
+@pytest.mark.thorough
 def test_nothing_is_found_in_a_sampler_that_offers_little_and_what_it_lacks_is_said():
     report = check_batch_sampler(OnePartARank, range(40))
     assert report.ok, report
@@ -162,6 +164,7 @@ LIBRARY = {
 }  # fmt: skip
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.filterwarnings("ignore:the secondary has")
 @pytest.mark.parametrize("name", LIBRARY)
 def test_nothing_is_found_in_the_samplers_of_this_library(name):
@@ -169,6 +172,7 @@ def test_nothing_is_found_in_the_samplers_of_this_library(name):
     assert_batch_sampler(factory, once)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("tail", "word"), [("drop", "missing"), ("pad", "repeated")])
 def test_a_tail_that_is_not_exactly_once_breaks_that_rule_alone(tail, word):
     report = check_batch_sampler(partial(ShuffledBatchSampler, 47, 4, tail=tail), range(47))
@@ -529,18 +533,21 @@ def strided(fault):
     return globals().setdefault(name, type(name, (fault,), attributes))
 
 
+@pytest.mark.thorough(but=14)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.__name__)
 def test_each_fault_breaks_its_rule_and_no_other(fault):
     report = check_batch_sampler(partial(fault, cycled=7), range(40))
     assert rules(report) == [FAULTS[fault]], report
 
 
-@pytest.mark.parametrize("fault", [*FAULTS][:: effort.cases(5, 1)], ids=lambda fault: fault.__name__)
+@pytest.mark.thorough(but=6)
+@pytest.mark.parametrize("fault", [*FAULTS], ids=lambda fault: fault.__name__)
 def test_so_it_does_in_strided_dealing(fault):
     report = check_batch_sampler(partial(strided(fault), cycled=7), range(40))
     assert rules(report) == [FAULTS[fault]], report
 
 
+@pytest.mark.thorough
 def test_faults_are_found_without_a_second_stream_and_by_the_shapes_of_a_list():
     for fault, rule in list(FAULTS.items())[: effort.cases(4, len(FAULTS))]:
         if rule != 10:
@@ -695,6 +702,7 @@ MESSAGES = {
 }
 
 
+@pytest.mark.thorough(but=5)
 @pytest.mark.parametrize("fault", MESSAGES, ids=lambda fault: fault.__name__)
 def test_messages_say_where_what_and_what_it_means(fault):
     (violation,) = check_batch_sampler(partial(fault, cycled=7), range(40)).violations
@@ -713,6 +721,7 @@ def test_the_counterexample_is_the_smallest():
     assert (example.shape["n"], example.num_replicas, example.stop, example.resumed_on) == (23, 1, 1, 2)
 
 
+@pytest.mark.thorough
 def test_the_report_reads_well():
     assert str(check_batch_sampler(Contiguous, range(40))).startswith("No rule is broken (")
     text = str(check_batch_sampler(partial(SeedPlusEpoch, batch_size=3), range(39)))
@@ -722,6 +731,7 @@ def test_the_report_reads_well():
     assert "- the resumes of rule 9 were not judged: they rest on rule 7" in text
 
 
+@pytest.mark.thorough
 def test_one_line_of_pytest():
     assert_batch_sampler(Contiguous, range(40))
     with pytest.raises(AssertionError, match=r"The sampler breaks rule 2 .*\n\nRule 2, equal counts: 3 ranks"):
@@ -807,6 +817,7 @@ def test_repeating_and_dropping_can_be_by_design(sampler, allowed, others):
         assert 1 in rules(kit(**other))
 
 
+@pytest.mark.thorough
 def test_what_is_not_by_design_is_still_a_violation():
     with pytest.raises(AssertionError, match=r"should come at least once"):
         assert_batch_sampler(LosesTail, range(40), repeats=True)
@@ -829,6 +840,7 @@ class Plain(Contiguous):
         return list(range(self.n))
 
 
+@pytest.mark.thorough
 def test_a_sampler_that_does_not_shuffle_is_noted():
     note = "does not shuffle, so rules 5 and 6 asked for no other order: 1 rank"
     report = check_batch_sampler(Plain, range(40))

@@ -182,6 +182,7 @@ RIGHT = {  # name: factory, numbers of indices, what its design needs
 }
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("name", RIGHT)
 def test_what_is_right_by_its_design_passes(name):
     factory, sizes, needed = RIGHT[name]
@@ -209,6 +210,7 @@ LIBRARY = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("tail", TAILS)
 @pytest.mark.parametrize("name", LIBRARY)
 def test_the_library_passes_with_every_tail(name, tail):
@@ -373,6 +375,7 @@ PLANTED = {
 }
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("name", PLANTED)
 def test_by_design_or_not_the_fault_is_refused(name):
     fault, rule = PLANTED[name]
@@ -396,6 +399,7 @@ def test_one_number_of_ranks_is_compared_with_one_rank(name):
 ALLOWED = {LosesTail: "drops", Pads: "repeats"}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", [*FAULTS][:: effort.cases(12, 1)], ids=lambda fault: fault.__name__)
 def test_every_other_rule_is_judged_as_ever(fault):
     for setting in SETTINGS[1:]:
@@ -444,6 +448,7 @@ class ShufflesTheWrongWayRound(Contiguous):
         return [*range(self.n)] if self.shuffle else super().order()
 
 
+@pytest.mark.thorough
 def test_what_shuffle_says_is_what_the_sampler_does():
     report = check_batch_sampler(ShufflesTheWrongWayRound, range(40), world_sizes=(1, 2))
     assert 6 in rules(report), report

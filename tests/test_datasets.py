@@ -158,6 +158,7 @@ def test_the_number_of_integers_is_checked(dataset: type, n: object):
         dataset(n)
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("num_workers", [0, 1, 2, 3])
 @pytest.mark.parametrize("n", [0, 1, 2, 10])
 @pytest.mark.parametrize("batch_size", [1, 4])

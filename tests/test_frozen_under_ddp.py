@@ -47,6 +47,7 @@ def train_in_a_loop(rank, kind, frozen_first):
     return net[0].weight.detach().clone()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["accumulate", "guarded"])
 def test_a_loop_refuses_what_ddp_never_reduces(kind):
     apart, together = (
@@ -88,6 +89,7 @@ def train_in_a_trainer(rank, frozen_first):
     return module.net[0].weight.detach().clone()
 
 
+@pytest.mark.thorough
 def test_a_trainer_refuses_what_ddp_never_reduces():
     with pytest.raises(RankError, match=r"net\.0\.weight was frozen when DistributedDataParallel wrapped the model"):
         run_ranks(train_in_a_trainer, 2, args=(True,), timeout=120)

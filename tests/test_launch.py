@@ -108,6 +108,7 @@ OUTER_JOB = {
 }
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("family", OUTER_JOB)
 def test_ranks_see_nothing_of_the_job_that_the_caller_runs_in(family, monkeypatch):
     def look(rank):
@@ -146,6 +147,7 @@ def test_works_after_the_caller_used_openmp():
     ] * 2
 
 
+@pytest.mark.thorough
 def test_large_arguments_and_values_pass():
     big = torch.arange(2_000_000)
     results = run_ranks(lambda rank, x: x + rank, args=(big,))
@@ -224,6 +226,7 @@ def test_all_failures_of_one_moment_are_reported():
     ]
 
 
+@pytest.mark.thorough
 def test_the_first_cause_stands_first_though_another_rank_complains():
     def fail(rank):
         if rank == 1:
@@ -332,6 +335,7 @@ class HangsAtFive(torch.utils.data.Dataset):
         return index
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no kernel tells which signals a process takes")
 def test_a_worker_that_hangs_is_in_the_report_and_one_that_waits_too():
     def load(rank):
@@ -352,6 +356,7 @@ def test_a_worker_that_hangs_is_in_the_report_and_one_that_waits_too():
     assert "index_queue.get" in waits and "in load" not in waits + hangs
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="no kernel tells which signals a process takes")
 def test_a_worker_that_cannot_answer_is_said_to_be_silent():
     def load(rank):
@@ -375,6 +380,7 @@ def busy_in_native_code():
     return busy
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no kernel tells what threads do")
 def test_a_fork_waits_until_other_threads_rest():
     cpu_seconds = [time.process_time()]
@@ -386,6 +392,7 @@ def test_a_fork_waits_until_other_threads_rest():
     assert max(at_once, until_it_ends) < until_it_rests / 2
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="no kernel tells what threads do")
 @pytest.mark.skipif(not FORKS_MAY_HANG, reason="a fork of this Python does not hang, so nothing waits for it")
 def test_each_fork_of_a_rank_waits_but_not_for_ever():
@@ -414,6 +421,7 @@ def test_a_process_that_is_gone_in_the_middle_of_its_request_does_not_take_the_s
     assert first.value == second.value == forkserver._forkserver._forkserver_pid
 
 
+@pytest.mark.thorough
 def test_a_timeout_names_the_late_ranks_alone():
     with pytest.raises(RankTimeout) as caught:
         run_ranks(lambda rank: time.sleep(60 * rank), timeout=0.5)
@@ -421,6 +429,7 @@ def test_a_timeout_names_the_late_ranks_alone():
     assert [r.state for r in caught.value.reports] == ["had returned", "was running"]
 
 
+@pytest.mark.thorough
 def test_a_busy_loop_is_reported_as_well():
     def spin(rank):
         while True:
@@ -430,6 +439,7 @@ def test_a_busy_loop_is_reported_as_well():
         run_ranks(spin, 1, timeout=0.5)
 
 
+@pytest.mark.thorough
 def test_a_stopped_rank_is_killed_and_said_to_be_silent():
     with pytest.raises(RankTimeout, match="It did not answer: it is stopped"):
         run_ranks(lambda rank: os.kill(os.getpid(), signal.SIGSTOP), 1, timeout=0.5)
@@ -513,6 +523,7 @@ print(first != pid() == result.value)
 """
 
 
+@pytest.mark.thorough
 @with_forked_ranks
 def test_the_server_may_be_started_ahead_of_time_and_one_that_was_killed_is_started_again():
     done = subprocess.run([sys.executable, "-c", SERVERS], capture_output=True, text=True, check=False)
@@ -603,6 +614,7 @@ def start_script(folder, mode, method="None", begin=INTERRUPTED):
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["None", "'spawn'"])
 def test_a_script_needs_no_main_guard_and_its_classes_pickle(short_path, method):
     out, err = start_script(short_path, "return", method).communicate(timeout=120)
@@ -629,6 +641,7 @@ def end_all(processes):
             process.kill()
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("number", "mode"), KILLED[: effort.cases(2, 6)])
 def test_no_rank_outlives_its_interrupted_or_killed_caller(short_path, number, mode):
     process = start_script(short_path, mode)
@@ -654,6 +667,7 @@ run_ranks(print)
 """
 
 
+@pytest.mark.thorough
 @with_forked_ranks
 @pytest.mark.parametrize("handled", [False, True])
 def test_a_caller_that_is_ended_while_its_server_loads_leaves_no_folder(short_path, handled):
@@ -679,6 +693,7 @@ def test_a_caller_that_is_ended_while_its_server_loads_leaves_no_folder(short_pa
         end_all([process, *descendants])
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="Windows has no SIGTERM")
 def test_where_interrupts_are_ignored_from_the_start_sigterm_ends_the_call(short_path):
     process = start_script(short_path, "hang", begin="import signal\nsignal.signal(signal.SIGINT, signal.SIG_IGN)\n")
@@ -759,6 +774,7 @@ def test_a_rank_that_is_being_set_up_does_not_hear_an_interrupt(unheard, code):
     assert process.exitcode == code
 
 
+@pytest.mark.thorough
 def test_an_interrupt_that_does_not_wake_the_waiting_thread_is_seen(interrupts, tmp_path):
     # As one does that comes just before the system's wait begins: Python notes it, and the wait goes on.
     def hang(rank):
@@ -793,6 +809,7 @@ def test_a_script_that_is_hidden_from_ranks_keeps_its_names():
         del main.kept
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="it adopts what callers leave")
 def test_signals_at_random_moments_are_not_lost_and_leave_nothing():
     # A few of the moments of tests/hunt/interrupts.py, which tries thousands.
@@ -802,6 +819,7 @@ def test_signals_at_random_moments_are_not_lost_and_leave_nothing():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 @with_forked_ranks
 def test_a_temporary_directory_that_is_too_long_for_a_socket_is_named(tmp_path):
     long = tmp_path / ("x" * 100)
@@ -814,6 +832,7 @@ def test_a_temporary_directory_that_is_too_long_for_a_socket_is_named(tmp_path):
     assert "set TMPDIR to a shorter one" in ended.stderr
 
 
+@pytest.mark.thorough
 def test_cells_of_a_notebook_travel_and_tracebacks_show_their_lines():
     nbformat = pytest.importorskip("nbformat")
     from nbclient import NotebookClient
@@ -852,6 +871,7 @@ def test_works_after_the_caller_used_cuda_and_takes_nccl_where_every_rank_has_a_
     assert [r.value for r in shared] == [1.0, 1.0]
 
 
+@pytest.mark.thorough
 def test_the_callers_own_classes_stay_as_they_are(tmp_path):
     script = """
         import enum
@@ -879,6 +899,7 @@ def test_the_callers_own_classes_stay_as_they_are(tmp_path):
     assert done.stdout == "0 new True True 3\n", done.stderr
 
 
+@pytest.mark.thorough
 def test_classes_that_only_arguments_mention_pickle_in_a_rank(tmp_path):
     script = """
         import dataclasses, enum, functools
@@ -907,6 +928,7 @@ def hold_the_lock():
     re.match(r"(a+)+$", "a" * 60 + "b")
 
 
+@pytest.mark.thorough
 def test_a_rank_that_holds_the_interpreter_lock_shows_its_stack():
     def stuck(rank):
         hold_the_lock()
@@ -925,6 +947,7 @@ def test_a_leftover_thread_does_not_delay_the_ranks_one_by_one():
         assert not psutil.pid_exists(result.value) or not is_running(result.value)
 
 
+@pytest.mark.thorough
 def test_an_error_stays_the_first_cause_when_another_rank_dies_soon_after():
     def fail(rank):
         if rank == 0:
@@ -966,6 +989,7 @@ def test_errors_can_be_pickled():
     assert str(copy) == str(caught.value) and copy.reports == caught.value.reports
 
 
+@pytest.mark.thorough
 def test_long_timeouts_and_numpys_numbers_are_taken():
     import numpy as np
 
@@ -985,6 +1009,7 @@ def test_coroutines_and_generators_are_refused():
             run_ranks(fn)
 
 
+@pytest.mark.thorough
 def test_a_forked_child_starts_a_server_of_its_own(monkeypatch):
     run_ranks(lambda rank: rank, 1)
     monkeypatch.setattr(server, "PRELOAD", ("torch", "course_lib.launch"))

@@ -25,7 +25,6 @@ from course_lib.launch import run_ranks
 from course_lib.leaks import processes, watch_growth
 from course_lib.leaks.trend import growth, slowest_third
 from course_lib.loader import MiniDataLoader
-from tests import effort
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -526,8 +525,9 @@ def list_in_a_generator():
     return functools.partial(next, train())
 
 
+@pytest.mark.thorough(but=5)
 @pytest.mark.filterwarnings("ignore:Using backward.* with create_graph=True")
-@pytest.mark.parametrize("name", [*LEAKS][:: effort.cases(3, 1)])
+@pytest.mark.parametrize("name", [*LEAKS])
 def test_the_culprit_has_its_name(name):
     make, kind, holders = LEAKS[name]
     report = watch_growth(make())
@@ -557,6 +557,7 @@ def batches_of(dataset, batch_size, kind=DataLoader):
         yield from loader
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.skipif(sys.platform == "win32", reason="workers are not forked on Windows")
 @pytest.mark.parametrize("kind", [DataLoader, MiniDataLoader])
 def test_workers_that_copy_what_they_read(kind):
@@ -590,6 +591,7 @@ def load_for_a_while(loaded, room):
     room.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="the process is forked")
 def test_a_process_that_still_starts_is_waited_for():
     context = multiprocessing.get_context("fork")
@@ -617,6 +619,7 @@ def spin(end):
         pass
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform == "win32", reason="the process is forked")
 def test_a_process_that_never_rests_is_waited_for_once(monkeypatch):
     monkeypatch.setattr(processes, "REST_SECONDS", 0.5)
@@ -639,6 +642,7 @@ def test_a_process_that_never_rests_is_waited_for_once(monkeypatch):
         child.join()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/smaps_rollup").exists(), reason="no kernel tells of page faults")
 @pytest.mark.parametrize("writer", ["child", "parent"])
 def test_only_the_pages_that_a_child_copies_itself_are_its_own(writer):
@@ -867,6 +871,7 @@ def workers_over_a_tensor():
     return functools.partial(next, batches_of(TensorDataset(torch.randn(60_000, 4)), 2_000))
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("make", CLEAN, ids=lambda make: make.__name__)
 def test_a_clean_loop_is_silent(make):
     report = watch_growth(make())
@@ -912,6 +917,7 @@ def test_noise_seldom_grows():
 # ------------------------------------------------------------------------------------------- numbers, words, traces
 
 
+@pytest.mark.thorough
 def test_the_numbers_of_a_list_of_losses():
     trainer, losses = Trainer(), []
     (culprit,) = (report := watch_growth(lambda: losses.append(trainer.step()), steps=9, warmup=1)).culprits
@@ -923,6 +929,7 @@ def test_the_numbers_of_a_list_of_losses():
     assert "`loss.item()`" in str(report)
 
 
+@pytest.mark.thorough
 def test_bytes_of_what_is_held():
     outputs, views, whole = [], [], torch.zeros(1000)
     (culprit,) = watch_growth(lambda: (outputs.append(torch.zeros(100, 100)), len(outputs))).culprits
@@ -931,6 +938,7 @@ def test_bytes_of_what_is_held():
     assert culprit.per_step_bytes < 1000  # the storage was there before
 
 
+@pytest.mark.thorough
 def test_the_graph_of_an_evaluation_holds_activations():
     model, total = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 1)), 0
 
@@ -953,6 +961,7 @@ def test_two_culprits_are_told_apart():
     assert found == {"tensors": "list `outputs` (closure of `step`)", "graph": "tensor `total` (attribute of Trainer)"}
 
 
+@pytest.mark.thorough
 def test_the_notebooks_own_names_come_second():
     main = sys.modules["__main__"]
     try:
@@ -968,6 +977,7 @@ def test_the_notebooks_own_names_come_second():
             vars(main).pop(name, None)
 
 
+@pytest.mark.thorough
 def test_the_server_that_ranks_start_from_is_no_worker():
     before = watch_growth(lambda: None, 6, warmup=0).series["worker_bytes"]
     run_ranks(lambda rank: None, 1)  # it is there, and holds over 100 MiB of its own; multiprocessing's tracker holds 6
@@ -975,6 +985,7 @@ def test_the_server_that_ranks_start_from_is_no_worker():
     assert max(after) < max(before) + 20 * 2**20
 
 
+@pytest.mark.thorough
 def test_it_leaves_nothing_behind():
     model, losses, seen = small_model(), [], []
 
@@ -994,6 +1005,7 @@ def test_it_leaves_nothing_behind():
     assert [ref() for ref in held] == [None] * 15
 
 
+@pytest.mark.thorough
 def test_modules_are_not_asked_what_they_hold(monkeypatch):
     # gc.get_referents(_asyncio) makes Python before 3.12.6 hang in its next collection (python/cpython #122695).
     asked, get_referents = set(), gc.get_referents
@@ -1031,6 +1043,7 @@ print(frozen_by_caller())
 """
 
 
+@pytest.mark.thorough
 def test_a_second_watch_sees_what_is_older_than_the_first():
     # In a process of its own, as it comes: a few releases of Python have objects frozen from the start.
     done = subprocess.run([sys.executable, "-c", FRESH], capture_output=True, text=True, check=True)

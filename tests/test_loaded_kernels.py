@@ -1,11 +1,8 @@
 """Against an ordinary kernel: what a fork of the loaded server sees, how it is interrupted, and when it ends."""
 
-import multiprocessing
-import os
 import subprocess
 import sys
 import time
-from multiprocessing import forkserver
 from pathlib import Path
 
 import psutil
@@ -14,9 +11,10 @@ from jupyter_client import launcher
 from jupyter_client.provisioning import local_provisioner
 from nbval.kernel import CURRENT_ENV_KERNEL_NAME, start_new_kernel
 
-from course_lib.launch import run_ranks
 from tests.forked_ranks import with_forked_ranks
-from tests.loaded_kernels import LoadedKernel, start_forked_server_of_ranks, use_loaded_server
+from tests.loaded_kernels import LoadedKernel, use_loaded_server
+
+pytestmark = pytest.mark.thorough
 
 OWNER = """
 import time
@@ -41,7 +39,6 @@ for fact in {
 DRAWN = "import random, numpy, torch; print(random.random(), numpy.random.random(), torch.rand(()).item())"
 RANKS = """
 import os, psutil
-from course_lib.launch import run_ranks
 print([psutil.Process(result.value).ppid() == os.getpid() for result in run_ranks(lambda rank: os.getppid(), 2)])
 """
 
@@ -125,39 +122,3 @@ def test_server_and_kernels_end_with_the_process_that_started_the_server(start, 
     while Path(address).parent.exists() and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not Path(address).parent.exists()
-
-
-def process_that_forked_it(_rank):
-    return psutil.Process().ppid()
-
-
-@with_forked_ranks
-def test_the_ranks_of_a_loaded_run_are_forks_of_what_has_collected_the_tests(pytestconfig):
-    (rank,) = run_ranks(process_that_forked_it, 1)
-    assert rank.value == forkserver._forkserver._forkserver_pid
-    is_fork = psutil.Process(rank.value).cmdline() == psutil.Process().cmdline()
-    assert is_fork == pytestconfig.getoption("--loaded")
-
-
-LEFT_OVER = []
-
-
-def flush_what_is_left_over(_rank):
-    LEFT_OVER[0].flush()
-    return os.readlink(f"/proc/self/fd/{LEFT_OVER[0].fileno()}")
-
-
-def start_a_rank_beside_a_file(path, sender):
-    LEFT_OVER.append(path.open("w"))
-    LEFT_OVER[0].write("not flushed yet")
-    start_forked_server_of_ranks()
-    sender.send(run_ranks(flush_what_is_left_over, 1)[0].value)
-
-
-@with_forked_ranks
-def test_what_a_fork_still_holds_of_its_parents_files_is_written_nowhere(tmp_path):
-    fork = multiprocessing.get_context("fork")
-    receiver, sender = fork.Pipe()
-    fork.Process(target=start_a_rank_beside_a_file, args=(tmp_path / "left", sender)).start()
-    sender.close()
-    assert receiver.recv() == "/dev/null"  # what is opened later has other numbers

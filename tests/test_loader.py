@@ -371,6 +371,7 @@ def transcript(kind, case):
     return [*events, generator and generator.get_state().tolist()]
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("seed", range(8))
 def test_random_loaders_do_what_torchs_does(seed):
     # 320 in all, with --thorough. What datasets draw in workers is compared too, and so are their seeds.
@@ -654,6 +655,7 @@ class Whole(Samples):
         return indices
 
 
+@pytest.mark.thorough
 def test_half_a_million_indices_a_batch_pass_both_ways():
     batches = [range(500_000)] * 6
     loader = MiniDataLoader(
@@ -725,6 +727,7 @@ def squares_in(method):
     return [sample[:2] for batch in loader for sample in batch]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 def test_workers_can_be_spawned(method):
     assert squares_in(method) == [(0, 1)] * 4
@@ -883,6 +886,7 @@ def test_indices_that_cannot_be_read_or_sent_do_not_leave_the_loop_waiting():
         iter(MiniDataLoader(MANY, sampler=[lambda: 0], num_workers=1))
 
 
+@pytest.mark.thorough
 def test_too_many_open_files_is_said():
     script = """
         import resource, torch
@@ -969,6 +973,7 @@ WAYS = [
 ]  # fmt: skip
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("persistent", [False, True])
 @pytest.mark.parametrize("way", WAYS, ids=lambda way: way.__name__)
 def test_a_hundred_times_no_worker_is_left(way, persistent):
@@ -1039,6 +1044,7 @@ def test_ctrl_c_at_the_terminal_is_told_once(tmp_path, monkeypatch):
     assert re.findall("Traceback|.*Interrupt", (tmp_path / "errors").read_text()) == ["Traceback", "KeyboardInterrupt"]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("end", ["", "1 / 0"])
 def test_a_main_process_that_ends_ends_its_workers(end):
     script = f"""
@@ -1060,6 +1066,7 @@ def drop(held, loader):
     sys.exit(0 if [batch.item() for batch in loader] == list(range(10)) else 1)
 
 
+@pytest.mark.thorough
 def test_a_fork_of_the_owner_neither_ends_nor_uses_its_workers():
     loader = MiniDataLoader(MANY, num_workers=2, persistent_workers=True)
     held = [iter(loader)]
@@ -1202,6 +1209,7 @@ def test_the_thread_ends_with_its_iterator(accelerator, persistent):
     assert set(threading.enumerate()) == threads and children() <= before
 
 
+@pytest.mark.thorough
 def test_the_thread_tells_of_no_other_death_than_the_loader(accelerator, monkeypatch):
     # The loader looks while the thread waits for the other worker, whose pipe then ends.
     for module, seconds in ((workers_module, 0.2), (loader_module, 0.2), (pinning_module, 3600.0)):
@@ -1300,6 +1308,7 @@ def test_an_order_of_another_generator_than_that_of_the_workers_seeds_comes_out_
     assert epoch_of(resumed, 0)[1] == rest
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("name", LOADERS)
 def test_stopped_anywhere_and_resumed_the_rest_is_that_of_the_whole_run(name):
     rng = random.Random(f"state {name}")
@@ -1491,6 +1500,7 @@ def test_a_state_within_a_stream_is_of_as_many_workers(before, after):
     assert [batch.tolist() for batch in resumed] == whole[1:]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("window", [1, 3])
 @pytest.mark.filterwarnings("ignore:what the samples of a MiniDataLoader draw")  # these draw nothing
@@ -1537,6 +1547,7 @@ class SavesEverywhere(Callback):
         self.save(trainer, "epoch_end")
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize(
     "flags",
@@ -1647,6 +1658,7 @@ def ids_seen_by_trainers(rank, n, flags):
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("n", "flags"), [(40, dict(shuffle=True)), (41, dict(shuffle=True, num_workers=1)), (41, dict(drop_last=True))]
 )
@@ -1684,6 +1696,7 @@ def ids_of_a_run_that_is_resumed(rank, folder):
     return ids
 
 
+@pytest.mark.thorough
 def test_two_ranks_of_a_trainer_go_on_within_an_epoch(tmp_path):
     # Of 6 batches on each rank, the second epoch's third is the first that is trained again.
     for result in run_ranks(ids_of_a_run_that_is_resumed, args=(tmp_path,), timeout=120):

@@ -74,6 +74,7 @@ def is_refused(draw, when, noise, epoch):
     return draw in ("python", "numpy") or (draw == "torch" and when == "each" and noise)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("error")
 @pytest.mark.parametrize("draw", DRAWS)
 def test_stopped_within_an_epoch_the_order_comes_out_again_or_is_refused(draw):

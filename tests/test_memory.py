@@ -326,6 +326,7 @@ def steady_step(family, optimizer_fn, batch_size):
     return model, optimizer, step
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prediction_is_measurement_on_the_cpu(family):
     model_fn, batch_fn = FAMILIES[family]
@@ -453,6 +454,7 @@ def test_the_old_name_of_accumulate_grad_batches_warns_in_the_readers_line_and_w
         predicted(accumulate=2, accumulate_grad_batches=2)
 
 
+@pytest.mark.thorough
 def test_accumulating_adds_gradients_to_the_forward_and_nothing_else():
     one, two, four = (peak_of(accumulate_grad_batches=k) for k in (1, 2, 4))
     gradients = one.by_category["parameters"]
@@ -467,6 +469,7 @@ def test_ddp_adds_the_gradients_once_more():
     assert any("NCCL" in doubt for doubt in many.doubts)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_half_precision_halves_what_it_should(device):
     full, mixed, true = (
@@ -494,6 +497,7 @@ def test_autocast_keeps_its_copies_of_the_weights_until_the_forward_ends():
     assert held("bf16") - held("fp32") == pytest.approx(weights, rel=0.05)
 
 
+@pytest.mark.thorough
 def test_a_step_on_cuda_keeps_a_byte_a_mask_no_attention_matrix_and_foreachs_temporaries():
     dropout = [
         predict_peak(
@@ -882,6 +886,7 @@ def test_the_allocator_never_hands_out_a_byte_twice():
 # ------------------------------------------------------------------------------------------------------ the report
 
 
+@pytest.mark.thorough
 def test_the_report_names_categories_and_the_largest_live_tensors():
     model = nn.Sequential(nn.Linear(1000, 500), nn.BatchNorm1d(500))
     optimizer = adamw(model.parameters())

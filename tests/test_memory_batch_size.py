@@ -64,6 +64,7 @@ def fit(limit, **options):
 # ------------------------------------------------------------------------------------------------ how good it is
 
 
+@pytest.mark.thorough
 def test_fifty_limits(remembered):
     number = effort.cases(8, 50)
     outcomes = compare(limits(50)[:number], {"find_batch_size": ours}, PEAKS)["find_batch_size"]
@@ -74,6 +75,7 @@ def test_fifty_limits(remembered):
     assert len({outcome.answer for outcome in outcomes}) > 0.8 * number and outcomes[0].answer == 1
 
 
+@pytest.mark.thorough(but=7)
 @pytest.mark.parametrize("limit", limits(8))
 def test_with_a_step_function_alone(limit):
     model = make_model()
@@ -172,6 +174,7 @@ class Hidden(torch.autograd.Function):
         return gradient, None, None
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize(("factor", "constant"), [(0.3, 0), (0, 5000), (3, 0), (0.2, 3000)])
 def test_more_than_predicted_is_corrected_and_said(factor, constant):
     model = make_model()
@@ -212,6 +215,7 @@ def test_a_step_that_reads_values_is_tried_instead():
     assert "found by trials alone" in fitted.doubts[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reads_a_value", [False, True])
 @pytest.mark.parametrize("indices", ["ai,bi->ab", "ai,bi,ci->abc"])
 def test_a_step_whose_bytes_grow_faster_than_the_batch(indices, reads_a_value):
@@ -291,6 +295,7 @@ def equal(a, b):
     return a == b
 
 
+@pytest.mark.thorough(but=8)
 @pytest.mark.parametrize("how", ["predicted", "tried"])
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize(
@@ -370,6 +375,7 @@ def fitted_on(rank, limits, fails=None):
     return fitted.batch_size, fitted.limit_bytes, len(fitted.trials)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("fails", [None, "ddp"])
 def test_two_ranks_of_different_limits_find_the_smaller_answer(fails):
     small, large = PEAKS(70), PEAKS(300)
@@ -377,6 +383,7 @@ def test_two_ranks_of_different_limits_find_the_smaller_answer(fails):
     assert [result.value for result in results] == [(70, large, 1), (70, small, 1)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("limits", "fails", "error", "cause"),
     [
@@ -446,6 +453,7 @@ def test_no_multiple_fits():
 # ------------------------------------------------------------------------------------------------- other finders
 
 
+@pytest.mark.thorough
 def test_the_comparison():
     outcomes = compare([PEAKS(6) + 100], FINDERS, PEAKS)
     ours, power, binsearch, retry = (outcomes[name][0] for name in FINDERS)
@@ -461,6 +469,7 @@ def test_the_comparison():
     ]
 
 
+@pytest.mark.thorough
 def test_lightnings_doubling_returns_sizes_that_it_never_tried():
     # The next power of two is taken as the answer, untried, once it reaches max_val, and max_val does not cap it.
     device = SimulatedDevice(PEAKS(12))

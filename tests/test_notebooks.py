@@ -30,6 +30,7 @@ def test_there_are_notebooks():
     assert PATHS
 
 
+@pytest.mark.thorough(but=7)
 @pytest.mark.parametrize("path", PATHS, ids=lambda path: path.stem)
 def test_notebook_keeps_the_rules(path: Path):
     assert broken_rules(path.stem, read(path)) == []

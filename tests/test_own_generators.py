@@ -190,6 +190,7 @@ def make_loader(dataset, **arguments):
     return ResumableDataLoader(dataset, batch_size=3, shuffle=True, seed=4, **arguments)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_sample_draws_alike_with_any_workers_and_after_a_kill(kind):
     expected = numbers_of(make_loader(kind()))
@@ -216,6 +217,7 @@ def test_a_sample_draws_alike_on_any_ranks(kind):
     assert by_sample(1) == by_sample(2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", PICKLED)
 def test_also_in_a_worker_that_is_spawned(kind):
     spawned = make_loader(kind(), num_workers=1, multiprocessing_context="spawn")

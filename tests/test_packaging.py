@@ -58,6 +58,7 @@ def test_the_wheel_holds_the_library_its_types_and_its_data(wheel: Path):
     assert wheel.name.startswith(f"every_batch_counts-{course_lib.__version__}-")
 
 
+@pytest.mark.thorough
 def test_the_installed_library_is_that_of_the_wheel(user_python: Path, tmp_path: Path):
     code = "import course_lib; print(course_lib.__version__, course_lib.__file__)"
     version, file = run(user_python, "-c", code, cwd=tmp_path).split()
@@ -88,6 +89,7 @@ def printed(user_python: Path, tmp_path_factory: pytest.TempPathFactory) -> list
     return json.loads(run(user_python, "-c", RUN_ALL, *paths, cwd=folder).splitlines()[-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("number", range(len(SNIPPETS)))
 def test_a_snippet_for_readers_prints_what_its_comments_say(number: int, printed: list[str]):
     promised = re.findall(r"print\(.*#\s*([^:\n]+)", SNIPPETS[number])
@@ -102,6 +104,7 @@ STRICTLY = """# mypy: check-untyped-defs, disallow-any-generics, disallow-incomp
 """
 
 
+@pytest.mark.thorough
 def test_the_snippets_pass_strict_mypy(user_python: Path, tmp_path: Path):
     snippets, known = tmp_path / "snippets", tmp_path / "known"
     snippets.mkdir()
@@ -127,6 +130,7 @@ def test_the_changes_and_the_citation_are_of_this_version():
     assert re.findall(r"^version: (.+)$", citation, re.MULTILINE) == [course_lib.__version__]
 
 
+@pytest.mark.thorough
 def test_without_lightning_the_callbacks_say_what_to_install_and_the_topics_work(tmp_path: Path):
     code = """
 import sys

@@ -140,6 +140,7 @@ def test_prefetching_evens_out_a_slow_batch_and_makes_no_constant_one_faster():
     assert len({predict_throughput(2, 2, 1, prefetch) for prefetch in (1, 2, 3, 4)}) == 1
 
 
+@pytest.mark.thorough
 @given(st.floats(1e-3, 10), st.floats(1e-3, 10), st.integers(0, 4), st.integers(1, 3), st.sampled_from([10, 100, 1000]))
 def test_the_rate_of_an_epoch_nears_the_closed_form(load, compute, workers, prefetch, batches):
     steady = min(workers / load, 1 / compute) if workers else 1 / (load + compute)
@@ -151,6 +152,7 @@ def test_the_rate_of_an_epoch_nears_the_closed_form(load, compute, workers, pref
     assert math.isclose(predict_throughput([load] * 2, [compute] * 3, workers, prefetch), steady, rel_tol=1e-6)
 
 
+@pytest.mark.thorough
 @given(pipelines)
 def test_the_long_run_of_uneven_times_is_that_of_a_long_epoch(pipeline):
     del pipeline["batches"]
@@ -275,6 +277,7 @@ def check_times(records):
     assert all(earlier.delivered_s <= later.wait_start_s for earlier, later in pairwise(records))
 
 
+@pytest.mark.thorough(but=9)
 @pytest.mark.parametrize(
     ("kind", "workers"),
     [(kind, {"num_workers": workers}) for kind in LOADERS for workers in (0, 2)]
@@ -341,6 +344,7 @@ def test_a_subclass_finds_the_dataset_as_it_is(dataset):
     assert len(trace(AsksBack(dataset, batch_size=4))) == 3
 
 
+@pytest.mark.thorough
 def test_a_worker_that_is_spawned_gets_the_dataset_pickled():
     loader, seen = DataLoader(range(10), batch_size=4, num_workers=1, multiprocessing_context="spawn"), []
     records = trace(loader, compute=lambda batch: seen.extend(batch.tolist()))
@@ -451,6 +455,7 @@ def exit_at_nine(samples):
     return samples
 
 
+@pytest.mark.thorough
 def test_a_worker_that_dies_is_reported_by_torch():
     with pytest.raises(RuntimeError, match=r"DataLoader worker .* exited unexpectedly"):
         trace(DataLoader(Squares(), batch_size=2, num_workers=1, collate_fn=exit_at_nine))
@@ -490,6 +495,7 @@ def test_batches_must_be_a_positive_int(batches):
         trace(DataLoader(Squares()), batches=batches)
 
 
+@pytest.mark.thorough
 def test_sequences_that_are_longer_than_the_simulation_are_played_whole():
     loads = [0.001] * 100_000 + [0.1] * 50_000
     assert predict_throughput(loads, 0.0, 1) == pytest.approx(len(loads) / sum(loads), rel=0.01)

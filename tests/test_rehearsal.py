@@ -71,6 +71,7 @@ def rehearse(path: Path, *rehearsals: str, left_out: Collection[str] = ()) -> di
 # --------------------------------------------------------------------------------------------- cells of the notebooks
 
 
+@pytest.mark.thorough
 def test_every_cell_that_names_the_device_is_rehearsed():
     named, rehearsed = 0, 0
     for notebook in NOTEBOOKS.values():
@@ -86,6 +87,7 @@ def test_every_cell_that_names_the_device_is_rehearsed():
     assert len(ON_THE_DEVICE) >= 7
 
 
+@pytest.mark.thorough
 @pytest.mark.timeout(600 * effort.cases(1, 7))  # 10 minutes for each of the rehearsals
 @pytest.mark.parametrize("name", ON_THE_DEVICE)
 def test_cells_print_on_a_pretended_gpu_with_other_rounding_what_is_stored(name):
@@ -305,6 +307,7 @@ def test_pinning_on_a_pretended_gpu():
     assert here == there == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9]]
 
 
+@pytest.mark.thorough
 def test_measured_and_found_on_a_pretended_gpu():
     with pretend_cuda() as gpu:
         before = gpu.allocated()
@@ -434,6 +437,7 @@ def test_ranks(world_size):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("gpus", [2, 1][: effort.cases(1, 2)])
 def test_ranks_of_tests_see_no_gpu_however_many_there_are(gpus, tmp_path):
     for name in ("ours", "plain"):

@@ -49,6 +49,7 @@ def taken(iterator, count):
     return [batch.tolist() for _, batch in zip(range(count), iterator, strict=False)]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("seed", range(effort.cases(3, 8)))
 def test_random_stops_workers_and_ranks(seed):
     # At least 40 cases each that can be dealt, 320 with --thorough. Every sixth uses workers, which are slow to start.
@@ -110,6 +111,7 @@ def test_length_counts_the_batches_before_the_resume():
     assert len(list(resumed)) == 5
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("workers", [0, 1])
 @pytest.mark.parametrize("batches_before", [0, 1])
 def test_a_stop_iteration_of_the_dataset_is_no_end_of_the_epoch(workers, batches_before):
@@ -128,6 +130,7 @@ def test_a_stop_iteration_of_the_dataset_is_no_end_of_the_epoch(workers, batches
     assert loader.epoch == 0 and loader.state_dict()["position"] == 6
 
 
+@pytest.mark.thorough
 def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
     sampler = ShuffledBatchSampler(12, 3)
     loader = loader_of(sampler, workers=2)
@@ -228,6 +231,7 @@ def fit(folder, loader, checkpoint=None, callbacks=(), **flags):
     return model.seen
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("seed", range(effort.cases(2, 4)))
 def test_a_trainer_resumes_bit_identically(tmp_path, seed):
     rng = random.Random(f"trainer {seed}")
@@ -252,6 +256,7 @@ def primary(seen):
     return [(epoch, index) for epoch, batch in seen for index in batch if index < 100]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("before", "after", "ahead"), [(2, 1, False), (1, 2, True), (2, 3, False)])
 def test_a_trainer_resumes_on_another_number_of_ranks(tmp_path, before, after, ahead):
     def run(rank, world_size, folder, checkpoint, ahead, callbacks, flags):
@@ -276,6 +281,7 @@ def test_a_trainer_resumes_on_another_number_of_ranks(tmp_path, before, after, a
     assert Counter(primary(first + second)) == Counter((epoch, index) for epoch in range(2) for index in range(37))
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize(
     "how", ["default flags", "own sharding", "plain loader", "fabric", "fabric, own sharding", "plain DDP"]
@@ -342,6 +348,7 @@ def train_and_die(rank, world_size, path, die_at, workers):
     return seen
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("case", range(effort.cases(3, 20)))
 def test_a_killed_run_goes_on_with_other_ranks_and_workers(tmp_path, case):
     rng = random.Random(f"kill {case}")
@@ -379,6 +386,7 @@ def test_bad_arguments_are_named(arguments, message):
         ResumableDataLoader(**{"dataset": range(5)} | arguments)
 
 
+@pytest.mark.thorough
 def test_the_loop_of_the_docstring_is_right_wherever_it_was_killed():
     def loop(kill_at, state):
         """What was trained in five epochs of four batches each, and the state behind the last batch of it."""
@@ -596,6 +604,7 @@ def test_an_iterator_that_is_not_read_takes_a_new_epoch_and_one_that_is_read_ref
     assert [*batches, *begun] == first
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("workers", [0, 2])
 @pytest.mark.parametrize("kind", [DataLoader, ResumableDataLoader])
 def test_a_loader_that_a_fit_has_used_begins_the_next_fit_with_epoch_0_or_is_refused(tmp_path, kind, workers):

@@ -75,6 +75,7 @@ def by_sample(batches):
     return {key: sorted(draws) for key, draws in found.items()}
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "workers",
     [
@@ -279,6 +280,7 @@ class OwnSampler:
         self.epoch, self.steps_before = state["epoch"], state["steps"]
 
 
+@pytest.mark.thorough
 def test_indices_of_any_kind_that_is_the_same_everywhere():
     def run(workers, names=Named.names):
         return batches_of(make_loader(Named(), batch_sampler=OwnSampler([[name] for name in names]), **workers))
@@ -313,6 +315,7 @@ def on_ranks(make, world_size, epoch, workers=0):
     return [batch for step in zip(*dealt, strict=True) for batch in step]
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("kind", SAMPLERS)
 def test_a_sample_is_augmented_alike_on_any_number_of_ranks_and_each_time_in_its_own_way(kind):
     for epoch in range(2):
@@ -332,6 +335,7 @@ def test_a_sample_is_augmented_alike_on_any_number_of_ranks_and_each_time_in_its
     assert all(one == two for one, two in zip(numbers, alone, strict=False)) and len(set(numbers)) == len(numbers)
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("kind", [*SAMPLERS, "own, repeats"])
 def test_a_loop_that_is_killed_twice_anywhere_delivers_bit_for_bit_the_same(kind):
     def new(workers=0):
@@ -433,6 +437,7 @@ def test_a_trainer_that_is_killed_twice_anywhere_ends_with_the_same_weights(tmp_
         assert torch.equal(killed_twice(tmp_path / f"{seed}", seed, steps), whole), seed
 
 
+@pytest.mark.thorough
 def test_two_ranks_that_are_killed_twice_anywhere_end_with_the_same_weights(tmp_path):
     def run(rank, seeds):
         flags = {"devices": 2, "strategy": "ddp"}
@@ -449,6 +454,7 @@ def draw_at(sample, size):
     return *sample, size
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("reload", [False, True])
 def test_a_size_schedule_augments_alike_with_any_workers(reload):
     seen = {}
@@ -494,6 +500,7 @@ def mark_dataset(worker):
     get_worker_info().dataset.mark = worker + 1
 
 
+@pytest.mark.thorough
 def test_dataset_collate_fn_and_worker_init_fn_stay_the_readers():
     dataset = Marks()
     for context, workers in (("fork", 2), ("spawn", 1)):

@@ -148,6 +148,7 @@ def test_the_secondary_is_used_equally_often_and_never_twice_in_a_batch():
                     assert max(counts) - min(counts) <= 1, case
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_order_is_a_function_of_seed_and_epoch(kind):
     for rng, case in cases("order", kind):
@@ -188,6 +189,7 @@ def test_the_order_of_the_epoch_does_not_depend_on_the_number_of_ranks(kind):
             assert all(order == orders[0] for order in orders), case
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("kind", KINDS)
 def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(kind):
     resumed = 0
@@ -229,6 +231,7 @@ def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(kind):
     assert resumed > SHAPES / 4
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_second_resume_on_as_many_ranks_goes_on_with_the_first(kind):
     for rng, case in cases("twice", kind):
@@ -265,6 +268,7 @@ def test_state_follows_the_batches_that_were_yielded():
         assert sampler.state_dict() == sampler.state_dict(batches=count)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("tail", ["spread", "drop", "pad"])
 @given(n=st.integers(1, 60), size=st.integers(1, 7), world_size=st.integers(1, 5))
 def test_loss_weights_make_the_average_over_ranks_the_mean_over_samples(tail, n, size, world_size):
@@ -873,6 +877,7 @@ def trained_batches(sampler, beside=None, **flags):
     return trained, trainer.train_dataloader["own"].batch_sampler
 
 
+@pytest.mark.thorough
 def test_a_readers_own_sampler_is_made_again_by_a_trainer_and_by_fabric_on_two_ranks():
     def fit_all(rank):
         found = {}

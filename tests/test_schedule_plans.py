@@ -194,6 +194,7 @@ def test_a_plan_is_what_is_counted_by_hand(rng):
     assert plan.explain() and plan.table()
 
 
+@pytest.mark.thorough
 @settings(max_examples=300)
 @given(st.randoms(use_true_random=False))
 def test_a_run_is_refused_for_the_epochs_alone_that_it_comes_to(rng):
@@ -285,6 +286,7 @@ def windows_by_addition(n, schedule, world_size, tail, limit, epochs):
     return windows
 
 
+@pytest.mark.thorough
 @settings(max_examples=200)
 @given(st.randoms(use_true_random=False))
 def test_windows_from_prefix_sums_are_those_that_are_added_up(rng):
@@ -307,6 +309,7 @@ def many_stages(count):
     return SizeSchedule([(step, 1 + step % 7, 1 + step % 3) for step in range(count)], unit="optimizer_steps")
 
 
+@pytest.mark.thorough
 def test_a_plan_of_many_stages_is_that_which_is_added_up():
     plan = many_stages(800).plan(10_000, max_epochs=1)
     assert len(plan.windows) == 5_001

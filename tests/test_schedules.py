@@ -83,6 +83,7 @@ def ranks_of(n, schedule, world_size, epoch=0, **arguments):
 # ------------------------------------------------------------------------------------------------- the sampler
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("world_size", range(1, 9))
 def test_every_sample_once_and_one_size_a_step_as_counted_by_hand(world_size):
     # 100 schedules a world size, 3 epochs of each: 800 schedules.
@@ -128,6 +129,7 @@ def test_the_other_tails_have_full_batches_alone(tail):
                 assert set(seen) == set(range(n))
 
 
+@pytest.mark.thorough
 def test_the_conformance_kit_finds_nothing():
     schedules = [
         SizeSchedule({0: (8, 4), 1: (16, 1)}),
@@ -255,6 +257,7 @@ def test_a_state_that_lacks_something_is_refused_and_changes_nothing(lacking):
     assert sampler.state_dict(batches=0) == want
 
 
+@pytest.mark.thorough
 @settings(max_examples=100)
 @given(st.randoms(use_true_random=False))
 def test_windows_of_an_own_loop_have_one_size(rng):

@@ -184,6 +184,7 @@ def test_a_guarded_run_ends_where_one_ends_that_never_saw_the_bad_windows():
     assert first == second
 
 
+@pytest.mark.thorough
 def test_the_bit_for_bit_comparison_sees_a_window_that_left_a_trace():
     case = {"optimizer": "adam", "batch_norm": True, "k": 1, "number_of_windows": 6, "on_device": False}
     case["bad"] = {3: ((0,), "NaN gradient")}
@@ -262,6 +263,7 @@ def test_a_vote_is_anybodys_and_may_be_waited_for_later():
     assert vote(True) is True and vote(False, async_op=True).wait() is False
 
 
+@pytest.mark.thorough
 def test_a_rank_that_does_not_vote_is_an_error_of_the_others():
     def ask(rank):
         if rank == 0:
@@ -1039,6 +1041,7 @@ def test_a_copy_of_a_guarded_model_has_no_guard(how, tmp_path):
     assert StepGuard(again, torch.optim.SGD(again.parameters(), lr=0.1)) and skip_one(model.guard) is False
 
 
+@pytest.mark.thorough
 def test_a_file_of_a_guarded_model_needs_nothing_of_this_library(tmp_path):
     model = nn.Linear(4, 1)
     guard = make_guard(model)
@@ -1071,6 +1074,7 @@ def test_an_optimizer_whose_step_needs_a_closure_is_refused():
 # ------------------------------------------------------------------------------------------ a signal by NaN
 
 
+@pytest.mark.thorough(but=5)
 @pytest.mark.parametrize("readable", [True, False], ids=["on the host", "on a device"])
 @pytest.mark.parametrize("fault", ["all ignored", "empty mask", "infinite loss"])
 def test_a_loss_that_is_not_finite_with_a_gradient_that_is_is_skipped_on_all_ranks(fault, readable):

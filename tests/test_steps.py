@@ -487,6 +487,7 @@ def dealt(make, world_size, epoch):
     return ranks
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("kind", SAMPLERS)
 @given(dealing=st.fixed_dictionaries(dealings), run=st.fixed_dictionaries(runs))
 def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
@@ -525,6 +526,7 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
     assert plan(of_rank) == found
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
 @given(dealing=st.fixed_dictionaries(dealings))
 def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
@@ -540,6 +542,7 @@ def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
     assert plan.samples_repeated == len(indices) - len(set(indices))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("kind", ["shuffled", "two streams", "sharded", "uneven"])
 @given(
     dealing=st.fixed_dictionaries(dealings), epoch=st.integers(0, 2), stop=st.integers(0, 30), after=st.integers(1, 5)

@@ -190,8 +190,9 @@ def _judged_one_by_one(
         judgement.not_judged |= dict.fromkeys(rest, Unjudged("the run is refused, see setup", Kind.NOT_APPLICABLE))
         return judgement
     judgement.add(_judged_by_steps(run, started, stepped, deep, expect, skip, seconds))
-    now_trying("what the ranks are given (dealing, order, changes)")
-    judgement.add(_judged_by_dealing(run, expect, seconds))
+    if not {"dealing", "order", "length", "changes"} <= set(skip):
+        now_trying("what the ranks are given (dealing, order, changes)")
+        judgement.add(_judged_by_dealing(run, expect, skip, seconds))
     if "resume" not in skip:
         now_trying("a stop and a resume (resume)")
         judgement.add(_judged_by_resuming(run, deep, seconds))
@@ -344,11 +345,13 @@ def _trials_of_an_epoch(run: AnyRun, started: Settings, skip: Collection[str]) -
         yield Trial("setup", judge_validation(run, validation, epochs), 2 * SHORT_EPOCH)
 
 
-def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -> Judgement:
-    """What 1, 2 and 3 ranks are given, and as many as the run has."""
+def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float) -> Judgement:
+    """What 1, 2 and 3 ranks are given, and as many as the run has; without `dealing`, the first of its own ranks."""
     own_size = run.settings.world_size
-    world_sizes = sorted({*run.settings.tried_world_sizes, *({own_size} if own_size <= MOST_RANKS else ())})
-    places = [(rank, world_size) for world_size in world_sizes for rank in range(world_size)]
+    own = {own_size} if own_size <= MOST_RANKS else set()
+    world_sizes = [] if "dealing" in skip else sorted({*run.settings.tried_world_sizes} | own)
+    ranks = {(rank, world_size) for world_size in world_sizes for rank in range(world_size)}
+    places = sorted(ranks | {(0, size) for size in own}, key=lambda place: place[::-1])
     trials = [dealt_to(run, *place, epochs=EPOCHS if place[1] in (1, own_size) else 1) for place in places]
     with draws_found():
         dealt = dict(zip(places, map(_dealt_of, try_on_copies(trials, seconds=seconds)), strict=True))
@@ -361,15 +364,15 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], seconds: float) -
         if judged.findings and world_size > 1:
             judged = _by_the_seed(run, dealt[0, 1], judged, world_size, seconds)
         judgement.add(judged)
-    own = dealt.get((0, own_size))
-    if own is None:
+    first = dealt.get((0, own_size))
+    if first is None:
         why = Unjudged(f"{own_size} ranks are more than are tried ({MOST_RANKS})")
         judgement.not_judged |= dict.fromkeys(("dealing", "order", "workers", "window", "changes", "setup"), why)
         return judgement
     by_epochs = run.settings.ends_with_its_epochs
-    judgement.add(guarded("length", judge_promised_length, own, epochs_end_the_run=by_epochs))
-    judgement.add(guarded("order", judge_order, own))
-    judgement.add(guarded("changes", judge_changes, own))
+    judgement.add(guarded("length", judge_promised_length, first, epochs_end_the_run=by_epochs))
+    judgement.add(guarded("order", judge_order, first))
+    judgement.add(guarded("changes", judge_changes, first))
     return judgement
 
 

@@ -190,8 +190,8 @@ def stop_and_resume(
     """
     with tempfile.TemporaryDirectory() as folder:
         keep = ModelCheckpoint(folder, filename="stopped", every_n_train_steps=3)
-        options: dict[str, Any] = dict(loader=loader, enable_checkpointing=True)
-        stop: dict[str, Any] = dict(max_steps=3, callbacks=[keep, *callbacks])
+        options: dict[str, Any] = dict(loader=loader)
+        stop: dict[str, Any] = dict(max_steps=3, enable_checkpointing=True, callbacks=[keep, *callbacks])
         before = fit_on_ranks(make_batch_sampler, 28, **stop, **options)
         options |= dict(ckpt_path=str(Path(folder, "stopped.ckpt")), callbacks=[*callbacks])
         resumed = []

@@ -104,6 +104,7 @@ FOUND = [
 ]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("case", FOUND)
 def test_what_was_killed_where_it_had_gone_wrong(case, tmp_path):
     average, order, schedule, *where = case

@@ -48,6 +48,7 @@ def test_a_run_that_is_killed_twice_anywhere_ends_as_if_it_had_not_been(k, tmp_p
     assert all("in the middle of an update" in message for message in REFUSED)
 
 
+@pytest.mark.thorough
 def test_so_does_one_whose_sizes_follow_a_schedule(tmp_path):
     rng = random.Random("sizes, killed twice")
     whole = state_of(train(tmp_path / "whole", n=48, sized=True, k=2, steps=22)[0])
@@ -283,6 +284,7 @@ def test_a_loader_that_does_not_know_its_position_is_refused_within_an_epoch(tmp
     assert fit(ExactResume(), ckpt_path=at_end) == list(range(12))
 
 
+@pytest.mark.thorough
 def test_an_order_that_workers_had_drawn_ahead_of_the_first_batch_is_refused(tmp_path):
     path = tmp_path / "begun.ckpt"
 

@@ -159,6 +159,7 @@ class Steps(Callback):
         self.waiting = 0
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("effective", [500, 250, 100, 1, 7, 997])
 def test_the_effective_batch_is_held(effective, caplog):
     # 997 is a prime: batches of 1, and windows of 997, of which the 500 samples leave one short one.
@@ -207,6 +208,7 @@ def test_a_scheduler_of_windows_is_said_and_not_overruled(caplog):
         both.fit(Classifier())
 
 
+@pytest.mark.thorough
 def test_two_ranks_hold_the_effective_batch_together():
     def train(rank, effective):
         finder, steps = FindBatchSize(limit_bytes=30_000, effective_batch_size=effective), Steps()

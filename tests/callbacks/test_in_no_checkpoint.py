@@ -60,6 +60,7 @@ class NoBetter(EarlyStopping):
         super().__init__("val", patience=1, min_delta=10.0)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:an EarlyStopping had ended this run")
 @pytest.mark.parametrize("flags", [{"min_epochs": 4}, {"min_steps": 10}], ids=str)
 def test_a_stop_that_is_put_off_ends_the_run_where_it_would_have_ended(flags, tmp_path):
@@ -259,6 +260,7 @@ class DrawsByItsClass(Plain):
         return super().loss(x, y) * self.generator.random()
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("windows", [1, 4])
 @pytest.mark.parametrize("kind", [KeepsState, BeginsAlike, WithLookahead, DrawsByItsClass])
 def test_state_in_containers_optimizers_and_classes_goes_on(kind, windows, tmp_path):
@@ -416,6 +418,7 @@ class ClosesMosaic(Plain):
             self.trainer.train_dataloader.dataset.is_on, self.closed = False, True
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:.*on_train_epoch_start")
 @pytest.mark.parametrize("is_within_another", [False, True])
 def test_what_training_moves_in_the_dataset_goes_on(is_within_another, tmp_path):
@@ -452,6 +455,7 @@ class Doubles(LightningDataModule):
         return batch[0] * self.scale, *batch[1:]
 
 
+@pytest.mark.thorough
 def test_what_training_moves_in_the_data_module_goes_on(tmp_path):
     whole = fit(tmp_path / "whole", ExactResume(), data=Doubles())
     for path in sorted((tmp_path / "whole").glob("*.ckpt")):
@@ -652,6 +656,7 @@ def test_other_windows_within_an_epoch_are_refused(before, now, step, tmp_path):
         fit(tmp_path, ExactResume(), accumulate_grad_batches=now, checkpoint=tmp_path / f"step={step}.ckpt")
 
 
+@pytest.mark.thorough
 def test_other_windows_at_their_bounds_and_scheduled_ones_are_not_refused(tmp_path):
     fit(tmp_path / "1", ExactResume(), accumulate_grad_batches=1)
     fit(tmp_path / "on", ExactResume(), accumulate_grad_batches=2, checkpoint=tmp_path / "1" / "step=2.ckpt")

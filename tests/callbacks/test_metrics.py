@@ -54,6 +54,7 @@ def train(folder, *callbacks, ends_after=None, resumes=False):
     return watches.seen
 
 
+@pytest.mark.thorough
 def test_they_are_those_of_the_whole_epoch_after_any_number_of_resumes(tmp_path):
     whole = train(tmp_path)
     for stop, again in ((0, 1), (1, 2), (2, 2), (4, 4)):
@@ -70,6 +71,7 @@ def test_one_that_gathers_by_itself_is_refused_where_a_stop_goes_by_it(tmp_path)
     train(tmp_path, EarlyStopping("mean"), resumes=True)
 
 
+@pytest.mark.thorough
 def test_what_two_ranks_have_gathered_is_refused_where_a_stop_goes_by_it(tmp_path):
     class SavesAtThree(Callback):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
@@ -133,6 +135,7 @@ class SavesAndEnds(Callback):
             raise KeyboardInterrupt
 
 
+@pytest.mark.thorough
 def test_a_validation_that_was_due_is_made_when_the_run_is_resumed(tmp_path):
     whole = validated_steps(tmp_path)
     assert whole == (9, 2, [2, 4, 7, 9])

@@ -40,6 +40,7 @@ class FineTunes(BaseFinetuning):
             self.unfreeze_and_add_param_group(pl_module.net[:2], optimizer, lr=0.01)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.filterwarnings("ignore:.*had been frozen or unfrozen")
 @pytest.mark.parametrize("saves", SAVES)
 @pytest.mark.parametrize("kind", [Thaws, FineTunes])
@@ -100,6 +101,7 @@ def fit(module, *callbacks, ckpt_path=None, **flags):
     return module
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("finder", [LearningRateFinder, BatchSizeFinder])
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 def test_a_finder_finds_once(finder, monkeypatch, tmp_path):

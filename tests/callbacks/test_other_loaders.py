@@ -86,6 +86,7 @@ def resumed(folder, *arguments, **flags):
             return None
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.filterwarnings("ignore:.*does not have many workers")
 @pytest.mark.filterwarnings("ignore:this checkpoint was saved ahead of an epoch's validation")  # of the last epoch
 @pytest.mark.parametrize("saves", SAVES)

@@ -112,6 +112,7 @@ ROWS = [
 ]
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(
     ("lives", "run"), ROWS, ids=lambda row: str([life[0] for life in row]) if row and isinstance(row, list) else ""
 )
@@ -129,6 +130,7 @@ def test_the_rest_of_the_epoch_is_trained_once_and_the_later_ones_are_whole(live
         assert len(seen) == len(ranks[0][0])
 
 
+@pytest.mark.thorough
 def test_a_trainer_that_would_count_once_is_refused_before_a_batch_is_trained(tmp_path):
     # 2 to 1, 1 to 2, and with the state loaded ahead of the fit: no ExactResume is there to count again.
     for number, (before, after, load) in enumerate([(2, 1, False), (1, 2, False), (2, 1, True)]):
@@ -137,6 +139,7 @@ def test_a_trainer_that_would_count_once_is_refused_before_a_batch_is_trained(tm
             live(folder, [(before, (1, 3)), (after, None)], piece="nothing", load=load)
 
 
+@pytest.mark.thorough
 def test_a_trainer_alone_goes_on_with_as_many_ranks_and_at_an_epochs_end_with_others(tmp_path):
     same = live(tmp_path / "same", [(2, (1, 3)), (2, None)], piece="nothing")
     other = live(tmp_path / "other", [(2, (1, 0)), (1, None)], piece="nothing")
@@ -146,6 +149,7 @@ def test_a_trainer_alone_goes_on_with_as_many_ranks_and_at_an_epochs_end_with_ot
     assert sorted(samples_of(other[-1], 1)) == list(range(60))
 
 
+@pytest.mark.thorough
 def test_a_checkpoint_of_an_epochs_last_batch_goes_on_with_the_next_epoch_on_fewer_ranks(tmp_path):
     fits = live(tmp_path, [(2, (1, 0)), (1, None)], saves=dict(every_n_train_steps=1))
     assert fits[-1][0]["position"] in (0, 60)
@@ -182,6 +186,7 @@ class Normalizes(CountingModule):
         return self.norm(batch.float()[:, None]).square().mean() + super().training_step(batch)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("broadcast_buffers", "told"), [(False, 1), (True, 0)])
 def test_buffers_of_each_rank_are_those_of_the_first_one_in_a_resumed_run_and_a_warning_says_so(
     tmp_path, broadcast_buffers, told

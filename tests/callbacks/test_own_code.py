@@ -24,6 +24,7 @@ from course_lib.callbacks._unstepped import Unstepped
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler
+from tests import effort
 from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, same
 from tests.trainer_oracle import quiet_trainer
 
@@ -443,13 +444,13 @@ def from_the_newest(kind, folder, refused, *case, **arguments):
     return life(kind, folder, *case, **arguments)
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.filterwarnings(*TOLD)
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_that_is_stopped_ends_as_one_that_is_not(kind, tmp_path, request):
+def test_a_run_that_is_stopped_ends_as_one_that_is_not(kind, tmp_path):
     rng = random.Random(kind.__name__)
     cases = list(itertools.product(SAVES, (1, 3), ("start", "forward", "end", "validation")))
-    thorough = request.config.getoption("--thorough")
-    for number, (saves, k, place) in enumerate(cases if thorough else rng.sample(cases, 6)):
+    for number, (saves, k, place) in enumerate(rng.sample(cases, effort.cases(6, len(cases)))):
         whole = life(kind, tmp_path / f"whole {number}", saves, k)
         folder, refused, last = tmp_path / f"{number}", [], None
         for killed_at in (2 * rng.randint(2, 5), 2 * rng.randint(1, 2), None):

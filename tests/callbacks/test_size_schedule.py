@@ -98,6 +98,7 @@ def random_run(rng):
     return schedule, flags | (RELOADED if unit == "epochs" and rng.random() < 0.5 else {})
 
 
+@pytest.mark.thorough
 def test_planned_updates_are_those_counted_in_real_fits():
     rng = random.Random("size schedules")
     units = set()
@@ -112,6 +113,7 @@ def test_planned_updates_are_those_counted_in_real_fits():
     assert len(units) == 4
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("schedule", "flags"), [(STEPWISE, {}), (EPOCHWISE, {}), (EPOCHWISE, RELOADED)])
 def test_a_run_that_is_stopped_anywhere_goes_on_with_the_next_batch(schedule, flags, tmp_path):
     whole, _ = fit(schedule, max_epochs=3, callbacks=[StepAudit(strict=True), SavesAlways(tmp_path)], **flags)
@@ -123,6 +125,7 @@ def test_a_run_that_is_stopped_anywhere_goes_on_with_the_next_batch(schedule, fl
         assert torch.equal(resumed.weight, whole.weight)
 
 
+@pytest.mark.thorough
 @pytest.mark.filterwarnings("ignore:this checkpoint was saved within a window:UserWarning")  # KeepingModule knows it
 def test_random_runs_go_on_with_the_next_batch(tmp_path):
     rng = random.Random("resumed schedules")
@@ -270,6 +273,7 @@ def draw(sample, size):
     return nn.functional.interpolate(image, size=(size, size))[0], sample
 
 
+@pytest.mark.thorough
 def test_four_ways_give_one_run():
     n, epochs = 50, 4
     stages = {0: (8, 16), 1: (12, 7), 3: (16, 4)}
@@ -372,6 +376,7 @@ def test_two_ranks_have_one_size_a_step_and_the_updates_that_were_planned(unit):
         assert sorted(samples) == list(range(50))
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_with_other_ranks_within_an_epoch(tmp_path):
     schedule = SizeSchedule({0: (16, 4), 15: (32, 2)}, unit="optimizer_steps")
 
@@ -386,6 +391,7 @@ def test_a_run_goes_on_with_other_ranks_within_an_epoch(tmp_path):
     assert [batch[0][1] for epoch, batch in alone.seen if epoch == 1] == [16] * 7 + [32] * 10
 
 
+@pytest.mark.thorough
 def test_what_was_counted_goes_on_from_an_epochs_end_on_other_ranks(tmp_path):
     # 18 updates in 3 epochs on one rank, so the size is 16; two ranks alone would have counted fewer.
     schedule = SizeSchedule({0: (8, 8), 10: (16, 2)}, unit="optimizer_steps")
@@ -400,6 +406,7 @@ def test_what_was_counted_goes_on_from_an_epochs_end_on_other_ranks(tmp_path):
         assert result.value == [16] * 8
 
 
+@pytest.mark.thorough
 def test_a_run_goes_on_within_an_epoch_on_more_ranks(tmp_path):
     schedule = SizeSchedule({0: (16, 2)}, accumulate_grad_batches=4)
     fit(schedule, 32, max_epochs=1, callbacks=[SavesAlways(tmp_path)])

@@ -90,6 +90,7 @@ def test_a_fit_ends_where_one_ends_that_never_had_the_bad_windows(k, flags):
     assert trainer.global_step == expected.global_step == skip.updates
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize("fault", ["NaN input", "infinite loss", "reject", "none"])
 @pytest.mark.parametrize("k", [1, 2])
 def test_the_epoch_that_is_added_for_batch_norms_statistics_leaves_bad_batches_out(k, fault):
@@ -187,6 +188,7 @@ def test_max_steps_counts_what_it_was_said_to_mean(means, attempts, updates):
     assert (audit.attempts, audit.updates, audit.skipped) == (attempts, updates, 3)
 
 
+@pytest.mark.thorough
 def test_every_second_batch_bad_for_200_steps(tmp_path):
     skip = SkipBadSteps(journal=tmp_path / "skipped.jsonl")
     trainer, _ = fit(dict.fromkeys(range(2, 400, 4), "NaN input"), skip, batches=range(400))
@@ -232,6 +234,7 @@ def test_it_composes_with_exact_accumulation():
     assert end(FAULTS, range(40), ExactAccumulation(), guard()) == expected
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("k", [1, 2])
 def test_two_ranks_skip_together_what_one_saw(k, tmp_path):
     def fit_ranks(rank, folder):
@@ -280,6 +283,7 @@ def test_one_ranks_callback_alone_is_an_error_and_no_hang():
         run_ranks(lonely, timeout=120)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("stop", [3, 7, 10])
 def test_counts_and_samples_go_on_after_a_resume(stop, tmp_path):
     faults = dict.fromkeys((2, 3, 9, 11), "NaN input")
@@ -510,6 +514,7 @@ def test_what_does_not_go_together_is_refused():
     )
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fault", ["all ignored", "empty mask"])
 @pytest.mark.parametrize("k", [1, 2])
 def test_two_ranks_skip_a_loss_that_is_not_finite_with_a_gradient_that_is(k, fault):
@@ -540,6 +545,7 @@ def test_two_ranks_skip_a_loss_that_is_not_finite_with_a_gradient_that_is(k, fau
         assert skipped == 1 and ours == theirs
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("k", [1, 2])
 def test_two_ranks_skip_a_window_without_a_label(k):
     class Labels(Module):

@@ -33,6 +33,7 @@ class SkippingModule(CountingModule):
         return None if self.seen - 1 in self.bad else loss
 
 
+@pytest.mark.thorough
 def test_audit_agrees_with_every_plain_run():
     rng = random.Random("audit")
     for _ in range(60):
@@ -320,6 +321,7 @@ def run_on(ranks, folder, ckpt_path=None, stop=None, horizon=None):
     return run_ranks(train, ranks, timeout=120)[0].value
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "stop", "after"), [(2, 6, 1), (1, 11, 2), (2, 5, 3)])
 def test_a_run_that_goes_on_with_other_ranks_is_planned_from_there(before, stop, after, tmp_path):
     # An epoch of 46 samples has 16, 8 or 6 batches on 1, 2 or 3 ranks.
@@ -333,6 +335,7 @@ def test_a_run_that_goes_on_with_other_ranks_is_planned_from_there(before, stop,
     assert max(steps) < 1.6 * min(steps[:-1])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("before", "stop", "after", "stop_again"), [(2, 6, 1, 15), (2, 6, 2, 9), (1, 11, 2, 13)])
 def test_a_run_that_is_stopped_again_keeps_the_plan_of_its_ranks(before, stop, after, stop_again, tmp_path):
     run_on(before, tmp_path, stop=stop)
@@ -344,6 +347,7 @@ def test_a_run_that_is_stopped_again_keeps_the_plan_of_its_ranks(before, stop, a
     assert rates_again == rates[-len(rates_again) :]
 
 
+@pytest.mark.thorough
 def test_a_horizon_that_a_checkpoint_brings_is_told(tmp_path):
     run_on(2, tmp_path, stop=6, horizon="T_max")
     planned, _, rates, told = run_on(1, tmp_path, tmp_path / "stopped.ckpt", horizon="T_max")

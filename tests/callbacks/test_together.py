@@ -207,6 +207,7 @@ PAIRS = [
 ]
 
 
+@pytest.mark.thorough(but=16)
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_together_are_right_or_refused(one, other):
     callbacks = [name for name in (one, other) if name in CALLBACKS]

@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[2]
 PLAIN = DrawnRun(samples=11, accumulate_grad_batches=2, kills=(Kill(3),), callbacks=("ExactResume", "StepAudit"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [1, 2])
 def test_a_sample_of_the_hunt_finds_nothing(seed):
     hunt = Hunt(seed, minutes=60, runs=effort.cases(8, 150))
@@ -35,6 +36,7 @@ def test_a_sample_of_the_hunt_on_a_gpu_finds_nothing():
     assert int(re.findall(r"(\d+) right", done.stdout)[0]) > 6, done.stdout
 
 
+@pytest.mark.thorough
 def test_what_is_played_is_what_is_printed(tmp_path):
     script = tmp_path / "run.py"
     script.write_text(script_of(PLAIN), encoding="utf-8")
@@ -45,6 +47,7 @@ def test_what_is_played_is_what_is_printed(tmp_path):
     assert killed.endswith("raised: Killed") and whole.partition("tensor")[2] == stopped.partition("tensor")[2]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("changed", [dict(), dict(trainer=False), dict(ranks=(2, 1), samples=12)])
 def test_a_run_is_right(changed):
     assert judge(replace(PLAIN, **changed)).outcome == "right"

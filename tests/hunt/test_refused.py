@@ -54,6 +54,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_now(name):
     run, sentence = REFUSED[name]

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, Sampler
 from course_lib.preflight import CHECKS, preflight
 from course_lib.preflight.runs import copies
 from course_lib.preflight.runs.copies import try_on_copies
-from tests import effort
 from tests.preflight.parts import Net, Points, loader, quiet_trainer
 from tests.preflight.resuming import saves
 
@@ -91,7 +90,8 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("name", [*RUNS][:: effort.cases(quick=4, thorough=1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*RUNS])
 def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     model, make_data, failed, unjudged, passed = RUNS[name]
@@ -109,6 +109,7 @@ def test_a_run_is_judged_as_far_as_it_goes(name, tmp_path, monkeypatch):
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.thorough
 def test_a_run_without_data_is_refused_as_the_fit_is():
     [finding] = preflight(quiet_trainer(), Net()).findings
     assert finding.check == "setup" and "`train_dataloader` must be implemented" in finding.says
@@ -135,7 +136,8 @@ HANGS = [
 ]
 
 
-@pytest.mark.parametrize(("data", "unjudged", "passed"), HANGS[: effort.cases(quick=1, thorough=3)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("data", "unjudged", "passed"), HANGS)
 def test_a_hang_ends_with_its_seconds(data, unjudged, passed):
     began = time.monotonic()
     trainer = quiet_trainer(callbacks=[saves()], enable_checkpointing=True)
@@ -156,6 +158,7 @@ class Terminal(io.StringIO):
         return True
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("stream", "after", "switch", "shown"),
     [
@@ -175,6 +178,7 @@ def test_progress_is_shown_to_who_waits(stream, after, switch, shown, monkeypatc
     assert not shown or (len(lines) == 4 and "(length, horizon, setup)" in lines[0] and "resume" in lines[-1])
 
 
+@pytest.mark.thorough
 def test_a_step_that_takes_long_is_named_while_it_is_waited_for(monkeypatch):
     class Slow(Net):
         def training_step(self, batch, batch_idx):
@@ -223,6 +227,7 @@ def waits_for_a_worker(folder):
         return pool.apply(works, (folder, 3.0))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("trial", "why"),
     [
@@ -238,11 +243,13 @@ def test_what_does_nothing_and_what_works_too_long_ends(trial, why):
     assert answer.error.startswith(why) and answer.timed_out
 
 
+@pytest.mark.thorough
 def test_who_waits_for_its_worker_is_not_idle():
     [answer] = try_on_copies([waits_for_a_worker], seconds=6)
     assert answer.value == "done" and answer.error == ""
 
 
+@pytest.mark.thorough
 def test_what_is_judged_does_not_depend_on_how_busy_the_machine_is():
     with multiprocessing.get_context("fork").Pool(8) as pool:
         busy = [pool.apply_async(works, (None, 60.0)) for _ in range(8)]

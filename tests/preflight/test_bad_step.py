@@ -22,6 +22,7 @@ class Broken(Probability):
         raise ValueError("no batch at all")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("model", "ok"), [(Probability, True), (Broken, None)])
 def test_a_run_that_refuses_a_batch_of_nan_is_judged(model, ok):
     report = preflight(quiet_trainer(), model(), loader(), skip=REST)

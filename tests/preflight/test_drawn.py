@@ -9,17 +9,20 @@ from tests.preflight.parts import fitted
 SEEDS = range(effort.cases(quick=1, thorough=24))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_right_run_has_no_finding(seed):
     assert wrong_of(drawn(seed)) == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_planted_fault_is_found_and_nothing_else(seed):
     run, check = faulty(drawn(seed), seed)
     assert wrong_of(run, check) == ""
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(effort.cases(quick=2, thorough=24)))
 def test_a_right_run_fits_to_its_end(seed, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from course_lib.launch import run_ranks
-from tests import effort
 from tests.preflight.parts import script, scripts
 
 NAMES = scripts("faults")
@@ -36,13 +35,15 @@ def on_two_ranks() -> list[dict[str, tuple[Any, Any]]]:
     return [result.value for result in run_ranks(all_on_this_rank, 2, args=(names,), timeout=300)]
 
 
-@pytest.mark.parametrize("name", [name for name in NAMES if not of_ranks(name)][:: effort.cases(3, 1)])
+@pytest.mark.thorough(but=2)
+@pytest.mark.parametrize("name", [name for name in NAMES if not of_ranks(name)])
 def test_a_fault_and_its_twin(name):
     fault = script("faults", name)
     assert both(name) == (fault.WRONG, fault.RIGHT)
     assert fault.WRONG != fault.RIGHT
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in NAMES if of_ranks(name)])
 def test_a_fault_of_two_ranks_and_its_twin(name, on_two_ranks):
     fault = script("faults", name)

@@ -32,6 +32,7 @@ class ForEightSamples(Net):
         return nn.functional.mse_loss(self(x).view(8, 1), y.view(8, 1))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [ForManySamples, ForEightSamples])
 def test_a_model_that_needs_whole_batches_is_judged_by_them(model):
     report = preflight(quiet_trainer(), model(), loader())
@@ -75,6 +76,7 @@ def test_whole_batches_decide_unless_they_would_take_too_long(seconds_a_sample, 
     assert bool(answer.value.notes) == bool(found)
 
 
+@pytest.mark.thorough
 def test_a_short_last_batch_of_a_window_is_found_though_batches_are_cut():
     """Found with few samples or with all, its numbers are those of whole batches."""
     net = plain_net()

@@ -39,12 +39,14 @@ class KeepsASlice(KeepsTheLast):
         del self.kept[: -self.most]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("model", [KeepsTheLast, KeepsInADeque, KeepsASlice])
 def test_a_list_with_an_end_does_not_grow(model):
     report = preflight(quiet_trainer(), model(1_000), loader(), deep=True)
     assert report.ok and "growth" in report.passed, str(report)
 
 
+@pytest.mark.thorough
 def test_a_list_whose_end_is_out_of_reach_grows():
     report = preflight(quiet_trainer(), KeepsTheLast(10**9), loader(), deep=True)
     assert [finding.check for finding in report.findings] == ["growth"] and "kept" in report.findings[0].says

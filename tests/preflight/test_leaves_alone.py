@@ -143,6 +143,7 @@ def whole_run(judge, seed, folder, deep=False):
     return json.dumps([before, record.samples, record.rates, after])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(effort.cases(2, 20)))
 def test_a_random_run(seed, tmp_path):
     folders = [tmp_path / name for name in ("with", "without")]
@@ -168,6 +169,7 @@ def of_two_ranks(rank, judge, seed, folder):
     return json.dumps([tensors(model.state_dict()), optimizers, record.samples, record.rates, generators()])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", [100, 101][: effort.cases(1, 2)])
 def test_a_random_run_on_two_ranks(seed, tmp_path):
     with_it, without = (

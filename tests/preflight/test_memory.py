@@ -8,7 +8,6 @@ from torch.utils.data import DataLoader
 
 from course_lib.memory import measure_peak
 from course_lib.preflight import preflight, preflight_loop
-from tests import effort
 from tests.preflight.parts import loader, mean_squared_error, plain_net, quiet_trainer, script, scripts
 
 BESIDE = ["workers", "window", "bad_step", "growth", "resume", "dealing", "order", "changes", "no_sync"]
@@ -23,6 +22,7 @@ def run(frozen):
     return quiet_trainer(), model, data
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("frozen", [False, True])
 def test_the_bound_is_the_measured_peak(frozen):
     _, model, data = run(frozen)
@@ -41,6 +41,7 @@ def test_the_bound_is_the_measured_peak(frozen):
     assert finding.check == "memory" and "the largest of an epoch's 8 batches (8 × 1024 × 1)" in finding.says
 
 
+@pytest.mark.thorough
 def test_the_precision_of_the_run_is_the_predictions():
     def facts(precision):
         trainer = quiet_trainer(precision=precision)
@@ -50,6 +51,7 @@ def test_the_precision_of_the_run_is_the_predictions():
     assert facts("bf16-mixed") != facts("32-true")
 
 
+@pytest.mark.thorough
 def test_of_a_plain_loop():
     def loop(memory):
         model = plain_net()
@@ -59,6 +61,7 @@ def test_of_a_plain_loop():
     assert loop(2**20).ok and [finding.check for finding in loop(100).findings] == ["memory"]
 
 
+@pytest.mark.thorough
 def test_without_a_size_it_is_the_machine_of_the_run():
     trainer, model, data = run(False)
     report = preflight(trainer, model, data, deep=True, skip=BESIDE)
@@ -66,6 +69,7 @@ def test_without_a_size_it_is_the_machine_of_the_run():
     assert "memory" in preflight(trainer, model, data, skip=BESIDE).not_judged
 
 
+@pytest.mark.thorough
 def test_a_gpu_that_does_not_answer_leaves_memory_unjudged(monkeypatch):
     trainer, model, data = run(False)
     trainer.strategy._root_device = torch.device("cuda", 0)  # there is none on this machine
@@ -88,7 +92,8 @@ NOT_PREDICTED = {
 """By hand, by values of tensors, and from two loaders."""
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=12, thorough=1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", scripts("right"))
 def test_right_runs_fit(name):
     right = script("right", name)
     if getattr(right, "LOOP", False):

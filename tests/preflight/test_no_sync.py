@@ -8,7 +8,6 @@ from torch import nn
 
 from course_lib.launch import run_ranks
 from course_lib.preflight import preflight
-from tests import effort
 from tests.preflight.parts import Net, fitted, loader, of_all_ranks, quiet_trainer, script, scripts
 
 BESIDE = ["workers", "window", "bad_step", "growth", "resume"]
@@ -19,7 +18,8 @@ def on_two_ranks(**flags):
     return quiet_trainer(**{"devices": 2, "strategy": "ddp"} | flags)
 
 
-@pytest.mark.parametrize("name", RIGHT[:: effort.cases(quick=8, thorough=1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", RIGHT)
 def test_a_right_run_on_two_ranks(name, monkeypatch):
     right = script("right", name)
     monkeypatch.setattr(right, "quiet_trainer", on_two_ranks)
@@ -58,6 +58,7 @@ WINDOWS = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("synced", WINDOWS)
 def test_averages_are_counted_in_a_window(synced):
     report = preflight(on_two_ranks(), ByHand(synced), loader(), skip=["setup", *BESIDE])
@@ -75,6 +76,7 @@ def weights_part(rank):
     return parted
 
 
+@pytest.mark.thorough
 def test_the_weights_part_in_the_runs_that_are_found():
     assert [result.value for result in run_ranks(weights_part, 2)] == [[3 not in synced for synced in WINDOWS]] * 2
 
@@ -98,11 +100,13 @@ class NeverAverages(BlocksTheLast):
         return wrapped
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("strategy", "found"), [(BlocksTheLast, True), (NeverAverages, True), (DDPStrategy, False)])
 def test_a_strategy_of_ones_own(strategy, found):
     report = preflight(on_two_ranks(strategy=strategy(), accumulate_grad_batches=2), Net(), loader(), skip=BESIDE)
     assert [finding.check for finding in report.findings] == ["no_sync"] * found, str(report)
 
 
+@pytest.mark.thorough
 def test_one_rank_has_nobody_to_average_with():
     assert "no_sync" in preflight(quiet_trainer(), Net(), loader(), skip=BESIDE).passed

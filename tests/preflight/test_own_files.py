@@ -119,6 +119,7 @@ TRIES = {
 }
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", TRIES)
 def test_what_is_written_is_read_back_and_nothing_changes(name, mine):
     write, expected = TRIES[name]
@@ -155,6 +156,7 @@ def of_a_link(folder):
     return names, read, written, *gone, *left
 
 
+@pytest.mark.thorough
 def test_trials_share_their_links_and_not_what_they_write(mine):
     before = contents(mine)
     with links_shared():
@@ -165,6 +167,7 @@ def test_trials_share_their_links_and_not_what_they_write(mine):
     assert contents(mine) == before
 
 
+@pytest.mark.thorough
 def test_shared_links_of_like_names_lead_to_their_own_files(mine):
     names = ["data|x.txt", "data%2Fx.txt", "data%7Cx.txt"]
     for name in names:
@@ -178,6 +181,7 @@ def test_shared_links_of_like_names_lead_to_their_own_files(mine):
         assert answer.value == "1\n"
 
 
+@pytest.mark.thorough
 def test_links_that_cannot_be_shared_are_made_anew(mine, monkeypatch):
     def refuses(*_, **__):
         raise OSError("no hard links here")
@@ -226,6 +230,7 @@ class Caches(LightningDataModule):
         return DataLoader(TensorDataset(self.points, self.points.sum(1, keepdim=True), torch.arange(64)), 8)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("logs", [False, True])
 def test_a_run_that_writes_is_judged(logs, mine):
     before = contents(mine)
@@ -245,6 +250,7 @@ class SavesItsSettings(Callback):
         path.write_text("seed: 1")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("logger", [True, False])
 def test_a_callback_that_saves_into_the_log_folder_is_judged(logger, mine):
     before = contents(mine)
@@ -253,6 +259,7 @@ def test_a_callback_that_saves_into_the_log_folder_is_judged(logger, mine):
     assert contents(mine) == before
 
 
+@pytest.mark.thorough
 def test_a_kernel_without_landlock_is_told(monkeypatch):
     monkeypatch.setattr(judge, "landlock_version", lambda: 0)
     report = preflight(quiet_trainer(), Net(), loader())

@@ -11,7 +11,6 @@ from torch.utils.checkpoint import checkpoint
 from course_lib.preflight import preflight
 from course_lib.preflight.checks.applied import Applied, factors_of
 from course_lib.preflight.judge import CHECKS
-from tests import effort
 from tests.preflight.parts import Net, fitted, loader, quiet_trainer
 from tests.preflight.windows import ByHand, updates
 
@@ -48,6 +47,7 @@ class Slots:
         self.optimizers[number].step()
 
 
+@pytest.mark.thorough
 @given(st.lists(st.tuples(ACTIONS, st.integers(0, 1)), max_size=20))
 def test_a_step_is_made_with_the_passes_that_its_gradients_show(actions):
     slots, applied = Slots(), Applied()
@@ -297,6 +297,7 @@ FINDINGS = {
 OTHER = [name for name in CHECKS if name != "window"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", FINDINGS)
 def test_a_window_that_is_wrong_is_found(name):
     make, says = FINDINGS[name]
@@ -305,6 +306,7 @@ def test_a_window_that_is_wrong_is_found(name):
     assert len(report.findings) == 1 and says in report.findings[0].says, str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("last", "batches"), [(False, 6), (True, 6), (False, 8), (False, 102)])
 def test_the_end_of_a_run_of_one_epoch_makes_a_step(last: bool, batches: int):
     run = quiet_trainer(max_epochs=1), (Summed(last=last)), loader(8 * batches)
@@ -335,7 +337,8 @@ RIGHT = {
 }
 
 
-@pytest.mark.parametrize("name", [*RIGHT][:: effort.cases(3, 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", [*RIGHT])
 def test_a_window_that_may_be_right_is_no_finding(name):
     make, why, note = RIGHT[name]
     model, batches = make()
@@ -345,6 +348,7 @@ def test_a_window_that_may_be_right_is_no_finding(name):
     assert note in " ".join(report.notes) and bool(note) == bool(report.notes), str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("every", "why"), [(3, ""), (8, ""), (20, "no backward pass and no step in its first 16")])
 def test_losses_that_are_added_up_for_one_backward_pass_reach_all_parameters(every, why):
     report = preflight(quiet_trainer(), AddsLosses(every), loader(8 * 2 * every), skip=set(CHECKS) - {"setup"})
@@ -352,12 +356,14 @@ def test_losses_that_are_added_up_for_one_backward_pass_reach_all_parameters(eve
     assert ("setup" in report.passed) == (not why)
 
 
+@pytest.mark.thorough
 def test_what_losses_weigh_that_are_added_up_for_one_backward_pass_is_not_judged():
     report = preflight(quiet_trainer(), AddsLosses(4), loader(64), skip=OTHER)
     assert not report.findings and "window" not in report.passed
     assert "12 micro-batches of 16 made no backward pass" in report.not_judged["window"]
 
 
+@pytest.mark.thorough
 def test_batches_of_several_sizes_in_a_window_are_a_note():
     report = preflight(quiet_trainer(), Windows(3), loader(20), skip=OTHER)
     assert report.ok and "window: micro-batches of 8, 8, 4 samples count the same" in report.notes[0]
@@ -384,6 +390,7 @@ class Draws(Net):
         optimizer.step()
 
 
+@pytest.mark.thorough
 def test_a_run_by_hand_is_the_same_after_it():
     weights = []
     for judges in (True, False):
@@ -417,6 +424,7 @@ class StepsForTheTail(ByHand):
         return [optimizer], [torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, self.horizon)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("horizon", "found"), [(12, []), (42, ["horizon"]), (10, [])])
 def test_steps_for_a_short_window_may_be_made_behind_what_is_tried(horizon, found):
     """Of 12 steps, 10 follow from the first micro-batches: a horizon of either number is no finding."""

@@ -29,7 +29,6 @@ from course_lib.preflight.checks.dealt import draws_counted, draws_found
 from course_lib.preflight.runs import copies
 from course_lib.preflight.runs.copies import try_on_copies
 from course_lib.preflight.runs.walks import walk
-from tests import effort
 from tests.notebook_rules import ROOT
 from tests.preflight.parts import Net, Points, Scheduled, fitted, loader, quiet_trainer, script, scripts
 
@@ -47,13 +46,18 @@ DEEP = ("growth", "resume")
 """Checks whose faults are looked for with ``deep=True``."""
 
 
-def of_each_check(number: int) -> list[str]:
-    """The first faults of each check."""
-    of = {check: [name for name in FAULTS if check == script("faults", name).CHECK] for check in CHECKS}
-    return [name for names in of.values() for name in names[:number]]
+@pytest.mark.parametrize("check", CHECKS)
+def test_a_fault_of_each_check_is_found_and_none_in_its_right_twin(check):
+    """The first fault of the check, judged by that check alone."""
+    fault = next(fault for fault in (script("faults", name) for name in FAULTS) if check == fault.CHECK)
+    options = {"deep": check in DEEP, "skip": {*CHECKS} - {check}}
+    found = judged(fault, fault.make_run(), **options).findings
+    assert [finding.check for finding in found] == [check]
+    assert judged(fault, fault.make_twin(), **options).ok
 
 
-@pytest.mark.parametrize("name", of_each_check(effort.cases(quick=1, thorough=len(FAULTS))))
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAULTS)
 def test_a_planted_fault_is_found_under_its_check_alone(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_run(), deep=fault.CHECK in DEEP)
@@ -61,14 +65,16 @@ def test_a_planted_fault_is_found_under_its_check_alone(name):
     assert any(character.isdigit() for character in report.findings[0].says)
 
 
-@pytest.mark.parametrize("name", of_each_check(len(FAULTS))[:: effort.cases(quick=14, thorough=1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", FAULTS)
 def test_nothing_is_found_in_its_right_twin(name):
     fault = script("faults", name)
     report = judged(fault, fault.make_twin(), deep=fault.CHECK in DEEP)
     assert report.ok, str(report)
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=5, thorough=1)])
+@pytest.mark.thorough(but=1)
+@pytest.mark.parametrize("name", scripts("right"))
 def test_nothing_is_found_in_a_right_run(name):
     right = script("right", name)
     report = judged(right, right.make_run())
@@ -84,6 +90,7 @@ class SumAndCount(Net):
         return {"loss": loss_sum, "count": labelled.sum()}
 
 
+@pytest.mark.thorough
 def test_a_sum_and_its_count_may_come_in_a_dict():
     trainer = quiet_trainer(accumulate_grad_batches=3, callbacks=[ExactAccumulation()])
     report = preflight(trainer, SumAndCount(), loader(61))
@@ -109,6 +116,7 @@ def window_of(labels, **flags):
     return preflight(quiet_trainer(accumulate_grad_batches=4, max_epochs=1, **flags), LabelledMean(labels), data)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "flags",
     [{"limit_train_batches": 8}, {"limit_train_batches": 0.5}, {"overfit_batches": 8}, {"overfit_batches": 0.5}],
@@ -119,18 +127,21 @@ def test_the_last_window_is_that_of_the_limited_epoch(flags):
     assert "window" in window_of([4] * 8 + [1, 2, 3, 8] * 2, **flags).passed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("labels", [[0, 2, 3, 8], [3, 8, 0, 2], [4, 4, 4, 4, 0, 2, 3, 8]])
 def test_a_window_whose_gradient_is_not_a_number_is_found(labels):
     (finding,) = window_of(labels).findings
     assert finding.check == "window" and "with a gradient that is NaN" in finding.says
 
 
+@pytest.mark.thorough
 def test_a_window_without_a_label_is_not_judged_if_it_ruins_the_weights():
     assert "window" not in window_of([0, 0, 0, 0], callbacks=[SkipBadSteps()]).failed
     report = window_of([0, 0, 0, 0])
     assert report.not_judged["window"].endswith("its step makes the weights NaN") and not report.ok
 
 
+@pytest.mark.thorough
 def test_growth_is_looked_for_in_a_run_whose_schedule_ends_before():
     model = Scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=6))
     report = preflight(quiet_trainer(max_epochs=1), model, loader(40), deep=True, skip=["resume", "memory"])
@@ -168,6 +179,7 @@ def whole_run(judge: bool, seed: int, workers: int) -> tuple[object, ...]:
     return *before, weights(model), record.samples, record.rates, generators()
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("seed", "workers"), [(0, 0), (1, 0), (2, 2), (3, 2)])
 def test_a_run_after_it_is_the_run_without_it(seed, workers):
     assert whole_run(True, seed, workers) == whole_run(False, seed, workers)
@@ -186,6 +198,7 @@ def of_two_ranks(rank: int, judge: bool) -> tuple[object, ...]:
     return weights(model), record.samples, record.rates, generators()
 
 
+@pytest.mark.thorough
 def test_a_run_on_two_ranks_is_the_same_with_the_callback():
     with_it, without = (run_ranks(of_two_ranks, 2, args=(judge,), timeout=120) for judge in (True, False))
     assert [result.value for result in with_it] == [result.value for result in without]
@@ -208,6 +221,7 @@ class Writes(Net):
         torch.save({}, str(self.folder / "weights.pt"))
 
 
+@pytest.mark.thorough
 def test_no_file_is_changed(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "log.txt").write_text("before\n")
@@ -217,6 +231,7 @@ def test_no_file_is_changed(tmp_path, monkeypatch):
     assert (tmp_path / "log.txt").read_text() == "before\n"
 
 
+@pytest.mark.thorough
 def test_no_process_is_left_and_nothing_is_printed(capfd):
     preflight(quiet_trainer(), Net(), loader(num_workers=2, persistent_workers=True))
     captured = capfd.readouterr()
@@ -246,6 +261,7 @@ def cargo(request, monkeypatch):
     return held
 
 
+@pytest.mark.thorough
 def test_a_trial_that_hangs_ends_with_its_seconds_and_the_others_answer(cargo):
     began = time.monotonic()
     slow, quick = try_on_copies([lambda _, held=cargo: time.sleep(600), lambda _, held=cargo: 7], seconds=1.0)
@@ -300,6 +316,7 @@ def test_a_trial_that_waits_for_others_does_not_do_nothing(monkeypatch, ready, r
     os.close(writing)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="no kernel tells in what state a thread is")
 def test_who_computes_is_ready_and_who_sleeps_is_not():
     # The kernel counts in hundredths of a second, and a fast machine starts Python in less than one.
@@ -314,6 +331,7 @@ def test_who_computes_is_ready_and_who_sleeps_is_not():
             one.wait()
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no kernel tells how long a thread waits")
 def test_who_shares_a_core_waits_for_it():
     cores = os.sched_getaffinity(0)
@@ -331,6 +349,7 @@ def test_who_shares_a_core_waits_for_it():
     assert sum(waited) > 0.3 and seconds_without_a_core(busy[0].pid) == 0.0
 
 
+@pytest.mark.thorough(but=2)
 def test_a_trial_that_dies_or_raises_says_so(cargo):
     def raises(folder: Path):
         raise KeyError("no such layer")
@@ -341,6 +360,7 @@ def test_a_trial_that_dies_or_raises_says_so(cargo):
     assert raised.error.startswith("KeyError: 'no such layer' (test_preflight.py, line ")
 
 
+@pytest.mark.thorough(but=2)
 def test_a_trial_changes_its_copy_only(cargo):
     values = [1]
     random.seed(0)
@@ -364,6 +384,7 @@ def test_a_trial_sees_no_gpu(monkeypatch):
     assert gpus(Path()) == [(True, 8), (True, 8)]
 
 
+@pytest.mark.thorough
 def test_a_trial_does_not_outlive_its_process():
     script = """
 import os, sys, time
@@ -395,6 +416,7 @@ class Hangs(Net):
         time.sleep(60)
 
 
+@pytest.mark.thorough
 def test_a_run_that_hangs_in_a_check_is_judged_in_the_others():
     reading, writing = os.pipe()
     hangs = Hangs()
@@ -417,6 +439,7 @@ class Huge(Points):
         return 10**9
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "data", "unjudged"),
     [
@@ -460,6 +483,7 @@ def by_hand(n):
     return [*range(1, n, 2), *range(0, n, 2)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("drawn_by", "found"), [(by_name, 1), (by_a_generator_of_its_own, 1), (by_hand, 0)])
 def test_one_order_for_all_epochs_is_a_fault_only_where_it_was_drawn(drawn_by, found):
     report = preflight(quiet_trainer(), Net(), loader(shuffle=None, sampler=OneOrder(drawn_by)))
@@ -491,6 +515,7 @@ def right_run():
     return quiet_trainer(), Net(), loader()
 
 
+@pytest.mark.thorough
 def test_assert_ready_raises_the_report():
     assert_ready(*right_run())
     with pytest.raises(NotReady, match="24 is the number of micro-batches of the run") as raised:
@@ -534,6 +559,7 @@ SAID = {
 }
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("function", SAID)
 def test_the_shell_command_says_it_by_its_exit_code(function, capsys):
     code, says = SAID[function]
@@ -545,6 +571,7 @@ def test_the_shell_command_says_it_by_its_exit_code(function, capsys):
 ACCEPTED = ["setup", "bad_step"]
 
 
+@pytest.mark.thorough
 def test_what_failed_to_be_judged_is_not_ready_unless_it_is_accepted_by_name(capsys):
     report = preflight(*unknown_run())
     assert report.ok is None and report.failed == report.unknown == tuple(ACCEPTED)
@@ -561,6 +588,7 @@ def test_what_failed_to_be_judged_is_not_ready_unless_it_is_accepted_by_name(cap
     assert main(command) == 2 and main([*command, "--allow-unjudged", "bad_step"]) == 0
 
 
+@pytest.mark.thorough
 def test_a_run_whose_data_were_not_prepared_says_what_to_call(tmp_path):
     class Downloads(LightningDataModule):
         def prepare_data(self):
@@ -578,6 +606,7 @@ def test_a_run_whose_data_were_not_prepared_says_what_to_call(tmp_path):
     assert preflight(quiet_trainer(), Net(), data).ok
 
 
+@pytest.mark.thorough
 def test_a_run_that_cannot_be_tried_says_so_in_one_sentence():
     class Refuses(Net):
         def configure_optimizers(self):
@@ -589,6 +618,7 @@ def test_a_run_that_cannot_be_tried_says_so_in_one_sentence():
     assert str(report).count("no such setting") == 1
 
 
+@pytest.mark.thorough
 def test_the_callback_only_warns_of_what_failed_to_be_judged():
     class FailsInATrial(Net):
         def training_step(self, batch, batch_idx):
@@ -603,6 +633,7 @@ def test_the_callback_only_warns_of_what_failed_to_be_judged():
     assert trainer.global_step == 24
 
 
+@pytest.mark.thorough
 def test_an_error_without_a_text_is_told_by_its_place():
     class Asserts(Net):
         def training_step(self, batch, batch_idx):
@@ -613,18 +644,21 @@ def test_an_error_without_a_text_is_told_by_its_place():
     assert report.not_judged["setup"] == f"AssertionError (test_preflight.py, line {line}, in training_step)"
 
 
+@pytest.mark.thorough
 def test_the_shell_command_starts_in_a_shell():
     command = [sys.executable, "-m", "course_lib.preflight", "tests.preflight.test_preflight:wrong_run"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 1 and "Not ready" in done.stdout, done.stderr
 
 
+@pytest.mark.thorough
 def test_what_is_skipped_is_printed_and_not_found():
     report = preflight(*wrong_run(), skip=["horizon"])
     assert report.ok and "Left out, as asked: horizon." in str(report) and "horizon" not in report.passed
     assert "optimizer steps" in report.facts and report.facts["optimizer steps"] == 6
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("schedule", "interval", "found"),
     [
@@ -641,6 +675,7 @@ def test_a_schedule_of_steps_that_is_stepped_by_epochs_is_found_in_a_run_of_one_
     assert not found or "The rate never changes" in report.findings[0].says
 
 
+@pytest.mark.thorough
 def test_expectations_become_checks():
     schedule = Scheduled(lambda optimizer: CosineAnnealingLR(optimizer, 24, eta_min=0.01))
     assert preflight(quiet_trainer(), schedule, loader(), expect={"final_lr": 0.01}).ok
@@ -676,6 +711,7 @@ def test_bad_arguments_are_named(arguments):
 # ------------------------------------------------------------------------------------- oracle: what a fit does
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("interval", ["step", "epoch"])
 @pytest.mark.parametrize(
     "schedule",
@@ -700,6 +736,7 @@ def test_the_walked_rates_are_those_of_a_fit(schedule, interval):
     assert record.rates[-2] == pytest.approx(last)  # the last micro-batch alone makes the last step
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("flags", [dict(limit_val_batches=1), dict(limit_test_batches=2), dict(fast_dev_run=True)])
 def test_one_batch_of_everything_is_a_choice(flags):
     report = preflight(quiet_trainer(**{"limit_train_batches": 1} | flags), Net(), loader())

@@ -11,7 +11,6 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib.preflight import preflight
 from course_lib.preflight.runs.checkpoints import saves_of
 from course_lib.resume import ResumableDataLoader
-from tests import effort
 from tests.preflight.parts import Net, Points, fitted, loader, quiet_trainer, script, scripts
 from tests.preflight.resuming import Validated, killed_and_resumed, saves
 
@@ -40,6 +39,7 @@ class Tells(ModelCheckpoint):
         return trainer.current_epoch, trainer.fit_loop.epoch_loop.batch_progress.current.ready
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("batches", [7, 8])
 @pytest.mark.parametrize(
     ("options", "flags"),
@@ -73,6 +73,7 @@ def test_when_a_run_saves_first_within_an_epoch(options, flags, batches, tmp_pat
     assert cut == any(batch % k for _, batch in within)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("option", [{"train_time_interval": timedelta(seconds=30)}, {"save_on_exception": True}])
 def test_what_time_or_chance_decides_may_fall_anywhere(option):
     trainer = quiet_trainer(callbacks=[saves(**option)], enable_checkpointing=True)
@@ -91,7 +92,8 @@ HOLDS_MORE = {"43_schedule_of_the_module": "resumed goes on to weights that diff
 """Right until it is stopped: its own schedule is in no checkpoint."""
 
 
-@pytest.mark.parametrize("name", scripts("right")[:: effort.cases(quick=8, thorough=1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("name", scripts("right"))
 def test_a_right_run_resumes_from_its_checkpoints(name, tmp_path):
     right = script("right", name)
     if getattr(right, "LOOP", False):
@@ -140,6 +142,7 @@ class Stateful(DataLoader):
         self.given = state["given"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("data", "says", "trained"),
     [
@@ -166,6 +169,7 @@ class ForgetsItsState(ResumableDataLoader):
         return state
 
 
+@pytest.mark.thorough
 def test_a_loader_state_that_cannot_be_loaded():
     trainer = quiet_trainer(callbacks=[saves(every_n_train_steps=3)], enable_checkpointing=True)
     data = ForgetsItsState(Points(), batch_size=8, shuffle=True)
@@ -209,6 +213,7 @@ class Average(Net):
         return super().training_step(batch, batch_idx) * self.scale
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("model", "callback", "says"),
     [
@@ -225,6 +230,7 @@ def test_a_checkpoint_that_does_not_hold_what_a_resume_needs(model, callback, sa
     assert len(found) == bool(says) and says in "".join(found)
 
 
+@pytest.mark.thorough
 def test_a_counter_that_no_weight_depends_on_is_a_note():
     class Counts(Callback):
         def __init__(self):

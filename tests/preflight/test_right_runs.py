@@ -21,6 +21,7 @@ def ends_as_it_should(rank: int, name: str) -> bool:
     return finite and (ended or trainer.should_stop)
 
 
+@pytest.mark.thorough(but=5)
 @pytest.mark.parametrize("name", [name for name in NAMES if "ranks" not in name])
 def test_a_right_run(name, tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))  # of the checkpoints
@@ -28,6 +29,7 @@ def test_a_right_run(name, tmp_path, monkeypatch):
     assert ends_as_it_should(0, name)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", [name for name in NAMES if "ranks" in name])
 def test_a_right_run_of_two_ranks(name):
     assert all(result.value for result in run_ranks(ends_as_it_should, 2, args=(name,)))

@@ -33,6 +33,7 @@ class Adds(Callback):
             parameter.grad += 1
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("callbacks", "matters"),
     [
@@ -47,6 +48,7 @@ def test_the_order_of_callbacks(callbacks, matters):
     assert report.ok and any("order of the callbacks matters" in note for note in report.notes) == matters
 
 
+@pytest.mark.thorough
 def test_a_loss_that_a_callback_refuses():
     report = preflight(quiet_trainer(callbacks=[ExactAccumulation()]), Net(), loader())
     [finding] = report.findings
@@ -54,6 +56,7 @@ def test_a_loss_that_a_callback_refuses():
     assert set(report.not_judged) == set(ONLY_SETUP) and not report.passed
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("held", [True, False])
 @pytest.mark.parametrize("strategy", ["ddp", "ddp_find_unused_parameters_true"])
 def test_an_unused_layer_is_a_fault_only_where_ddp_waits_for_it(strategy, held):
@@ -73,6 +76,7 @@ def test_an_unused_layer_is_a_fault_only_where_ddp_waits_for_it(strategy, held):
     assert report.ok == (strategy != "ddp")
 
 
+@pytest.mark.thorough
 def test_an_error_of_the_models_own_is_no_finding():
     class Fails(Net):
         def training_step(self, batch, batch_idx):
@@ -101,6 +105,7 @@ def given_to_fit(one, other, monkeypatch):
     return given.value.args
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_what_is_refused_is_said_before_the_fit(one, other, monkeypatch):
     # The runs end where they end, average the means of short windows as a Trainer does, and validate what they train.
@@ -118,6 +123,7 @@ class Validates(Net):
         self.log("val_loss", self.training_step(batch, batch_idx))
 
 
+@pytest.mark.thorough
 def test_what_a_validation_logs_whose_data_is_given_to_the_fit_is_not_known():
     checkpoint = ModelCheckpoint(monitor="val_loss")
     report = preflight(quiet_trainer(enable_checkpointing=True, callbacks=[checkpoint]), Validates(), loader())
@@ -128,6 +134,7 @@ def validating(monitor, **flags):
     return quiet_trainer(enable_checkpointing=True, callbacks=[ModelCheckpoint(monitor=monitor)], **flags)
 
 
+@pytest.mark.thorough
 def test_what_a_validation_logs_whose_loader_is_given_as_to_the_fit():
     report = preflight(validating("val_loss"), Validates(), loader(), loader(16, shuffle=False))
     assert report.ok and not any("not tried" in note for note in report.notes), str(report)
@@ -135,6 +142,7 @@ def test_what_a_validation_logs_whose_loader_is_given_as_to_the_fit():
     assert finding.check == "setup" and "'valloss'" in finding.says
 
 
+@pytest.mark.thorough
 def test_a_validation_that_is_given_and_holds_what_is_trained():
     whole = loader().dataset
     training, held = (DataLoader(Subset(whole, part), 8) for part in (range(48), range(40, 64)))
@@ -142,6 +150,7 @@ def test_a_validation_that_is_given_and_holds_what_is_trained():
     assert finding.check == "dealing" and finding.says.startswith("8 of the 24 samples of the validation are trained")
 
 
+@pytest.mark.thorough
 def test_the_callback_tries_the_validation_that_the_fit_is_given(tmp_path):
     def fit(monitor):
         trainer = validating(monitor, default_root_dir=tmp_path)

@@ -24,6 +24,7 @@ class Flipped(Points):
         return (x.flip(0) if torch.rand(()) < self.share else x), y, index
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("share", [0.5, 0.2])
 def test_coins_that_fall_alike_in_two_workers_are_no_finding(share):
     found = []
@@ -45,6 +46,7 @@ def fork_server():
     multiprocessing.set_start_method(before, force=True)
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="Windows has no fork server")
 def test_workers_come_from_a_fork_server_where_the_caller_has_one_too(fork_server):
     loader = torch.utils.data.DataLoader(Points(16), 8, num_workers=1)

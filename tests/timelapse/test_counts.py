@@ -38,6 +38,7 @@ def assert_equal(journal: Journal, real: dict) -> None:
     assert [list(rates) for rates in journal.rates()] == real["rates"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "arguments"),
     [
@@ -61,6 +62,7 @@ def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp
     assert_equal(journal, really_run(script, arguments, tmp_path / "real"))
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", ["critic_first", "trains_in_forward"])
 def test_counts_equal_where_something_begins_behind_the_real_micro_batches(name: str, tmp_path: Path):
     script = SCRIPTS / f"{name}.py"
@@ -70,6 +72,7 @@ def test_counts_equal_where_something_begins_behind_the_real_micro_batches(name:
     assert [journal.counts()[kind] for kind in kinds] == [real["counts"][kind] for kind in kinds]
 
 
+@pytest.mark.thorough
 def test_counts_of_one_rank_equal_those_of_the_real_run(tmp_path: Path):
     script = SCRIPTS / "ranks.py"
     journal = play(script, ranks=2, folder=tmp_path / "played")

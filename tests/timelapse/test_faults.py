@@ -31,7 +31,6 @@ from course_lib.timelapse.journal import (
 )
 from course_lib.timelapse.player import Play, play_each
 from course_lib.timelapse.saves import states_in
-from tests import effort
 
 SCRIPTS = Path(__file__).with_name("scripts")
 
@@ -54,18 +53,21 @@ def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
     return script
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["step", "first_step"])
 def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
     [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,), folder=tmp_path)])
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", ["alone", "beside"])
 def test_a_gradient_that_is_asked_for_is_none_that_a_step_uses(how: str, tmp_path: Path):
     [journal] = play_each([Play(SCRIPTS / "penalty.py", (how,), folder=tmp_path)])
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("optimizer", "found"), [("optimizer", []), ("optimizers[0]", ["window"])])
 def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(optimizer, found, tmp_path: Path):
     script = planted("layers", tmp_path, ("        optimizer.zero_grad()", f"        {optimizer}.zero_grad()"))
@@ -222,6 +224,7 @@ def test_a_schedule_that_another_one_follows_is_judged_where_it_goes_on_to_the_e
     assert ("horizon: WarmUp ends after 3 calls, and MultiStepLR goes on behind it" in judgement.notes) == (calls == 3)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(("dropout", "mode", "told"), [(0.5, "eval", True), (0.5, "train", False), (0, "eval", False)])
 def test_a_model_that_is_trained_in_evaluation_mode_alone_is_noted(dropout: float, mode: str, told: bool, tmp_path):
     lines = [
@@ -245,13 +248,15 @@ def test_a_model_that_is_trained_in_evaluation_mode_alone_is_noted(dropout: floa
 RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
 
 
-@pytest.mark.parametrize(("name", "ranks"), RIGHT[: effort.cases(2, 5)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "ranks"), RIGHT)
 def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
     judgement = judgement_of(SCRIPTS / f"{name}.py", tmp_path, ranks=ranks)
     assert [str(finding) for finding in judgement.findings] == []
     assert not [name for name, unjudged in judgement.not_judged.items() if unjudged.kind.name == "FAILED"]
 
 
+@pytest.mark.thorough
 def test_a_short_window_that_is_divided_as_a_whole_one_is_noted(tmp_path: Path):
     notes = judgement_of(SCRIPTS / "classifier.py", tmp_path).notes
     [note] = [note for note in notes if note.startswith("window:")]
@@ -361,7 +366,8 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS][:: effort.cases(4, 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", [*FAULTS])
 def test_a_fault_of_one_process_is_found_alone(fault: str, tmp_path: Path):
     check, says, changes = FAULTS[fault]
     judgement = judgement_of(planted("classifier", tmp_path, *changes), tmp_path)
@@ -384,7 +390,8 @@ FAULTS_OF_RANKS = {
 }
 
 
-@pytest.mark.parametrize("fault", [*FAULTS_OF_RANKS][:: effort.cases(3, 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", [*FAULTS_OF_RANKS])
 def test_a_fault_of_several_ranks_is_found_alone(fault: str, tmp_path: Path):
     check, says, changes = FAULTS_OF_RANKS[fault]
     judgement = judgement_of(planted("ranks", tmp_path, *changes), tmp_path, ranks=2)

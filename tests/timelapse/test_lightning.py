@@ -13,12 +13,14 @@ from tests.timelapse.test_faults import planted
 SCRIPT = Path(__file__).with_name("scripts") / "lightning_fit.py"
 
 
+@pytest.mark.thorough
 def test_counts_equal_those_of_the_real_run(tmp_path: Path):
     journal = play(SCRIPT, folder=tmp_path / "played")
     assert journal.trainer == "lightning.pytorch"
     assert_equal(journal, really_run(SCRIPT, [], tmp_path / "real"))
 
 
+@pytest.mark.thorough
 def test_both_judge_and_a_fault_that_both_find_is_told_once(tmp_path: Path):
     report = preflight_script(planted("lightning_fit", tmp_path, ("T_max=4 * EPOCHS", "T_max=8 * EPOCHS")))
     assert [finding.check for finding in report.findings] == ["horizon"]

@@ -8,6 +8,7 @@ import pytest
 from tests.effort import cases
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(sys.platform != "linux", reason="a fork of a process that has loaded torch is for Linux")
 def test_a_drawn_script_is_played_as_it_runs():
     command = [sys.executable, "-m", "tests.timelapse.night_search", str(cases(quick=6, thorough=100)), "1"]

@@ -13,6 +13,7 @@ from tests.timelapse.test_faults import planted
 SCRIPTS = Path(__file__).with_name("scripts")
 
 
+@pytest.mark.thorough
 def test_the_marks_are_where_things_happen(tmp_path: Path):
     journal = play(SCRIPTS / "classifier.py", ["--epochs", "2"], folder=tmp_path)
     marks = marks_of(journal)
@@ -23,6 +24,7 @@ def test_the_marks_are_where_things_happen(tmp_path: Path):
     assert (marks.epochs, marks.validations, marks.saves, marks.wrong) == ([0, 21], [21, 42], [21, 42], [])
 
 
+@pytest.mark.thorough
 def test_what_no_step_used_is_marked(tmp_path: Path):
     journal = play(planted("classifier", tmp_path, (" or number == len(loader)", "")), folder=tmp_path)
     assert marks_of(journal).wrong == [63]
@@ -32,6 +34,7 @@ def test_what_no_step_used_is_marked(tmp_path: Path):
     assert (tmp_path / "night.png").read_bytes().startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_without_matplotlib_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     journal = play(SCRIPTS / "closure.py", folder=tmp_path)
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:

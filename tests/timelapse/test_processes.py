@@ -88,12 +88,14 @@ def report_of(folder: Path, text: str, **options: int) -> PreflightReport:
     return preflight_script(script, **options)
 
 
+@pytest.mark.thorough
 def test_a_spawn_that_is_waited_for_is_played(tmp_path: Path):
     report = report_of(tmp_path, RANKS.replace("SAMPLES", "32") + WAITS, ranks=2)
     assert (report.ok, report.findings) == (True, ())
     assert report.facts["optimizer steps"] == 24
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("start", "says"),
     [
@@ -109,6 +111,7 @@ def test_what_trains_in_no_process_that_is_played_is_told_so(start: str, says: s
         report_of(tmp_path, RANKS.replace("SAMPLES", "32") + start)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("samples", "set_epoch", "found"), [(10, True, []), (10, False, ["order"]), (32, True, []), (32, False, ["order"])]
 )
@@ -122,6 +125,7 @@ def test_a_sampler_that_is_not_told_its_epoch_is_seen_by_few_samples_as_well(
         assert report.not_judged["order"] == "two epochs of fewer than 8 samples may be alike by chance"
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "factor",
     [
@@ -139,6 +143,7 @@ def test_a_schedule_that_is_to_end_above_zero_is_right_by_its_own_number(factor:
     assert [finding.check for finding in wrong.findings] == ["horizon"]
 
 
+@pytest.mark.thorough
 def test_a_horizon_of_the_batches_of_one_epoch_is_called_so(tmp_path: Path):
     cosine = "schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, len(loader))"
     text = SCHEDULED.replace("FACTOR\n", "").replace(
@@ -149,11 +154,13 @@ def test_a_horizon_of_the_batches_of_one_epoch_is_called_so(tmp_path: Path):
     assert "(8 is the number of batches of one epoch)" in finding.says
 
 
+@pytest.mark.thorough
 def test_an_assertion_about_a_loss_is_no_fork_in_the_run(tmp_path: Path):
     report = report_of(tmp_path, SCHEDULED.replace("FACTOR", "factor = made(24)"))
     assert not any("answering" in note for note in report.notes)
 
 
+@pytest.mark.thorough
 def test_a_horizon_of_epochs_times_batches_that_is_stepped_by_epoch_is_found(tmp_path: Path):
     # The number of calls, that of the epochs, stands in its function as well.
     text = SCHEDULED.replace("FACTOR", "factor = lambda step: 1 - step / (EPOCHS * len(loader))")
@@ -162,6 +169,7 @@ def test_a_horizon_of_epochs_times_batches_that_is_stepped_by_epoch_is_found(tmp
     assert "(40 is the number of optimizer steps of the run)" in finding.says
 
 
+@pytest.mark.thorough
 def test_a_warm_up_that_is_longer_than_the_run_is_found_by_a_function_that_knows_the_run(tmp_path: Path):
     factor = "factor = lambda step: step / 100 if step < 100 else (24 - step) / (24 - 100)"
     [finding] = report_of(tmp_path, SCHEDULED.replace("FACTOR", factor)).findings

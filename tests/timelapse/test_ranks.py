@@ -115,6 +115,7 @@ def report_of(script: str, folder: Path) -> PreflightReport:
         return preflight_script(folder / "train.py", ranks=2)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", TOGETHER)
 def test_ranks_that_train_together(how: str, tmp_path: Path):
     script = written(TOGETHER[how])
@@ -123,6 +124,7 @@ def test_ranks_that_train_together(how: str, tmp_path: Path):
     assert "no_sync" not in report.failed and report.ok is not None, str(report)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("how", APART)
 def test_ranks_that_train_apart(how: str, tmp_path: Path):
     changes, says = APART[how]

@@ -524,6 +524,7 @@ for epoch in range(3):
 """
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -570,6 +571,7 @@ def test_it_is_right(loop: str, tmp_path: Path):
     assert played(tmp_path, HEAD + loop) == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("loop", "numbers"),
     [
@@ -583,12 +585,14 @@ def test_its_counts_are_those_of_the_training(loop: str, numbers: dict[str, int]
     assert {name: facts[name] for name in numbers} == numbers
 
 
+@pytest.mark.thorough
 def test_passes_over_one_batch_may_be_over_its_parts_as_well_and_this_is_said(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(HEAD + ONE_BY_ONE)
     assert any("the 2 backward passes of a batch (train.py:" in note for note in preflight_script(script).notes)
 
 
+@pytest.mark.thorough
 def test_which_passes_count_is_not_judged_where_the_script_makes_the_gradients(tmp_path: Path):
     reports = [report_of(tmp_path, HEAD + loop) for loop in (PROJECTED, CLIPPED_BY_SAMPLE, AN_OPTIMIZER_EACH)]
     assert ["window" in report.passed for report in reports] == [False, False, True]
@@ -596,6 +600,7 @@ def test_which_passes_count_is_not_judged_where_the_script_makes_the_gradients(t
     assert not any(report.failed for report in reports)
 
 
+@pytest.mark.thorough
 def test_a_loss_that_teaches_nothing_is_told(tmp_path: Path):
     notes = [
         [note for note in report_of(tmp_path, HEAD + loop).notes if "every gradient that SGD holds is 0" in note]
@@ -604,6 +609,7 @@ def test_a_loss_that_teaches_nothing_is_told(tmp_path: Path):
     assert [len(told) for told in notes] == [1, 1, 0]
 
 
+@pytest.mark.thorough
 def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
     means = SCALED_BY_LABELS.replace("loss * count", "loss / 4").replace(" /= labels", " /= 1")
     weighed, alike = (
@@ -613,6 +619,7 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
     assert alike and not weighed
 
 
+@pytest.mark.thorough(but=3)
 @pytest.mark.parametrize(
     ("right", "wrong", "loop", "found"),
     [
@@ -717,6 +724,7 @@ def test_its_fault_is_found(right: str, wrong: str, loop: str, found: str, tmp_p
     assert says.startswith(found), says
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("held_out", "found"), [("range(64, 96)", []), ("range(60, 96)", ["validation: 4 samples of 36"])]
 )
@@ -749,6 +757,7 @@ with torch.no_grad():
 )
 
 
+@pytest.mark.thorough
 def test_a_loop_over_the_training_loader_that_trains_nothing_is_no_epoch(tmp_path: Path):
     """A first batch looked at, a score on the training data, statistics of BatchNorm."""
     report = report_of(tmp_path, HEAD + SCORED_ON_WHAT_IS_TRAINED_ON)
@@ -789,6 +798,7 @@ BY_HAND = """
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("parts", "says"),
     [
@@ -810,6 +820,7 @@ def test_parameters_in_no_module_are_held_by_an_optimizer(parts: dict[str, str],
     assert len(found) == bool(says) and all(f"setup: No optimizer holds {says}" in one for one in found), found
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "anew",
     [
@@ -844,6 +855,7 @@ for step in range(60):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("given", "found"),
     [
@@ -902,6 +914,7 @@ for network in (teacher, student):
 """
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("loop", "steps"), [(POLY, 36), (ADAPTED, 36), (DISTILLED, 72)], ids=["a poly schedule", "MAML", "distillation"]
 )
@@ -941,6 +954,7 @@ def times(share, large):
 """
 
 
+@pytest.mark.thorough
 def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
     (tmp_path / "stopper.py").write_text(STOPPER)
     stops = (
@@ -960,6 +974,7 @@ def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["stopper.py", "train.py"]  # and no bytecode of it
 
 
+@pytest.mark.thorough
 def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
     script = tmp_path / "train.py"
     begin = [
@@ -1000,6 +1015,7 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
     assert f"What the script does with another answer in {others} was not played" in notes
 
 
+@pytest.mark.thorough
 def test_a_line_that_asks_so_that_it_need_not_divide_by_0_is_no_news(tmp_path: Path):
     loop = IN_TURNS.replace(
         "loss_of(number % 2, batch).backward()", "loss = loss_of(0, batch)\n        loss.backward()"
@@ -1028,16 +1044,19 @@ for _ in range(3):
 """
 
 
+@pytest.mark.thorough
 def test_a_critic_that_is_trained_ahead_of_its_generator_is_no_finding(tmp_path: Path):
     assert report_of(tmp_path, CRITIC).findings == ()
 
 
+@pytest.mark.thorough
 def test_a_generator_that_its_loss_never_reaches_is_found_behind_its_critic(tmp_path: Path):
     broken = CRITIC.replace("(-critic(generator(torch.randn(16, 4))).mean())", "(-critic(torch.randn(16, 2)).mean())")
     [finding] = report_of(tmp_path, broken).findings
     assert finding.check == "window" and "None of 72 backward passes gives a gradient" in finding.says
 
 
+@pytest.mark.thorough
 def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path: Path):
     report = report_of(tmp_path, HEAD + TRAINED + LATE_CLOSURE)
     assert any("it first steps behind the real micro-batches" in note for note in report.notes), str(report)
@@ -1074,6 +1093,7 @@ for epoch in range(12):
 """
 
 
+@pytest.mark.thorough
 def test_a_librarys_handler_that_ends_a_run_by_its_loss_is_named(tmp_path: Path):
     library = tmp_path / "site-packages" / "ends_early"
     library.mkdir(parents=True)

@@ -37,6 +37,7 @@ def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
 
 
+@pytest.mark.thorough
 def test_files_are_read_where_they_are_and_written_elsewhere(tmp_path: Path):
     theirs = tmp_path / "theirs"
     (theirs / "kept").mkdir(parents=True)
@@ -52,6 +53,7 @@ def test_files_are_read_where_they_are_and_written_elsewhere(tmp_path: Path):
     assert not (Path.home() / ".timelapse_test").exists()
 
 
+@pytest.mark.thorough
 def test_a_process_that_the_script_leaves_in_a_session_of_its_own_is_ended(tmp_path: Path):
     script = tmp_path / "train.py"
     starts = "import subprocess\nsubprocess.Popen(['sleep', '987.5'], start_new_session=True)\n"
@@ -83,6 +85,7 @@ def temporary() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("begun", [a_play, a_worker])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
 def test_a_signal_ends_the_judge_and_all_that_it_has_started(
@@ -122,6 +125,7 @@ def is_alive(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("text", "arguments", "says"),
     [
@@ -145,6 +149,7 @@ def test_a_script_that_cannot_be_played_is_told_in_a_sentence(
     assert says in str(raised.value)
 
 
+@pytest.mark.thorough
 def test_a_play_has_a_terminal_with_a_size_and_no_input(tmp_path: Path):
     script = tmp_path / "train.py"
     asks = "rows, columns = os.popen('stty size').read().split()\n"
@@ -154,6 +159,7 @@ def test_a_play_has_a_terminal_with_a_size_and_no_input(tmp_path: Path):
     assert preflight_script(script).facts["optimizer steps"] == 1
 
 
+@pytest.mark.thorough
 def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(player, "GRACE_SECONDS", 2.0)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
@@ -164,6 +170,7 @@ def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, mo
     assert re.fullmatch(r"nothing was played yet after \d\.\d s of CPU time: give it more \(seconds=\)", why)
 
 
+@pytest.mark.thorough
 def test_a_play_that_is_told_to_end_while_it_writes_its_journal_writes_it(tmp_path: Path):
     # The rates beyond the run's end are asked for when all else is written down.
     rate = "def rate(number):\n    if number > 3:\n        os.kill(os.getpid(), signal.SIGTERM)\n    return 1.0\n"
@@ -174,6 +181,7 @@ def test_a_play_that_is_told_to_end_while_it_writes_its_journal_writes_it(tmp_pa
     assert preflight_script(script).facts["optimizer steps"] == 3
 
 
+@pytest.mark.thorough
 def test_a_script_that_never_begins_is_ended(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text("while True:\n    pass\n")
@@ -181,6 +189,7 @@ def test_a_script_that_never_begins_is_ended(tmp_path: Path):
         preflight_script(script, seconds=1)
 
 
+@pytest.mark.thorough
 def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_line_is_named(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN + "loss = 1.0\nwhile loss > -1e9:\n    loss = step()\n")
@@ -191,6 +200,7 @@ def test_a_script_that_goes_by_a_loss_for_ever_is_judged_up_to_there_and_its_lin
     assert "window" in report.passed
 
 
+@pytest.mark.thorough
 def test_a_loop_that_the_plays_end_cuts_was_not_left_by_the_script(tmp_path: Path):
     loader = "torch.utils.data.DataLoader(range(9))"
     loop = f"for epoch in range(4):\n    for number, _ in enumerate({loader}):\n        step()\n"
@@ -204,6 +214,7 @@ def test_a_loop_that_the_plays_end_cuts_was_not_left_by_the_script(tmp_path: Pat
     assert "6 of 9 batches" in told
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("fails", ["[0.5].index(step())", "sys.exit('not trained')"])
 def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: str, tmp_path: Path):
     script = tmp_path / "train.py"
@@ -216,6 +227,7 @@ def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: s
     assert "window" in report.passed
 
 
+@pytest.mark.thorough
 def test_a_script_that_ends_its_process_by_itself_is_played_to_there(tmp_path: Path):
     script = tmp_path / "train.py"
     training = f"import os{TRAIN}for number in range(30):\n    step()\n"
@@ -227,6 +239,7 @@ def test_a_script_that_ends_its_process_by_itself_is_played_to_there(tmp_path: P
     assert report.ok is None and report.not_judged["length"].endswith("exit code 3")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     "asks",
     [
@@ -251,6 +264,7 @@ def test_a_line_that_decides_by_a_loss_is_played_with_the_other_answer(asks: str
     assert all("2 optimizer steps in place of 40" in note for note in notes)
 
 
+@pytest.mark.thorough
 def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN + "import os\nfor number in range(5 + os.getpid() % 500):\n    step()\n")
@@ -258,6 +272,7 @@ def test_a_script_that_draws_how_much_it_trains_is_told_so(tmp_path: Path):
     assert any("not deterministic in what it does" in note for note in report.notes)
 
 
+@pytest.mark.thorough
 def test_what_a_lapse_computes_takes_one_thread_and_none_that_waits_for_others(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(
@@ -267,6 +282,7 @@ def test_what_a_lapse_computes_takes_one_thread_and_none_that_waits_for_others(t
     assert Path(journal.output).read_text().split() == ["2", "1", "1", "1", "1"]
 
 
+@pytest.mark.thorough
 def test_updates_by_hand_are_told_with_their_number(tmp_path: Path):
     script = tmp_path / "train.py"
     text = """
@@ -284,6 +300,7 @@ for number in range(30):
     assert report.facts["optimizer steps"] == 0
 
 
+@pytest.mark.thorough
 def test_a_script_that_forgets_to_step_is_a_finding(tmp_path: Path):
     script = tmp_path / "train.py"
     script.write_text(TRAIN.replace("    optimizer.step()\n", "") + "for number in range(30):\n    step()\n")
@@ -297,6 +314,7 @@ def shell(*arguments: str, folder: Path) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, cwd=folder)
 
 
+@pytest.mark.thorough
 def test_the_door_of_the_shell(tmp_path: Path):
     script = SCRIPTS / "classifier.py"
     picture, file = tmp_path / "night.png", tmp_path / "report.json"
@@ -315,6 +333,7 @@ def test_the_door_of_the_shell(tmp_path: Path):
     )
 
 
+@pytest.mark.thorough
 def test_the_verdict_stands_where_the_reader_of_the_report_has_gone(tmp_path: Path):
     reading, writing = os.pipe()
     os.close(reading)
@@ -325,6 +344,7 @@ def test_the_verdict_stands_where_the_reader_of_the_report_has_gone(tmp_path: Pa
     assert json.loads((tmp_path / "report.json").read_text())["ok"]
 
 
+@pytest.mark.thorough
 def test_what_the_shell_is_told_of_a_script_that_cannot_be_played(capsys: pytest.CaptureFixture[str]):
     assert main([str(SCRIPTS / "classifier.py"), "--epochs", "two"]) == 2
     assert "invalid int value: 'two'" in capsys.readouterr().err

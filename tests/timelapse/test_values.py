@@ -72,12 +72,14 @@ def report_of(folder: Path, text: str) -> PreflightReport:
     return preflight_script(script)
 
 
+@pytest.mark.thorough
 def test_what_is_computed_of_a_held_number_is_what_it_would_be_without():
     command = [sys.executable, "-m", "tests.timelapse.held_search", str(cases(quick=300, thorough=20_000)), "7"]
     run = subprocess.run(command, capture_output=True, text=True, timeout=600)
     assert run.returncode == 0 and "all as they are without held numbers" in run.stdout, run.stdout + run.stderr
 
 
+@pytest.mark.thorough
 def test_a_line_that_goes_by_losses_is_named_where_numpy_has_put_them_together(tmp_path: Path):
     asked = [
         *("np.mean(losses) < -1.5", "average(losses) < -1.5", "np.array(losses).mean() < -1.5", "np.sum(right) < -1"),
@@ -95,6 +97,7 @@ def test_a_line_that_goes_by_losses_is_named_where_numpy_has_put_them_together(t
         assert f"train.py:{line}" in notes, (asked[line - first], notes)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("score", ["sum(losses) / len(losses)", "np.mean(losses)", "np.array(losses).mean()"])
 def test_a_run_that_stops_early_has_a_schedule_for_all_of_its_epochs(score: str, tmp_path: Path):
     report = report_of(tmp_path, STOPS_EARLY.replace("SCORE", score))
@@ -154,6 +157,7 @@ for epoch in range(20):
 """
 
 
+@pytest.mark.thorough
 def test_a_function_of_numpy_by_another_name_is_seen_and_both_answers_are_played(tmp_path: Path):
     """The second score is the best here, and the third is not: with the rarer answer the run would be shorter still."""
     subprocess.run([sys.executable, "-c", HEAD + ALL_KINDS_OF_NAMES], check=True, timeout=120)
@@ -168,6 +172,7 @@ def test_a_function_of_numpy_by_another_name_is_seen_and_both_answers_are_played
     assert report.ok and "36 optimizer steps, or 240 with the other answer" in report.not_judged["horizon"]
 
 
+@pytest.mark.thorough
 def test_a_line_that_ends_a_run_is_found_behind_others_that_do_not(tmp_path: Path):
     score = "sum(losses) / len(losses)"
     watched = "".join(f"    if losses[0] > {99 + bound}: print('high')\n" for bound in range(7))
@@ -175,6 +180,7 @@ def test_a_line_that_ends_a_run_is_found_behind_others_that_do_not(tmp_path: Pat
     assert report.ok and not report.findings and "240 with the other answer" in report.not_judged["horizon"]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("loss", ["losses[-1]", "np.mean(losses)"])
 def test_a_line_that_lowers_the_rate_by_a_loss_is_named(loss: str, tmp_path: Path):
     lowered = f"    if {loss} < -1.5:\n        optimizer.param_groups[0]['lr'] /= 2\n"
@@ -184,11 +190,13 @@ def test_a_line_that_lowers_the_rate_by_a_loss_is_named(loss: str, tmp_path: Pat
     assert any(f"{says} 0.05 in place of 0.1" in note for note in report.notes), report.notes
 
 
+@pytest.mark.thorough
 def test_a_line_that_prints_by_a_loss_is_not_named(tmp_path: Path):
     report = report_of(tmp_path, LOSSES + "    if losses[-1] < -1.5:\n        print('low')\n")
     assert not any("train.py" in note for note in report.notes), report.notes
 
 
+@pytest.mark.thorough
 def test_what_hangs_on_no_loss_is_not_named(tmp_path: Path):
     """Sizes, what a generator asks of its probabilities, a sample's values, those of the data."""
     others = """
@@ -218,6 +226,7 @@ loader, generator = DataLoader(Scaled(), 8, shuffle=True), np.random.default_rng
     assert not any("train.py" in note for note in report.notes), report.notes
 
 
+@pytest.mark.thorough
 def test_what_numpy_computes_of_losses_can_be_written_and_read(tmp_path: Path):
     """As a log does it: in a file, as JSON, in an array's file, as a tensor."""
     written = """
@@ -235,6 +244,7 @@ print(f"{np.mean(losses):.3f} {np.sum(right):d} {round(np.mean(left), 2)}", repr
     assert report.ok and report.facts["optimizer steps"] == 96, str(report)
 
 
+@pytest.mark.thorough
 def test_what_fails_where_a_value_stands_still_is_not_said_to_fail_by_itself(tmp_path: Path):
     """The third loss is the second one in a play, and never in a run."""
     stands_still = LOSSES.replace(

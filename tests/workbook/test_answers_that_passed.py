@@ -291,6 +291,7 @@ def asking_the_device(run, limit, usual):
     return size
 
 
+@pytest.mark.thorough(but=8)
 @pytest.mark.parametrize(
     ("exercise", "answer", "message"),
     [
@@ -480,6 +481,7 @@ def by_torchs_sampler(num_samples, batch_size, accumulate_grad_batches, world_si
     return np.ceil(batches / accumulate_grad_batches)
 
 
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(
     ("exercise", "answer"),
     [

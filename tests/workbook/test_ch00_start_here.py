@@ -59,6 +59,7 @@ def test_one_of_a_unit_has_no_plural():
     ]
 
 
+@pytest.mark.thorough
 def test_the_widget_opens_on_the_figure_and_has_an_answer_to_its_question():
     explorer = units_explorer()
     assert [control.value for control in explorer.controls.values()] == [2, 3, 4]

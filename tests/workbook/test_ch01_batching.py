@@ -63,6 +63,7 @@ def test_throughput_is_samples_over_seconds_beside_the_first_size_scaled():
     assert [line.get_xydata().tolist() for line in lines] == [[[1, 2.0], [4, 4.0]], [[1, 2.0], [4, 8.0]]]
 
 
+@pytest.mark.thorough
 def test_the_widget_shows_what_was_measured_on_each_device():
     own = {"this CPU": {1: 1e-4, 64: 64e-5, 4096: 4096e-6}, "this GPU": {1: 2e-4, 64: 2e-4, 4096: 2e-4}}
     explorer = throughput_explorer(own)
@@ -99,6 +100,7 @@ def test_the_widget_follows_its_controls():
     assert figure_of_trade(600, 1000, 100).axes[0].get_title().endswith("all at once finishes first")
 
 
+@pytest.mark.thorough
 def test_the_figures_are_pictures():
     for figure in (figure_of_trade(30, 250, 1437), figure_of_sizes({"0.5": {1: 0.1}}, 0.1, "title")):
         assert png_bytes(figure).startswith(b"\x89PNG")
@@ -196,6 +198,7 @@ def test_each_wrong_padding_gets_its_own_message_alone():
         assert [each for each in messages if each in fault] == [message]
 
 
+@pytest.mark.thorough
 def test_right_paddings_pass_however_they_are_made(capsys):
     padded.check(lambda words: padded_with(words, 0))
     padded.check(lambda words: list(padded_with(words, 0)))

@@ -55,6 +55,7 @@ def test_draws_by_index_depend_on_epoch_and_index_alone():
     assert first[0] != second[0]
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not chapter.can_fork(), reason="measures forked workers")
 def test_a_list_grows_in_workers_and_an_array_hardly():
     as_list, as_array = (
@@ -92,6 +93,7 @@ def start_late(begin, started_s, worker_id):
     begin(worker_id)
 
 
+@pytest.mark.thorough
 def test_workers_that_begin_together_wait_for_the_last_one():
     started_s = torch.multiprocessing.get_context().Value("d", math.inf)
     options = chapter.begin_together(2)
@@ -145,6 +147,7 @@ def test_the_figure_draws_the_bars():
     assert png_bytes(figure).startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_the_widget_follows_its_controls():
     explorer = chapter.pipeline_explorer()
     assert explorer.text == chapter.simulate_epoch(load=60, compute=40, workers=2, prefetch=2, slow=300)[1]
@@ -235,6 +238,7 @@ def by_torchs_global_generator(lengths, batch_size, seed, epoch):
     return shuffled_by(lambda *_: torch.randint(2**40, ()).item())(lengths, batch_size, seed, epoch)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -327,6 +331,7 @@ def forgiving(skip):
     return prefetched
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("answer", "message"),
     [
@@ -381,6 +386,7 @@ def test_wrong_ways_to_share_are_told_apart(answer, message):
         chapter.share.check(answer)
 
 
+@pytest.mark.thorough
 def test_other_right_answers_pass(capsys):
     def by_remainder(lines, info):
         return (line for i, line in enumerate(lines) if info is None or i % info.num_workers == info.id)

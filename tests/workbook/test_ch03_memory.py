@@ -64,6 +64,7 @@ def test_lines_are_the_peaks_of_their_phases():
     assert drawn == {"forward": [[1, 2], [8, 9]], "backward": [[1, 3], [8, 8]], "step": [[1, 4], [8, 4]]}
 
 
+@pytest.mark.thorough
 def test_bars_of_trades_end_at_the_peak():
     def way(**held):
         return replace(predicted(batch=2, side=32, width=8), by_category=moment("", **held).by_category)
@@ -85,6 +86,7 @@ def test_a_line_through_two_sizes_ends_at_the_limit():
     assert [text.get_text() for text in axes.texts] == ["111", "30"]
 
 
+@pytest.mark.thorough
 def test_the_widget_predicts_what_its_controls_say():
     explorer = memory_explorer()
     assert explorer.text == told(predicted())  # the stored picture beside it shows the same settings

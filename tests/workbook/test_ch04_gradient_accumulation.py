@@ -33,6 +33,7 @@ def test_the_share_of_a_micro_batch_is_the_sum_of_its_samples_weights():
     assert shares(SIZES, [1 / 64] * 64) == pytest.approx([size / 64 for size in SIZES])
 
 
+@pytest.mark.thorough
 def test_both_ways_are_drawn_over_each_other():
     figure = figure_of_both({"one": (SIZES, BY_RECIPE, [1 / 64] * 64), "two": ([24, 8], [0.1] * 32, [1 / 32] * 32)})
     left, right = figure.axes
@@ -81,6 +82,7 @@ def test_the_arrows_have_heads_and_end_where_the_gradients_do():
     assert axes.get_title().endswith(f"{arrows_error([24, 8, 2]):.0%}")
 
 
+@pytest.mark.thorough
 def test_the_widget_follows_its_controls():
     explorer = arrows_explorer()
     assert explorer.text == f"sizes (24, 8, 2): relative error of loss / k {arrows_error([24, 8, 2]):.3f}"

@@ -110,6 +110,7 @@ def test_cosine_rates_end_where_the_formula_says(horizon, at_end):
     assert rates[-1] == pytest.approx(at_end, abs=1e-9)
 
 
+@pytest.mark.thorough
 def test_figures_are_drawn():
     boxes = step_boxes(plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3, short_window="carry"), epochs=3)
     figures = [
@@ -129,6 +130,7 @@ def test_the_title_of_a_recorded_run_counts_its_steps():
     assert [text.get_text() for text in axes.texts] == ["1", "2", "3 (+2)", "4", "5 (+2)", "6"]
 
 
+@pytest.mark.thorough
 def test_a_drawn_row_has_a_mark_for_every_step():
     plan = plan_steps(37, 4, accumulate_grad_batches=4, max_epochs=3)
     axes = figure_of_steps(plan).axes[0]
@@ -138,6 +140,7 @@ def test_a_drawn_row_has_a_mark_for_every_step():
     assert not crowded.texts
 
 
+@pytest.mark.thorough
 def test_the_widget_follows_its_controls():
     explorer = steps_explorer()
     before = explorer._image.value

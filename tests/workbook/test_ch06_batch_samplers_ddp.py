@@ -50,6 +50,7 @@ def test_a_resumed_row_begins_at_the_position_and_covers_the_rest():
         chapter.dealt_and_resumed(10, 2, 2, stop=2, ranks_after=3)
 
 
+@pytest.mark.thorough
 def test_the_widget_begins_with_the_stored_picture_and_follows_its_controls():
     explorer = chapter.dealing_explorer()
     assert explorer._image.value == png_bytes(chapter.figure_of_dealing(10, 2, 2, 0, 1, 3))
@@ -100,6 +101,7 @@ def test_other_wrong_samplers_are_told_what_is_wrong(message, answer):
         chapter.repair_a_sampler.check(answer)
 
 
+@pytest.mark.thorough
 def test_a_sampler_that_looks_at_the_trainers_and_ignores_it_is_right(capsys):
     chapter.repair_a_sampler.check(LostArgument)
     assert "a Trainer's default flags on two ranks" in capsys.readouterr().out
@@ -132,6 +134,7 @@ def yields_tuples(batch_sampler, num_replicas, rank, epoch):
         yield tuple(batches[(rank + number * num_replicas) % len(batches)])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("answer", [puts_the_generator_back_by_hand, yields_tuples])
 def test_other_right_wrappers_pass(answer):
     chapter.one_order_for_all_ranks.check(answer)

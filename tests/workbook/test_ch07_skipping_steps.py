@@ -78,6 +78,7 @@ def real_ranks(rank, policy, bad_rank, bad_step, folder):
     return seen
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("policy", [NOTHING, CLIP, TOGETHER])
 def test_the_widget_computes_what_real_ranks_do(policy, tmp_path):
     for bad_rank, bad_step in ((0, 0), (1, 4), (0, STEPS - 1)):
@@ -87,6 +88,7 @@ def test_the_widget_computes_what_real_ranks_do(policy, tmp_path):
         assert all(event.step == event.call for row in computed for event in row)
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("ranks", "bad_rank", "bad_step"), [(2, 1, 4), (3, 0, 0), (2, 0, STEPS - 1)])
 def test_a_rank_that_skips_alone_is_answered_as_on_real_ranks(ranks, bad_rank, bad_step, tmp_path):
     with pytest.raises(RankTimeout):
@@ -128,6 +130,7 @@ def note_and_wait(rank, folder, waiting):
         time.sleep(60)
 
 
+@pytest.mark.thorough
 def test_two_ranks_are_watched(capsys):
     watch_two_ranks(note_and_wait, None)
     assert capsys.readouterr().out.splitlines() == [
@@ -183,6 +186,7 @@ def test_the_digits_are_poisoned_where_they_are_said_to_be():
     assert torch.isfinite(data.test_images).all()
 
 
+@pytest.mark.thorough
 def test_a_skip_cures_nan_and_a_clip_cures_what_is_too_large():
     batches = 4 * math.ceil(1437 / 32)
     nan_pixels, too_large = poisoned_digits(not_a_number=8, too_large=0), poisoned_digits(not_a_number=0, too_large=8)

@@ -34,7 +34,6 @@ from workbook.ch08_exercises import batch_sizes, gain, windows
 from workbook.exercises import NotSolved
 
 from course_lib.memory import measure_peak
-from tests import effort
 
 
 def test_a_row_has_a_block_for_each_batch_with_its_side_and_says_what_is_missing():
@@ -88,6 +87,7 @@ def test_the_squares_are_filled_with_their_index():
     assert torch.equal(square(7, 3), SquaresOfPairs()[7, 3])
 
 
+@pytest.mark.thorough
 def test_a_budget_is_drawn_at_the_steps_of_its_plan():
     run = budgeted(budget_mib=5, smallest=8, largest=32, epochs=6, hold=True)
     size, samples, peak = ([line.get_xydata().tolist() for line in axes.lines] for axes in figure_of_budget(run).axes)
@@ -107,7 +107,8 @@ def every_setting():
 SETTINGS = list(every_setting())
 
 
-@pytest.mark.parametrize(("budget_mib", "smallest", "largest"), SETTINGS[:: effort.cases(22, 1)])
+@pytest.mark.thorough
+@pytest.mark.parametrize(("budget_mib", "smallest", "largest"), SETTINGS)
 def test_the_peak_stays_within_the_budget_or_the_widget_says_that_it_cannot(budget_mib, smallest, largest):
     try:
         run = budgeted(budget_mib, smallest, largest, epochs=6, hold=False)
@@ -121,6 +122,7 @@ def test_the_peak_stays_within_the_budget_or_the_widget_says_that_it_cannot(budg
         assert twice > budget_mib * 2**20 or stage.batch_size == LARGEST_BATCH  # no larger power of two fits
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("largest", [32, 48, 64])
 def test_holding_the_samples_of_an_update_changes_nothing_else(largest):
     free, held = (budgeted(5, 8, largest, epochs=6, hold=hold) for hold in (False, True))
@@ -132,6 +134,7 @@ def test_holding_the_samples_of_an_update_changes_nothing_else(largest):
     assert held.plan.total_steps < free.plan.total_steps
 
 
+@pytest.mark.thorough
 def test_the_widget_refuses_in_words_and_in_the_picture():
     explorer = budget_explorer()
     assert explorer.text == told(budgeted(5, 8, 32, 6, False))
@@ -362,6 +365,7 @@ def test_other_wrong_answers_are_refused(exercise, answer):
         exercise.check(answer)
 
 
+@pytest.mark.thorough(but=8)
 @pytest.mark.parametrize(
     ("exercise", "answer"),
     [

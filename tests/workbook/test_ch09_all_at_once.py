@@ -69,6 +69,7 @@ def whole(tmp_path_factory):
     return ends
 
 
+@pytest.mark.thorough
 def test_two_kills_at_random_moments_leave_no_bit_of_the_weights_different(whole, tmp_path):
     rng = random.Random("two kills")
     for case in range(effort.cases(1, 20)):
@@ -84,6 +85,7 @@ def test_two_kills_at_random_moments_leave_no_bit_of_the_weights_different(whole
         assert [m[:6] for m in lives.read_diary(folder)] == [m[:6] for m in as_dealt], kills
 
 
+@pytest.mark.thorough
 def test_on_other_ranks_every_sample_comes_once_and_steps_are_as_planned(tmp_path):
     rng = random.Random("other ranks")
     for case in range(effort.cases(1, 10)):
@@ -101,6 +103,7 @@ def test_on_other_ranks_every_sample_comes_once_and_steps_are_as_planned(tmp_pat
         ], which
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("ranks", [1, 3])
 def test_the_rate_ends_where_the_share_of_samples_and_updates_says(ranks, tmp_path):
     live(tmp_path, 1, 18)
@@ -173,6 +176,7 @@ def killed_on_two_nodes(folder):
     assert "weights" not in "".join(agent.communicate()[0] for agent in agents)  # so it had not ended
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("killed", [killed_by_its_callback, killed_on_two_nodes][: effort.cases(1, 2)])
 def test_two_nodes_of_torchrun_go_on_with_what_was_killed_and_end_with_the_same_weights(
     killed, hash_without_a_kill, tmp_path
@@ -181,6 +185,7 @@ def test_two_nodes_of_torchrun_go_on_with_what_was_killed_and_end_with_the_same_
     assert weights_told(two_nodes(tmp_path)) == [hash_without_a_kill]
 
 
+@pytest.mark.thorough
 def test_the_batch_sizes_are_what_the_finder_finds():
     assert script.find_batch_sizes_within(script.BUDGET_BYTES) == script.BATCH_SIZES
 
@@ -243,6 +248,7 @@ def test_weights_are_those_of_the_mean_over_a_window():
     assert lives.weights_of_labels(window[:1], k=4, ranks=1) == [0.25, 0.25]  # a short window
 
 
+@pytest.mark.thorough
 def test_the_widget_opens_on_the_notebooks_kills_and_follows():
     explorer = kill_explorer()
     assert "life 2: 2 ranks, 14 micro-batches each, windows 3 to 6" in explorer.text
@@ -290,6 +296,7 @@ def test_a_list_of_lines_is_taken_for_a_set():
     faults.check([13, 9, 8, 6, 3])
 
 
+@pytest.mark.thorough
 def test_a_copy_of_the_script_alone_runs(tmp_path):
     copied = shutil.copy(script.__file__, tmp_path / "train.py")
     told = subprocess.run(

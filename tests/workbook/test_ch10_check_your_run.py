@@ -29,6 +29,7 @@ PROSE = "\n".join(source(cell) for cell in CELLS if cell["cell_type"] == "markdo
 # -------------------------------------------------------------------------------------------------- the chapter's run
 
 
+@pytest.mark.thorough
 def test_the_run_has_three_faults_and_the_mended_one_none():
     assert [finding.check for finding in preflight(*night.make_run()).findings] == ["horizon", "setup", "order"]
     assert preflight(*mended.make_run()).ok
@@ -41,6 +42,7 @@ class MendedHorizon(mended.Digits):
         return 48
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("module", "sampler", "orders", "still"),
     [(night.Digits, night.Shuffled, 1, {"net.0.weight"}), (MendedHorizon, mended.ShuffledByEpoch, 6, set())],
@@ -72,6 +74,7 @@ def test_what_is_heard_are_warnings_and_no_hints_on_speed_or_versions():
     assert heard and all("is zero" in warning for warning in heard)
 
 
+@pytest.mark.thorough
 def test_a_report_is_printed_without_its_seconds(capsys):
     report = preflight(*mended.make_run())
     chapter.print_report(report)
@@ -93,6 +96,7 @@ def test_the_figure_of_trials_shows_their_numbers():
     assert [text.get_text() for text in parameters.texts] == ["no optimizer holds it"]
 
 
+@pytest.mark.thorough
 def test_one_setting_of_the_widget_has_nothing_wrong_and_it_opens_on_the_run():
     explorer = chapter.trial_explorer()
     assert "85.9 %" in explorer.text and "epochs: 1" in explorer.text and "net.0.weight" in explorer.text
@@ -142,6 +146,7 @@ def test_a_fault_that_preflight_cannot_find_is_one():
     assert counts[0] == 4 * counts[15] == 0.25 and counts.count_nonzero() == 10
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(
     ("name", "judged", "found"),
     [
@@ -165,6 +170,7 @@ def block(language, start):
     return next(b for b in re.findall(rf"```{language}\n(.*?)```", PROSE, re.DOTALL) if b.startswith(start))
 
 
+@pytest.mark.thorough
 def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_report_for_another(tmp_path):
     test = block("python", "from course_lib.preflight import assert_ready")
     for name in ("night", "mended"):
@@ -212,6 +218,7 @@ def with_a_dict():
     return [trainer, SumAndCount(), torch.utils.data.DataLoader(Tags(), 8)]
 
 
+@pytest.mark.thorough
 def test_a_right_answer_in_another_style_passes():
     masked_labels.check(with_a_dict)
 
@@ -256,11 +263,13 @@ def with_a_loose_layer():
     return trainer, Loose(), torch.utils.data.DataLoader(Points(36), 8, shuffle=True)
 
 
+@pytest.mark.thorough
 def test_a_run_whose_counts_are_right_is_judged_by_preflight_too():
     with pytest.raises(NotSolved, match="what was counted is right, and preflight still finds this: No optimizer"):
         stops_early.check(with_a_loose_layer)
 
 
+@pytest.mark.thorough
 def test_the_gradient_is_checked_though_preflight_is_content():
     [wrong] = [answer for told, answer in masked_labels.misconceptions.items() if "0.44 times" in told]
     assert preflight(*wrong()).ok

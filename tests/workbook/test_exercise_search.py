@@ -196,6 +196,7 @@ def waits_for_a_thread(**case):
 HANGS = [spins, spins_and_catches, sleeps, waits_for_a_lock, waits_for_a_thread]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("hangs", HANGS)
 def test_an_answer_that_hangs_is_ended(hangs):
     told = "has not come to an end after 0.2 s, and was ended. Does a loop, or a wait, go on without end?"
@@ -204,6 +205,7 @@ def test_an_answer_that_hangs_is_ended(hangs):
     assert fails(PropertyExercise("one", lambda f: f(n=1), {}, seconds=0.2), hangs) == f"one {told}"
 
 
+@pytest.mark.thorough
 def test_an_answer_that_hangs_in_a_drawn_case_is_ended():
     def waits(n, k):
         while n == 1:
@@ -214,6 +216,7 @@ def test_an_answer_that_hangs_in_a_drawn_case_is_ended():
     assert re.match(r"windows\(n=1, k=\d\) has not come to an end", fails(hanging, waits))
 
 
+@pytest.mark.thorough
 def test_ranks_that_hang_are_ended():
     exercise = PropertyExercise("ranks", lambda f: str(run_ranks(f)), {}, seconds=3)
     assert "ranks has not come to an end after 3 s" in fails(exercise, sleeps_on_a_rank)
@@ -229,6 +232,7 @@ def test_an_interrupt_of_the_readers_stays_one():
     assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
 
 
+@pytest.mark.thorough
 @pytest.mark.skipif(not Path("/proc/self/schedstat").exists(), reason="no kernel tells how long a thread had no core")
 def test_what_other_work_takes_of_the_machine_does_not_count():
     busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(4 * os.cpu_count())]

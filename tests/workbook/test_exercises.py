@@ -12,6 +12,7 @@ import pytest
 import torch
 from workbook.exercises import Exercise, NotSolved
 
+from tests import effort
 from tests.workbook.mutants import CHAPTERS, cell_sources, exercises, run
 
 EXERCISES = [pytest.param(s.exercise, s.sources, s.name, s.answer, id=s.cell) for s in exercises()]
@@ -29,7 +30,7 @@ def test_stub_fails_and_solution_passes(exercise, sources, name, answer, capsys)
 @pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
 def test_each_catalogued_wrong_answer_gets_its_own_message(exercise, sources, name, answer):
     wrong_answers = exercise.wrong_answers()
-    for message, wrong in wrong_answers.items():
+    for message, wrong in [*wrong_answers.items()][: effort.cases(1, len(wrong_answers))]:
         with pytest.raises(NotSolved) as caught:
             exercise.check(wrong)
         before, _, after = message.partition("{got}")

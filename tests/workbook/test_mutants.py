@@ -23,6 +23,7 @@ def tried(solved: Solved) -> list[Mutant]:
     return random.Random(solved.name).sample(every, min(len(every), cases(sample, len(every))))
 
 
+@pytest.mark.thorough(but=12)
 @pytest.mark.parametrize("solved", SOLVED)
 def test_mutants_are_refused(solved):
     known = {change for name, change in EQUIVALENT[solved.chapter] if name == solved.name}
@@ -30,6 +31,7 @@ def test_mutants_are_refused(solved):
     assert unlisted == [], f"see `python -m tests.workbook.mutants {solved.chapter}`"
 
 
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize("solved", SOLVED)
 def test_what_is_listed_as_equivalent_is_a_mutant_that_is_accepted(solved):
     made = {mutant.change: mutant for mutant in mutants(solved.solution)}
@@ -85,6 +87,7 @@ def test_a_slip_of_each_kind_is_made(code, change):
     assert change in changes(code)
 
 
+@pytest.mark.thorough
 def test_no_mutant_is_the_code_itself_or_comes_twice():
     for parameter in SOLVED:
         solution = parameter.values[0].solution
@@ -103,6 +106,7 @@ def test_a_weak_check_accepts_a_mutant_and_a_good_one_refuses_it():
     assert [m.change for m in mutants(good.solution) if is_accepted(good, m)] == []
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("code", ["while True: pass", "double = 1 / 0", "other = 3", "def double(x):\n while 1: pass"])
 def test_a_mutant_that_never_ends_or_raises_is_refused(code, monkeypatch):
     monkeypatch.setattr("tests.workbook.mutants.SECONDS", 0.3)

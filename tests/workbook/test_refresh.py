@@ -83,6 +83,7 @@ def run_pytest(folder: Path, *arguments: str, **environment: str) -> tuple[int, 
     return done.returncode, done.stdout + done.stderr
 
 
+@pytest.mark.thorough
 def test_a_second_refresh_changes_no_byte(small: Path):
     first = small.read_bytes()
     assert refresh(small) is False
@@ -113,6 +114,7 @@ def test_what_a_reader_sees_stays(small: Path):
     assert "json/__init__.py" in "".join(outputs(small, "error")[0].traceback)
 
 
+@pytest.mark.thorough
 def test_a_failing_notebook_is_named_and_left_as_it_was(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     path = tmp_path / "failing.ipynb"
     cells = [new_code_cell("1 + 1", id="good"), new_code_cell("raise OSError('no batch')", id="bad")]
@@ -125,6 +127,7 @@ def test_a_failing_notebook_is_named_and_left_as_it_was(tmp_path: Path, capsys: 
     assert path.read_bytes() == before
 
 
+@pytest.mark.thorough
 def test_a_cell_that_takes_too_long_is_named(tmp_path: Path):
     path = tmp_path / "slow.ipynb"
     nbformat.write(new_notebook(cells=[new_code_cell("import time\ntime.sleep(60)", id="slow")]), path)
@@ -137,6 +140,7 @@ def test_an_unknown_notebook_is_named():
         main(["77"])
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("folder", "arguments"), [(".", ["notebooks"]), ("notebooks", [])][: effort.cases(1, 2)])
 def test_another_address_passes_and_another_number_fails_from_wherever_pytest_is_started(
     folder: str, arguments: list[str], project: Path, small: Path
@@ -155,6 +159,7 @@ def test_another_address_passes_and_another_number_fails_from_wherever_pytest_is
         changed.unlink(missing_ok=True)
 
 
+@pytest.mark.thorough
 def test_a_gpu_test_is_left_out_unless_asked_for_and_then_fails_without_a_gpu(project: Path):
     (project / "tests" / "test_device.py").write_text("import pytest\n\n@pytest.mark.gpu\ndef test_device(): pass\n")
     code, said = run_pytest(project, "tests")

@@ -79,6 +79,7 @@ def live(folder, task, kill_after=None, ranks=1):
 RUNS = [("images", 1), ("tokens", 2), ("a table", 1), ("images", 2), ("tokens", 1), ("a table", 2)]
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize(("name", "ranks"), RUNS[: effort.cases(2, 6)])
 def test_two_kills_leave_no_bit_of_the_weights_different(name, ranks, tmp_path):
     rng = random.Random(f"{name} {ranks}")
@@ -93,6 +94,7 @@ def test_two_kills_leave_no_bit_of_the_weights_different(name, ranks, tmp_path):
         assert differing == 0, kills
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("make_run", [script_to_copy.make_run, script_to_copy_tokens.make_run])
 def test_preflight_finds_nothing(make_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
@@ -100,6 +102,7 @@ def test_preflight_finds_nothing(make_run, tmp_path, monkeypatch):
     assert report.ok, str(report)
 
 
+@pytest.mark.thorough
 def test_a_copy_starts_without_a_warning_and_is_short(tmp_path):
     assert len(Path(script_to_copy.__file__).read_text(encoding="utf-8").splitlines()) < 150
     copied = shutil.copy(script_to_copy.__file__, tmp_path / "train.py")
