@@ -18,7 +18,7 @@ import pytest
 from hypothesis import settings
 
 from tests import left_behind
-from tests.loaded_kernels import LoadedServer, use_loaded_server
+from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use_loaded_server
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
@@ -31,6 +31,7 @@ settings.register_profile("thorough", derandomize=True, deadline=None, max_examp
 settings.load_profile("quick")
 
 ROOT = Path(__file__).parent
+LOADED = pytest.StashKey[bool]()
 LOADED_SERVER = pytest.StashKey[LoadedServer]()
 BEFORE = pytest.StashKey[set[str]]()
 
@@ -69,15 +70,9 @@ def _start_kernels_again() -> None:
     kernel.start_new_kernel = start_again
 
 
-def _preload_for_ranks() -> None:
-    """A rank of a test imports the test's module: what most of them import is loaded by the ranks' server, once."""
-    from course_lib.launch import server
-
-    server.PRELOAD = (*server.PRELOAD, "pytest", "hypothesis", "psutil", "course_lib.callbacks")
-
-
 def _start_loaded_kernels(config: pytest.Config) -> None:
     """xdist's workers use the server of the process that has started them."""
+    config.stash[LOADED] = True
     if hasattr(config, "workerinput"):
         use_loaded_server(config.workerinput["loaded_kernels"])
         return
@@ -99,9 +94,14 @@ def pytest_collectstart(collector: pytest.Collector) -> None:
         collector.skip_compare += ("stderr",)
 
 
+def pytest_collection_finish(session: pytest.Session) -> None:
+    # A rank imports the module of its function, with pytest and all: as a fork of this process it has them.
+    if session.items and LOADED in session.config.stash:
+        start_forked_server_of_ranks()
+
+
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Without --thorough, leave out what is marked so; what the command line names by `::` runs all the same."""
-    _preload_for_ranks()
     if config.getoption("--thorough") or any("::" in argument for argument in config.args):
         return
     of_each_test: dict[str, list[pytest.Item]] = {}

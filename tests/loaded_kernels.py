@@ -2,10 +2,10 @@
 
 It saves 26 imports of torch in a run of all notebooks (187 in place of 213 by `make cost`, two cores).
 
-One server imports once for the whole run, and each kernel is a fork of it, with a server of ranks that is a fork, too.
-It only imports: it has one thread, and has used neither OpenMP nor CUDA. What is forked does not show that it could
-start, or that a chapter imports what it uses: `make thorough` starts ordinary kernels and servers, as does any system
-but Linux.
+One server imports once for the whole run, and each kernel is a fork of it, with a server of ranks that is a fork, too;
+so is that of the ranks of tests, of the process that has collected them. It only imports: it has one thread, and has
+used neither OpenMP nor CUDA. What is forked does not show that it could start, or that a chapter imports what it uses:
+`make thorough` starts ordinary kernels and servers, as does any system but Linux.
 """
 
 from __future__ import annotations

@@ -155,7 +155,7 @@ def test_the_cases_hold_what_could_go_wrong():
 
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_random_cases_equal_their_big_batches(world_size):
-    cases = random_cases(world_size)[: effort.cases(12, 250)]
+    cases = random_cases(world_size)[: effort.cases(8, 250)]
     padded = [of_equal_length(case) for case in cases]
 
     def errors_of_each_way(rank):

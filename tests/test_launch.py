@@ -488,6 +488,7 @@ def test_bad_arguments_are_named(arguments, message):
         run_ranks(**{"fn": print} | arguments)
 
 
+@pytest.mark.thorough
 def test_spawn_gives_the_same():
     def total(rank):
         x = torch.tensor([rank])
@@ -938,6 +939,7 @@ def test_a_rank_that_holds_the_interpreter_lock_shows_its_stack():
     assert all(report.functions[:2] == ("stuck", "hold_the_lock") for report in caught.value.reports)
 
 
+@pytest.mark.thorough
 def test_a_leftover_thread_does_not_delay_the_ranks_one_by_one():
     def leave_thread(rank):
         threading.Thread(target=time.sleep, args=(600,)).start()

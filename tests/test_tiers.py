@@ -38,13 +38,15 @@ def run(tmp_path_factory):
     (folder / "tests" / "test_small.py").write_text(TESTS)
 
     def run_pytest(*arguments):
-        command = [sys.executable, "-m", "pytest", "-v", "-p", "no:cacheprovider", "-p", "tests.plain_addresses", *arguments]
+        options = ["-v", "-p", "no:cacheprovider", "-p", "tests.plain_addresses"]
+        command = [sys.executable, "-m", "pytest", *options, *arguments]
         done = subprocess.run(command, cwd=folder, capture_output=True, text=True)
         return done.returncode, done.stdout
 
     return run_pytest
 
 
+@pytest.mark.thorough
 def test_without_an_option_what_is_marked_is_left_out_and_a_run_that_leaves_a_file_fails(run):
     code, printed = run("tests")
     assert "test_quick PASSED" in printed and "test_search" not in printed

@@ -44,7 +44,7 @@ def test_a_search_takes_less_than_lightnings():
     limits = finders.spread_limits(peaks(100), peaks(4000), 5)
     ours, theirs = (
         seconds(lambda find=find: [find(finders.SimulatedDevice(limit)) for limit in limits], times=5)
-        for find in (finders.ours, lambda device: finders.lightning(device, "binsearch"))
+        for find in (finders.ours, lambda device: finders.lightning(device, mode="binsearch"))
     )
     print(f"\nfive searches: {ours:.2f} s, by Lightning's bisection {theirs:.2f} s: {ours / theirs:.2f} times")
     assert ours < theirs

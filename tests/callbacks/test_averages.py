@@ -119,6 +119,7 @@ def random_case(rng):
     return average, order, schedule, saves, kills
 
 
+@pytest.mark.thorough
 def test_averages_are_those_of_the_run_that_was_not_killed(tmp_path):
     rng = random.Random("averages")
     for number in range(effort.cases(3, 80)):

@@ -37,6 +37,7 @@ def killed_twice(rng, folder, **arguments):
 REFUSED: list[str] = []
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_run_that_is_killed_twice_anywhere_ends_as_if_it_had_not_been(k, tmp_path):
     rng = random.Random(f"killed twice {k}")

@@ -167,6 +167,7 @@ class KeepsMany(Plain):
         return super().loss(x, y) * factor * self.annealer.beta
 
 
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("windows", [1, 2])
 def test_plain_attributes_of_many_kinds_go_on(windows, tmp_path):
     flags = dict(accumulate_grad_batches=windows)
@@ -260,7 +261,7 @@ class DrawsByItsClass(Plain):
         return super().loss(x, y) * self.generator.random()
 
 
-@pytest.mark.thorough(but=3)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize("windows", [1, 4])
 @pytest.mark.parametrize("kind", [KeepsState, BeginsAlike, WithLookahead, DrawsByItsClass])
 def test_state_in_containers_optimizers_and_classes_goes_on(kind, windows, tmp_path):

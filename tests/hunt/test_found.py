@@ -585,7 +585,7 @@ FOUND = {
 }
 
 
-@pytest.mark.thorough(but=5)
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("name", FOUND | WITH_THE_SAME_OBJECTS)
 def test_it_is_right_now(name):
     verdict = judge((FOUND | WITH_THE_SAME_OBJECTS)[name])

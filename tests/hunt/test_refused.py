@@ -54,7 +54,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", REFUSED)
 def test_it_is_refused_now(name):
     run, sentence = REFUSED[name]

@@ -73,7 +73,7 @@ def test_nothing_is_found_in_its_right_twin(name):
     assert report.ok, str(report)
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("name", scripts("right"))
 def test_nothing_is_found_in_a_right_run(name):
     right = script("right", name)

@@ -224,7 +224,7 @@ def test_a_schedule_that_another_one_follows_is_judged_where_it_goes_on_to_the_e
     assert ("horizon: WarmUp ends after 3 calls, and MultiStepLR goes on behind it" in judgement.notes) == (calls == 3)
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough
 @pytest.mark.parametrize(("dropout", "mode", "told"), [(0.5, "eval", True), (0.5, "train", False), (0, "eval", False)])
 def test_a_model_that_is_trained_in_evaluation_mode_alone_is_noted(dropout: float, mode: str, told: bool, tmp_path):
     lines = [

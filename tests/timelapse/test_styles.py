@@ -524,7 +524,7 @@ for epoch in range(3):
 """
 
 
-@pytest.mark.thorough(but=2)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     "loop",
     [
@@ -619,7 +619,7 @@ def test_losses_that_the_script_weighs_do_not_count_alike(tmp_path: Path):
     assert alike and not weighed
 
 
-@pytest.mark.thorough(but=3)
+@pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(
     ("right", "wrong", "loop", "found"),
     [

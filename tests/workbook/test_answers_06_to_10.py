@@ -692,7 +692,7 @@ def test_the_sides_are_their_callers():
         batch_sizes.check(sorting_the_sides)
 
 
-@pytest.mark.thorough(but=10)
+@pytest.mark.thorough(but=6)
 @pytest.mark.parametrize(("exercise", "answer"), WRONG.values(), ids=WRONG)
 def test_a_wrong_answer_of_another_kind_is_refused(exercise, answer):
     with pytest.raises(NotSolved):
@@ -781,7 +781,7 @@ RIGHT = {
 }  # fmt: skip
 
 
-@pytest.mark.thorough(but=5)
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize(("exercise", "answer"), RIGHT.values(), ids=RIGHT)
 def test_a_right_answer_in_another_style_passes(exercise, answer):
     exercise.check(answer)

@@ -291,7 +291,7 @@ def asking_the_device(run, limit, usual):
     return size
 
 
-@pytest.mark.thorough(but=8)
+@pytest.mark.thorough(but=4)
 @pytest.mark.parametrize(
     ("exercise", "answer", "message"),
     [

@@ -161,6 +161,7 @@ def test_the_figure_writes_each_step_into_its_column():
     assert png_bytes(figure).startswith(b"\x89PNG")
 
 
+@pytest.mark.thorough
 def test_the_widget_follows_its_controls():
     explorer = policy_explorer()
     assert explorer.text == told(simulate(ALONE, 3, 1, 4))

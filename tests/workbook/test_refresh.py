@@ -91,6 +91,7 @@ def test_a_second_refresh_changes_no_byte(small: Path):
     assert first.endswith(b"}\n")
 
 
+@pytest.mark.thorough
 def test_outputs_hold_nothing_of_the_machine_and_nothing_of_the_run(small: Path):
     notebook = nbformat.read(small, as_version=4)
     notebook.cells = [cell for cell in notebook.cells if cell["id"] != "address"]
