@@ -454,7 +454,6 @@ SAMPLERS = {
         range(n), range(n, n + 9), size, 2, tail=tail, **at
     ),
     "sharded": lambda n, size, tail, **at: ShardedBatchSampler(BatchSampler(range(n), size, False), tail=tail, **at),
-    "split": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), split=True, tail=tail, **at),
     "of a list": lambda n, size, tail, **at: ShardedBatchSampler([list(range(n)), [0], [1, 2]], tail=tail, **at),
     "uneven": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), tail=tail, **at),
     "scheduled": lambda n, size, tail, **at: ScheduledBatchSampler(
@@ -525,7 +524,7 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
     assert plan(of_rank) == found
 
 
-@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's")])
 @given(dealing=st.fixed_dictionaries(dealings))
 def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
     world_size = dealing.pop("world_size")
@@ -601,7 +600,7 @@ def test_the_plan_of_a_sampler_equals_a_real_trainer_on_two_ranks():
         assert [len(samples) for samples in counted] == [plan.total_steps] * 2, (kind, tail)
         for window, *samples in zip(plan.windows, *counted, strict=True):
             assert max(samples) <= window.per_rank_samples
-            if tail != "spread" and "shard" not in kind and kind not in ("of a list", "uneven", "split"):
+            if tail != "spread" and "shard" not in kind and kind not in ("of a list", "uneven"):
                 assert samples == [window.per_rank_samples] * 2, (kind, tail)
 
 
