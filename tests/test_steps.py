@@ -384,33 +384,12 @@ def test_a_plan_of_what_is_left_says_so():
 # ------------------------------------------------------------------------------------------------- names of arguments
 
 
-@pytest.mark.parametrize(("tail", "short_window"), [("step", "step"), ("carry", "carry"), ("drop", "zero")])
-def test_the_old_name_of_short_window_warns_in_the_readers_line_and_works(tail, short_window):
-    case = dict(num_samples=37, batch_size=4, accumulate_grad_batches=4)
-    for plan in plan_steps, partial(max_steps_for, 3):
-        stop = {"max_epochs": 3} if plan is plan_steps else {}
-        with pytest.warns(DeprecationWarning, match=f"short_window='{short_window}'") as told:
-            old = plan(**case, **stop, tail=tail)
-        assert [warning.filename for warning in told] == [__file__]
-        assert old == plan(**case, **stop, short_window=short_window)
-    plan = plan_steps(**case, max_epochs=3, short_window=short_window)
-    with pytest.warns(DeprecationWarning, match=r"StepPlan\.short_window"):
-        assert plan.tail == tail
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"tail": "carry", "short_window": "step"}, "two names for one thing: give short_window alone"),
-        ({"tail": "flush"}, "tail, now short_window, must be"),
-        ({"short_window": "drop"}, 'a sampler\'s own tail="drop", which leaves samples out, is planned by'),
-        ({"short_window": "spread"}, 'short_window must be "step", "carry" or "zero", got \'spread\''),
-    ],
-)  # fmt: skip
-def test_a_wrong_short_window_is_named(arguments, said):
+@pytest.mark.parametrize("short_window", ["drop", "spread"])
+def test_a_wrong_short_window_is_named(short_window):
+    said = f'short_window must be "step", "carry" or "zero", got {short_window!r}'
     for plan in partial(plan_steps, max_epochs=1), partial(max_steps_for, 1):
         with pytest.raises(ValueError, match=re.escape(said)):
-            plan(num_samples=12, batch_size=4, **arguments)
+            plan(num_samples=12, batch_size=4, short_window=short_window)
 
 
 def test_the_command_starts_without_torch():
