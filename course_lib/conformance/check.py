@@ -37,7 +37,7 @@ def check_batch_sampler(
     >>> from course_lib.samplers import ShuffledBatchSampler
     >>> padded = partial(ShuffledBatchSampler, 11, 2, tail="pad")
     >>> print(check_batch_sampler(padded, range(11), world_sizes=(1, 2)).violations[0].counterexample)
-    2 ranks, epoch 0
+    1 rank, epoch 0
     >>> check_batch_sampler(padded, range(11), world_sizes=(1, 2), skip_rules={1}).ok
     True
 
