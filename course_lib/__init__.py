@@ -21,7 +21,7 @@
   ``preflight_script``, ``assert_ready``).
 - ``course_lib.timelapse``: play an unchanged training script to its end in seconds (``play``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``FindBatchSize``, ``ExactResume``, ``Preflight``); needs the extra
+  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``ExactResume``, ``Preflight``); needs the extra
   ``lightning``.
 
 ``import course_lib`` itself loads nothing.

@@ -73,13 +73,6 @@ def _of_threads(pid: int, name: str) -> Iterator[tuple[int, str]]:
                     yield int(thread), told
 
 
-def takes_signal(pid: int, number: int) -> bool:
-    """Whether a process has a handler of this signal, as Linux's ``/proc`` tells; one without it may be ended by it."""
-    status = Path(f"/proc/{pid}/status").read_text().splitlines()
-    (caught,) = (line for line in status if line.startswith("SigCgt:"))
-    return bool(int(caught.split()[1], 16) >> (number - 1) & 1)
-
-
 def fork_server() -> Any:
     """Python's own, if ``multiprocessing.forkserver`` was loaded here; else None."""
     return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)

@@ -16,8 +16,7 @@ from tests.notebook_rules import ROOT
 
 PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
-    "callbacks": "ExactAccumulation ExactResume FindBatchSize Preflight SizeScheduleDataModule SkipBadSteps StepAudit "
-    "StepCountError",
+    "callbacks": "ExactAccumulation ExactResume Preflight SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
     "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample RULES Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
     "devices": "usable_device explain_device",

@@ -295,6 +295,12 @@ def equal(a, b):
     return a == b
 
 
+def test_a_factory_in_the_models_place_is_named():
+    optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
+    with pytest.raises(TypeError, match=r"model must be the nn\.Module itself.*got a function"):
+        find_batch_size(lambda: nn.Linear(2, 2), lambda size: torch.ones(size, 2), optimizer)
+
+
 @pytest.mark.thorough(but=8)
 @pytest.mark.parametrize("how", ["predicted", "tried"])
 @pytest.mark.parametrize("steps_before", [0, 2])

@@ -64,7 +64,7 @@ class Case:
         if self.kind == "uneven":
             return ShardedBatchSampler(UnevenBatches(self.n), **at)
         wrapped = BatchSampler(RandomSampler(range(self.n)), self.size, drop_last=False)
-        return ShardedBatchSampler(wrapped, split=self.kind == "split", **at)
+        return ShardedBatchSampler(wrapped, **at)
 
     def ranks(self, world_size=None, epoch=0, state=None):
         """Every rank's batches of an epoch, or None where the sampler says that it cannot deal them."""
@@ -86,7 +86,7 @@ class Case:
         return batches
 
 
-KINDS = ["shuffled", "two streams", "sharded", "split", "uneven"]
+KINDS = ["shuffled", "two streams", "sharded", "uneven"]
 SHAPES = effort.cases(60, 2_000)
 """Of each kind of sampler, for each property."""
 
@@ -115,14 +115,14 @@ def test_every_index_once_as_many_batches_on_every_rank_none_too_large_none_empt
             assert seen == Counter(range(case.n)), case
         elif case.tail == "drop":
             assert max(seen.values(), default=1) == 1, case
-        elif case.kind != "split":
+        else:
             assert set(seen) == set(range(case.n)), case
         largest = {"shuffled": case.size, "two streams": case.size + case.secondary_size, "uneven": 5}
         for batches in ranks:
             for batch in batches:
                 assert 0 < len(batch) <= largest.get(case.kind, case.size), case
                 assert all(type(index) is int for index in batch)
-                if case.n >= case.size and case.kind not in ("split", "uneven"):
+                if case.n >= case.size and case.kind != "uneven":
                     in_batch = [index for index in batch if index < 1000]
                     assert len(set(in_batch)) == len(in_batch), case
         if case.kind in ("shuffled", "two streams"):
@@ -226,7 +226,7 @@ def test_resume_on_any_number_of_ranks_loses_and_repeats_nothing(kind):
             assert seen == Counter(range(case.n)), (case, stop)
         elif case.tail == "drop":
             assert max(seen.values(), default=1) == 1, (case, stop)
-        elif case.kind != "split":
+        else:
             assert set(seen) == set(range(case.n)), (case, stop)
     assert resumed > SHAPES / 4
 
@@ -437,9 +437,8 @@ def wrapped(monkeypatch):
     return CountsReads(40, 3)
 
 
-@pytest.mark.parametrize("split", [False, True])
-def test_the_wrapped_sampler_is_read_once_for_an_epoch_however_many_states_are_taken(wrapped, split):
-    sampler = ShardedBatchSampler(wrapped, split=split, num_replicas=2, rank=1)
+def test_the_wrapped_sampler_is_read_once_for_an_epoch_however_many_states_are_taken(wrapped):
+    sampler = ShardedBatchSampler(wrapped, num_replicas=2, rank=1)
     for epoch in range(3):
         sampler.set_epoch(epoch)
         for number, _ in enumerate(sampler, start=1):
@@ -726,9 +725,8 @@ class Weighted(Sampler):
         (BatchSampler(RandomSampler(range(20)), 2, False), BatchSampler(RandomSampler(range(20)), 3, False)),
     ],
 )
-@pytest.mark.parametrize("split", [False, True])
-def test_a_position_in_another_order_of_a_wrapped_sampler_is_refused(then, now, split):
-    before, sampler = (ShardedBatchSampler(one, split=split, num_replicas=1, rank=0) for one in (then, now))
+def test_a_position_in_another_order_of_a_wrapped_sampler_is_refused(then, now):
+    before, sampler = (ShardedBatchSampler(one, num_replicas=1, rank=0) for one in (then, now))
     sampler.load_state_dict(before.state_dict(batches=1))
     with pytest.raises(ValueError, match="stands at index 2 of an epoch of other batches"):
         iter(sampler)
@@ -753,7 +751,6 @@ def test_sequential_batches_shard_in_their_order():
     wrapped = BatchSampler(SequentialSampler(range(10)), 2, drop_last=False)
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=0)) == [[0, 1], [4, 5], [8]]
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, tail="pad")) == [[2, 3], [6, 7], [0, 1]]
-    assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, split=True)) == [[1], [3], [5], [7], [9]]
 
 
 def test_a_sampler_that_deals_itself_is_not_dealt_again():
@@ -824,9 +821,9 @@ class Weighted(TwoStreamBatchSampler):
         self.note = note
 
 
-class Halves(ShardedBatchSampler):
+class OneOfTheirs(ShardedBatchSampler):
     def __init__(self, wrapped):
-        super().__init__(wrapped, split=True)
+        super().__init__(wrapped)
 
 
 class NamesSampler(ShuffledBatchSampler):
@@ -840,8 +837,8 @@ OWN = {
     "own dealing, a default": lambda: Blocks(10),
     "positional alone": lambda: Evens(40),
     "keywords and defaults": lambda: Weighted(range(20, 40), share=2, note="mine", seed=4),
-    "a wrapper": lambda: Halves(BatchSampler(range(37), 4, drop_last=False)),
-    "a wrapper of what shuffles": lambda: Halves(BatchSampler(RandomSampler(range(37)), 4, drop_last=False)),
+    "a wrapper": lambda: OneOfTheirs(BatchSampler(range(37), 4, drop_last=False)),
+    "a wrapper of what shuffles": lambda: OneOfTheirs(BatchSampler(RandomSampler(range(37)), 4, drop_last=False)),
     "takes the sampler": lambda: NamesSampler(21),
 }
 
@@ -914,7 +911,7 @@ def test_overfit_batches_gives_a_readers_own_sampler_one_order(name):
 
 def test_overfit_batches_refuses_a_readers_own_sampler_that_cannot_have_one_order():
     with pytest.raises(
-        ValueError, match=r"overfit_batches wants the same batches .* Halves cannot make of BatchSampler"
+        ValueError, match=r"overfit_batches wants the same batches .* OneOfTheirs cannot make of BatchSampler"
     ):
         trained_batches(OWN["a wrapper"](), DataLoader(range(100), 2, shuffle=True), overfit_batches=3)
 

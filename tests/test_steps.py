@@ -384,33 +384,12 @@ def test_a_plan_of_what_is_left_says_so():
 # ------------------------------------------------------------------------------------------------- names of arguments
 
 
-@pytest.mark.parametrize(("tail", "short_window"), [("step", "step"), ("carry", "carry"), ("drop", "zero")])
-def test_the_old_name_of_short_window_warns_in_the_readers_line_and_works(tail, short_window):
-    case = dict(num_samples=37, batch_size=4, accumulate_grad_batches=4)
-    for plan in plan_steps, partial(max_steps_for, 3):
-        stop = {"max_epochs": 3} if plan is plan_steps else {}
-        with pytest.warns(DeprecationWarning, match=f"short_window='{short_window}'") as told:
-            old = plan(**case, **stop, tail=tail)
-        assert [warning.filename for warning in told] == [__file__]
-        assert old == plan(**case, **stop, short_window=short_window)
-    plan = plan_steps(**case, max_epochs=3, short_window=short_window)
-    with pytest.warns(DeprecationWarning, match=r"StepPlan\.short_window"):
-        assert plan.tail == tail
-
-
-@pytest.mark.parametrize(
-    ("arguments", "said"),
-    [
-        ({"tail": "carry", "short_window": "step"}, "two names for one thing: give short_window alone"),
-        ({"tail": "flush"}, "tail, now short_window, must be"),
-        ({"short_window": "drop"}, 'a sampler\'s own tail="drop", which leaves samples out, is planned by'),
-        ({"short_window": "spread"}, 'short_window must be "step", "carry" or "zero", got \'spread\''),
-    ],
-)  # fmt: skip
-def test_a_wrong_short_window_is_named(arguments, said):
+@pytest.mark.parametrize("short_window", ["drop", "spread"])
+def test_a_wrong_short_window_is_named(short_window):
+    said = f'short_window must be "step", "carry" or "zero", got {short_window!r}'
     for plan in partial(plan_steps, max_epochs=1), partial(max_steps_for, 1):
         with pytest.raises(ValueError, match=re.escape(said)):
-            plan(num_samples=12, batch_size=4, **arguments)
+            plan(num_samples=12, batch_size=4, short_window=short_window)
 
 
 def test_the_command_starts_without_torch():
@@ -454,7 +433,6 @@ SAMPLERS = {
         range(n), range(n, n + 9), size, 2, tail=tail, **at
     ),
     "sharded": lambda n, size, tail, **at: ShardedBatchSampler(BatchSampler(range(n), size, False), tail=tail, **at),
-    "split": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), split=True, tail=tail, **at),
     "of a list": lambda n, size, tail, **at: ShardedBatchSampler([list(range(n)), [0], [1, 2]], tail=tail, **at),
     "uneven": lambda n, size, tail, **at: ShardedBatchSampler(UnevenBatches(n), tail=tail, **at),
     "scheduled": lambda n, size, tail, **at: ScheduledBatchSampler(
@@ -527,7 +505,7 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
 
 
 @pytest.mark.thorough(but=4)
-@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's", "split")])
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's")])
 @given(dealing=st.fixed_dictionaries(dealings))
 def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
     world_size = dealing.pop("world_size")
@@ -604,7 +582,7 @@ def test_the_plan_of_a_sampler_equals_a_real_trainer_on_two_ranks():
         assert [len(samples) for samples in counted] == [plan.total_steps] * 2, (kind, tail)
         for window, *samples in zip(plan.windows, *counted, strict=True):
             assert max(samples) <= window.per_rank_samples
-            if tail != "spread" and "shard" not in kind and kind not in ("of a list", "uneven", "split"):
+            if tail != "spread" and "shard" not in kind and kind not in ("of a list", "uneven"):
                 assert samples == [window.per_rank_samples] * 2, (kind, tail)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dis
 from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
@@ -121,20 +120,10 @@ def _reads_a_stream_again(loader: Any) -> bool:
     return isinstance(stream, IterableDataset) and is_passed_over
 
 
-def warn_of_orders_of_their_own(trainer: Any) -> None:
-    """Of samplers that count in their ``__iter__``, and of validations whose generator is in no checkpoint."""
-    if not trainer.current_epoch:
-        return
-    training = COMBINED_LOADER.of(trainer.fit_loop).flattened
-    for sampler in (part for loader in training if not _knows_its_order(loader) for part in _samplers_of(loader)):
-        if counted_there := _set_by_its_iter(sampler):
-            rank_zero_warn(
-                f"{type(sampler).__name__}.__iter__ sets its {' and '.join(counted_there)}, which no checkpoint holds: "
-                "if its order goes by that, it begins with the first epochs' orders again. Give it a "
-                "set_epoch(epoch), which the Trainer calls, in place of a count of its own"
-            )
+def warn_of_validation_orders(trainer: Any) -> None:
+    """Of validations whose order comes from a generator, which is in no checkpoint."""
     validations = COMBINED_LOADER.of_set(trainer.fit_loop.epoch_loop.val_loop, None)
-    for loader in () if validations is None else validations.flattened:
+    for loader in () if validations is None or not trainer.current_epoch else validations.flattened:
         if not _knows_its_order(loader) and held_by(*_samplers_of(loader)):
             rank_zero_warn(
                 f"the order of a {type(loader).__name__} that is validated comes from a generator of its own, which is "
@@ -151,15 +140,6 @@ def _samplers_of(loader: Any) -> list[Any]:
     batch_sampler = getattr(loader, "batch_sampler", None)
     parts = (getattr(loader, "sampler", None), batch_sampler, getattr(batch_sampler, "sampler", None))
     return list({id(part): part for part in parts if part is not None}.values())
-
-
-def _set_by_its_iter(sampler: Any) -> list[str]:
-    """The attributes that a reader's own ``__iter__`` sets, in a sampler that nobody tells its epoch or its state."""
-    code = getattr(getattr(type(sampler), "__iter__", None), "__code__", None)
-    is_told = any(hasattr(sampler, name) for name in ("set_epoch", "load_state_dict"))
-    if code is None or is_told or type(sampler).__iter__.__module__.startswith(("torch.", "lightning.")):
-        return []
-    return sorted({str(one.argval) for one in dis.get_instructions(code) if one.opname == "STORE_ATTR"})
 
 
 def why_loaders_are_elsewhere(trainer: Trainer, progress: dict[str, Any]) -> str:

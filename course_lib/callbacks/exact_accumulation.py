@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from collections.abc import Mapping
+from contextlib import ExitStack
 from typing import Any
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -64,7 +64,6 @@ class ExactAccumulation(Callback):
         self.global_count = math.nan
         self._counts: dict[int, float] = {}
         self._batch_idx = 0
-        self._counting = True
         self._replaced, self._without_gradients = ExitStack(), ExitStack()
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
@@ -100,17 +99,8 @@ class ExactAccumulation(Callback):
         counted_step.__wrapped__ = getattr(training_step, "__wrapped__", training_step)
         self._replaced.callback(replace_methods(pl_module, training_step=counted_step))
 
-    @contextmanager
-    def not_counting(self) -> Iterator[None]:
-        """Let ``training_step`` return what it does, unjudged: for what tries it outside of a window."""
-        self._counting = False
-        try:
-            yield
-        finally:
-            self._counting = True
-
     def _take_count(self, pl_module: LightningModule, output: Any) -> Any:
-        if output is None or not self._counting:
+        if output is None:
             return output
         if isinstance(output, tuple) and len(output) == 2:
             output = {"loss": output[0], "count": output[1]}

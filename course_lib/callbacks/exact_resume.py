@@ -330,7 +330,7 @@ class ExactResume(Callback):
         why = _restored_loaders.why_loaders_are_elsewhere(trainer, batches)
         self._refuse(trainer, why, strict=self.strict and not self._brought)
         _restored_loaders.warn_of_draws(trainer, batches)
-        _restored_loaders.warn_of_orders_of_their_own(trainer)
+        _restored_loaders.warn_of_validation_orders(trainer)
         next_epoch = loops["epoch_progress"]["current"]["started"] if is_over else None
         self._turns_to_next_epoch = _restored_loaders.restore_loaders(trainer, next_epoch)
         if not epoch_ends:  # else they stand at the next epoch, which counts them when it begins

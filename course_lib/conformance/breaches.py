@@ -52,8 +52,6 @@ def uneven_counts(ranks: list[Batches], at: Counterexample) -> Breach | None:
 
 def not_exactly_once(world: SimulatedWorld, ranks: list[Batches], at: Counterexample) -> Breach | None:
     missing, repeated = world.missing_and_repeated(ranks)
-    missing = [] if world.examination.drops else missing
-    repeated = [] if world.examination.repeats else repeated
     said, means = [], []
     if missing:
         said.append(f"{listed(missing)} {plural(len(missing), 'is', 'are')} missing")
@@ -73,8 +71,7 @@ def not_exactly_once(world: SimulatedWorld, ranks: list[Batches], at: Counterexa
         means.append("what is repeated weighs more than the rest")
     if not said:
         return None
-    times = "at least once" if world.examination.repeats else "at most once" if world.examination.drops else "once"
-    text = f"{' and '.join(said)}; each of {counted(len(world.once), 'index', 'indices')} should come {times}"
+    text = f"{' and '.join(said)}; each of {counted(len(world.once), 'index', 'indices')} should come once"
     if missing and repeated and at.stop is None and len(ranks) > 1:
         text += ". Both at once: the ranks seem not to draw one order"
     return Breach(text, replace(at, indices=(*missing, *repeated)), f"{' and '.join(means)}, and no error says so")

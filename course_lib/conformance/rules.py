@@ -13,9 +13,7 @@ from dataclasses import replace
 from itertools import chain, combinations, zip_longest
 
 from course_lib._words import counted
-from course_lib.conformance.asked import broken_batch_rule
 from course_lib.conformance.breaches import Breach, Checks, difference, not_exactly_once, sizes_of, uneven_counts
-from course_lib.conformance.by_design import dealt_once, different_ranks, not_empty
 from course_lib.conformance.calls import SamplerFault, SamplerRefusal, call, pickled
 from course_lib.conformance.one_order import same_order_on_fewer_ranks
 from course_lib.conformance.resuming import other_workers, other_world_size, resumes
@@ -26,7 +24,7 @@ INNER = "batch_sampler.sampler.set_epoch, the only one that Lightning calls (and
 
 
 def covers_exactly_once(world: SimulatedWorld) -> Checks:
-    """Rule 1: in an epoch, each primary index comes exactly once over all ranks, but for what is by design."""
+    """Rule 1: in an epoch, each primary index comes exactly once over all ranks."""
     for epoch in world.examination.epochs:
         record = world.record(epoch)
         at = world.at(epoch=epoch)
@@ -34,10 +32,7 @@ def covers_exactly_once(world: SimulatedWorld) -> Checks:
             means = "the run ends there, or trains on nothing"
             yield Breach(record.fault, replace(at, rank=record.faulty_rank), means)
         elif record.ranks:
-            breach = not_empty(world, record.ranks, at) or not_exactly_once(world, record.ranks, at)
-            yield breach or dealt_once(world, record.ranks, at)
-    if world.examination.repeats:
-        yield different_ranks(world)
+            yield not_exactly_once(world, record.ranks, at)
 
 
 def equal_counts(world: SimulatedWorld) -> Checks:
@@ -86,9 +81,8 @@ def one_order(world: SimulatedWorld) -> Checks:
                 # Batches of other sizes, or fewer of them, mean that the position is shared: rule 11 finds it.
                 if sizes_of(got) == sizes_of(batches):
                     yield difference(at, got, batches, f"the order depends on the use before: {text}")
-        if 1 not in world.examination.broken or not world.examination.repeats:
-            yield from same_order_on_fewer_ranks(world, epoch, ranks)
-    if world.asked_to_shuffle is False:
+        yield from same_order_on_fewer_ranks(world, epoch, ranks)
+    if not world.shape.get("shuffle", True):
         for epoch, ranks in world.recorded()[1:]:
             text = f"shuffle=False, and epoch {epoch} has another order than epoch 0"
             yield Breach(text, world.at(epoch=epoch)) if ranks != world.record(0).ranks else None
@@ -139,11 +133,10 @@ def sound_batches(world: SimulatedWorld) -> Checks:
 
     Its use counts never differ by more than 1 within an epoch.
     """
-    for at, batch in _batches_smallest_first(world):
+    for at, batch in _batches(world):
         second_stream = [index for index in batch if index not in world.once]
         yield _too_large(world, batch, at)
-        if not world.examination.repeats:
-            yield _repeated_in_batch(world.primary([batch]), len(world.once), at)
+        yield _repeated_in_batch(world.primary([batch]), len(world.once), at)
         yield _repeated_in_batch(second_stream, len(world.secondary), at)
     for epoch, ranks in world.recorded():
         uses = Counter(dict.fromkeys(world.secondary, 0))
@@ -157,10 +150,10 @@ def sound_batches(world: SimulatedWorld) -> Checks:
                 yield Breach(text, replace(world.at(epoch=epoch, step=step), indices=(*often, *seldom)))
 
 
-def _batches_smallest_first(world: SimulatedWorld) -> Iterator[tuple[Counterexample, list[int]]]:
-    """Every batch of the epochs, and of those that went on here after a resume, with its place."""
-    places = [(world.at(epoch=epoch), ranks) for epoch, ranks in world.recorded()]
-    for place, ranks in places + world.resumed_here:
+def _batches(world: SimulatedWorld) -> Iterator[tuple[Counterexample, list[int]]]:
+    """Every batch of the epochs, with its place."""
+    for epoch, ranks in world.recorded():
+        place = world.at(epoch=epoch)
         for step, batches in enumerate(zip_longest(*ranks)):
             for rank, batch in enumerate(batches):
                 if batch is not None:
@@ -195,16 +188,6 @@ def usable_again(world: SimulatedWorld) -> Checks:
                     yield None  # if another order comes, rule 4 finds it
                 else:
                     yield difference(at, got, batches, text)
-
-
-def own_rule(world: SimulatedWorld) -> Checks:
-    """The caller's ``batch_rule`` holds for every batch."""
-    rule = world.examination.batch_rule
-    assert rule is not None
-    for at, batch in _batches_smallest_first(world):
-        why = broken_batch_rule(rule, batch)
-        text = f"{why}; the batch is {shortened(batch, most=32)}"
-        yield Breach(text, replace(at, indices=tuple(batch))) if why else None
 
 
 IN_ORDER = (

@@ -14,7 +14,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from course_lib.conformance.asked import asked_batch_size, asked_to_shuffle, own_batch_size
 from course_lib.conformance.calls import (
     Offers,
     SamplerFault,
@@ -49,18 +48,18 @@ class Examination:
     seeds: bool
     """Whether the factory takes a keyword ``seed``."""
     epochs: range
-    repeats: bool = False
-    """Whether indices may come more than once, as the caller says."""
-    drops: bool = False
-    """Whether indices may be left out, as the caller says."""
-    batch_rule: Callable[[list[int]], object] | None = None
-    """The caller's own rule for a batch."""
+    skipped: frozenset[int] = frozenset()
+    """The rules that the caller leaves out, by number."""
     worlds: list[SimulatedWorld] = field(default_factory=list)
     """The smallest first."""
     broken: dict[int, Violation] = field(default_factory=dict)
     """The rules that are broken, by number."""
     notes: dict[str, list[str]] = field(default_factory=dict)
     """The details of each kind of note."""
+
+    def not_held(self, *rules: int) -> list[int]:
+        """Those of the rules that are broken or left out, so that nothing can rest on them."""
+        return [rule for rule in rules if rule in self.broken or rule in self.skipped]
 
     def note(self, kind: str, detail: str) -> None:
         details = self.notes.setdefault(kind, [])
@@ -84,8 +83,6 @@ class SimulatedWorld:
     def __init__(self, examination: Examination, shape: Shape, once: Iterable[int], num_replicas: int) -> None:
         self.examination, self.shape, self.num_replicas = examination, shape, num_replicas
         self.once = {index: place for place, index in enumerate(once)}
-        self.resumed_here: list[tuple[Counterexample, list[Batches]]] = []
-        """What these ranks yielded after a resume from another world size, and where that was."""
         self.here = Counterexample(shape, num_replicas)
         self._records: dict[int, EpochRecord] = {}
 
@@ -97,24 +94,6 @@ class SimulatedWorld:
     def on_all_world_sizes(self) -> list[SimulatedWorld]:
         """The worlds of this shape, this one included."""
         return [world for world in self.examination.worlds if world.shape is self.shape]
-
-    @cached_property
-    def with_fewer_ranks(self) -> list[SimulatedWorld]:
-        """The worlds of this shape with fewer ranks.
-
-        Where repeating or dropping is by design, no single world shows whether its ranks share an order. So one rank
-        alone is among them then, whether or not it was asked for.
-        """
-        fewer = [world for world in self.on_all_world_sizes() if world.num_replicas < self.num_replicas]
-        by_design = self.examination.repeats or self.examination.drops
-        if by_design and self.num_replicas > 1 and all(world.num_replicas > 1 for world in fewer):
-            return [SimulatedWorld(self.examination, self.shape, list(self.once), 1), *fewer]
-        return fewer
-
-    def on_larger_shapes(self) -> list[SimulatedWorld]:
-        """The worlds of this world size with more indices."""
-        same = (world for world in self.examination.worlds if world.num_replicas == self.num_replicas)
-        return [world for world in same if len(world.once) > len(self.once)]
 
     # Samplers
 
@@ -276,47 +255,26 @@ class SimulatedWorld:
 
     @cached_property
     def batch_limit(self) -> int | None:
-        """How large a batch of one rank may be: as the shape or the factory says, or else the sampler itself."""
-        asked = asked_batch_size(self.examination.factory, self.shape)
-        return own_batch_size(self.make(0)) if asked is None else asked
+        """How large a batch of one rank may be: ``batch_size`` of the shape, or else of the sampler itself."""
+        size = self.shape.get("batch_size", getattr(self.make(0), "batch_size", None))
+        return None if size is None else operator.index(size)
 
     def counted_in_size(self, batch: list[int]) -> int:
         """How many of a batch's indices its size speaks of: beside a second stream, only the primary ones for sure."""
         return len(self.primary([batch])) if self.secondary else len(batch)
 
-    @cached_property
-    def full_step(self) -> int:
-        """The indices of a step with full batches, from the largest batch that this shape has on any world size."""
-        seen = [
-            self.counted_in_size(batch)
-            for world in self.on_all_world_sizes()
-            for _, ranks in world.recorded()
-            for batches in ranks
-            for batch in batches
-        ]
-        return self.num_replicas * max(self.batch_limit or 0, *seen, 0)
-
     @property
     def has_batches(self) -> bool:
         return any(batches for _, ranks in self.recorded() for batches in ranks)
 
-    def size_of_epoch(self, ranks: list[Batches]) -> int:
-        """Primary indices on all ranks, repeated ones too."""
-        return sum(len(self.primary(batches)) for batches in ranks)
-
-    @cached_property
-    def asked_to_shuffle(self) -> bool | None:
-        """What ``shuffle`` says, as the shape or the factory's arguments have it."""
-        return asked_to_shuffle(self.examination.factory, self.shape)
-
     @cached_property
     def unshuffled(self) -> bool:
-        """Whether that was asked, or all epochs are equal and every rank goes through the given order.
+        """Whether the shape's ``shuffle`` says so, or all epochs are equal and every rank goes through the given order.
 
         What comes more than once is left out: padding begins the order again.
         """
-        if self.asked_to_shuffle is not None:
-            return not self.asked_to_shuffle
+        if "shuffle" in self.shape:
+            return not self.shape["shuffle"]
         recorded = [ranks for _, ranks in self.recorded()]
         if not recorded or not all_equal(recorded):
             return False
@@ -330,17 +288,11 @@ class SimulatedWorld:
         recorded = [ranks for _, ranks in self.recorded()]
         return all_equal(recorded) and all_equal(self.record(epoch).ranks for epoch in range(MANY_EPOCHS))
 
-    @cached_property
-    def is_one_group(self) -> bool:
-        """Whether only larger shapes have several orders, as with samplers that sort large groups by length."""
-        larger = (world for world in self.on_larger_shapes() if world.has_orders)
-        return self.repeats_one_order and not all(world.repeats_one_order for world in larger)
-
     @property
     def has_orders(self) -> bool:
         """Whether there is something to shuffle, and the sampler does shuffle."""
         recorded = [ranks for _, ranks in self.recorded()]
-        if not recorded or len(self.once) == 1 or self.unshuffled or self.is_one_group:
+        if not recorded or len(self.once) == 1 or self.unshuffled:
             return False
         return all(max(map(len, ranks)) > 1 for ranks in recorded)
 

@@ -25,10 +25,6 @@ RULES: dict[int, tuple[str, str]] = {
 }
 """Number: short name, and what a violation means for a training run."""
 
-OWN_RULE = 12
-"""The number of the caller's own ``batch_rule``, where there is one."""
-OWN_MEANING = ("your batch_rule", "the batches are not what you ask of them")
-
 
 @dataclass(frozen=True)
 class ConformanceReport:
@@ -42,6 +38,8 @@ class ConformanceReport:
     """What is no violation and still worth knowing: what was refused, left unjudged, or warned of."""
     checks: dict[int, int]
     """How many single checks each rule passed; 0: it was not judged."""
+    skipped: tuple[int, ...] = ()
+    """The rules that ``skip_rules`` left out."""
 
     @property
     def ok(self) -> bool:
@@ -50,10 +48,12 @@ class ConformanceReport:
 
     def __str__(self) -> str:
         broken = [violation.rule for violation in self.violations]
-        unjudged = [rule for rule in RULES if not self.checks[rule] and rule not in broken]
+        unjudged = [rule for rule in RULES if not self.checks[rule] and rule not in (*broken, *self.skipped)]
         verdict = "the sampler breaks " + named_rules(broken) if broken else "no rule is broken"
         lines = [f"{verdict[0].upper()}{verdict[1:]} ({sum(self.checks.values()):,} checks passed)."]
         lines += [f"\n{violation}" for violation in self.violations]
+        if self.skipped:
+            lines += ["", f"Left out by choice: {named_rules(self.skipped)}."]
         if unjudged:
             lines += ["", f"Not judged: {named_rules(unjudged)}."]
         for title, items in (("Not offered", self.not_offered), ("Notes", self.notes)):

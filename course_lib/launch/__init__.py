@@ -18,8 +18,8 @@ raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeou
 process of a rank's group outlives the call, however it ends.
 
 ``caller.py`` is the calling process, ``server.py`` the server that ranks start from, ``rank.py`` the process of a
-rank, ``forks.py`` how it forks, ``stacks.py`` where one stands that cannot answer, ``travel.py`` what goes from one to
-the other, and ``ends.py`` what a call returns or raises.
+rank, ``forks.py`` how it forks on an older Python, ``stacks.py`` where one stands that cannot answer, ``travel.py``
+what goes from one to the other, and ``ends.py`` what a call returns or raises.
 """
 
 from course_lib._ranks import rank_device

@@ -24,12 +24,11 @@ import torch.distributed as dist
 from course_lib._arguments import int_of_at_least
 from course_lib._words import plural
 from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout, readable_places
-from course_lib.launch.forks import FORKS_MAY_HANG, HUNG_FORK
 from course_lib.launch.rank import Failure, Frame, as_text, output_path, rank_main
 from course_lib.launch.server import hidden_main, start_context
-from course_lib.launch.stacks import SILENT, stack_by_signal, stacks_of_workers
+from course_lib.launch.stacks import stack_by_signal
 from course_lib.launch.travel import pack_call, pack_surroundings, unpack_exception, unpack_value
-from course_lib.launch.undisturbed import LOOK_SECONDS, Unheard, interrupts_kept_from_children, undisturbed
+from course_lib.launch.undisturbed import LOOK_SECONDS, interrupts_kept_from_children, undisturbed
 
 START_SECONDS = 120.0
 """How long a rank may take to start; the ``timeout`` of a call counts from then on."""
@@ -179,7 +178,7 @@ class _Call:
                 _collect_stacks(ranks)
                 limit = f"return within {self.timeout:g} s" if started else f"start within {START_SECONDS:g} s"
                 late = [rank.rank for rank in ranks if not rank.settled]
-                reports = [rank.report(with_workers=True) for rank in ranks]
+                reports = [rank.report() for rank in ranks]
                 raise RankTimeout(f"{_named(late)} of {len(ranks)} did not {limit}", reports)
         if any(rank.failure for rank in ranks):
             _raise_rank_error(ranks)
@@ -201,7 +200,7 @@ class _Rank:
     def start(self, context: Any, world_size: int, backend: str, port: int) -> None:
         self.process = context.Process(
             target=rank_main,
-            args=(Unheard(), self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
+            args=(self.rank, world_size, self._rank_end, self.folder, os.getpid(), backend, port),
             name=f"rank {self.rank}",
         )
         with hidden_main(), interrupts_kept_from_children():
@@ -246,7 +245,7 @@ class _Rank:
         content, seconds = self.returned
         return RankResult(self.rank, content, self.output("out"), self.output("err"), seconds)
 
-    def report(self, *, with_workers: bool = False) -> RankReport:
+    def report(self) -> RankReport:
         error, details = "", ""
         frames: tuple[Frame, ...] = ()
         if self.failure is not None:
@@ -260,10 +259,6 @@ class _Rank:
             details = as_text(frames)
             if self.stack is None:
                 details += "It did not answer: it is stopped, or native code holds the interpreter lock.\n"
-            if with_workers:
-                for pid, stack in stacks_of_workers(self.process.pid, file).items():
-                    where = as_text(stack) or (HUNG_FORK if FORKS_MAY_HANG else SILENT)
-                    details += f"its worker, process {pid}, was running\n{where}"
         functions = tuple(name for _, _, name in frames)
         details = readable_places(details)
         return RankReport(self.rank, state, error, details, functions, self.output("out"), self.output("err"))

@@ -36,7 +36,7 @@ class RankReport:
     error: str
     """The exception in one line; empty if the rank raised none."""
     details: str
-    """The traceback of what was raised, or the stack of a rank that was running, and of its workers in a time-out."""
+    """The traceback of what was raised, or the stack of a rank that was running."""
     functions: tuple[str, ...]
     """Names of the functions on that stack, the innermost last."""
     stdout: str
@@ -76,10 +76,7 @@ class RankError(RuntimeError):
 
 
 class RankTimeout(RankError, TimeoutError):
-    """The ranks did not return in time. ``reports`` holds each rank's stack, in the order of ranks.
-
-    On Linux the stacks of their forked workers are there, too: a rank that waits for a batch waits for one of them.
-    """
+    """The ranks did not return in time. ``reports`` holds each rank's stack, in the order of ranks."""
 
 
 def readable_places(text: str) -> str:

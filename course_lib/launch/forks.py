@@ -14,12 +14,6 @@ import time
 from course_lib._processes import thread_states
 
 FORKS_MAY_HANG = sys.version_info < (3, 11, 10)
-HUNG_FORK = (
-    "It did not answer: it is stopped, or it hangs in its fork. Python before 3.11.10 forks a worker that never begins "
-    "where a thread of torch comes for the interpreter lock at this moment, as gloo's do at the end of a collective "
-    '(python/cpython#112275). Take a later Python, or DataLoader(multiprocessing_context="forkserver")\n'
-)
-"""Why a worker may be silent on a Python that has this fault."""
 REST_SECONDS = 0.1
 """How long a fork waits for threads that work on; those at the end of a collective are done in a millisecond."""
 

@@ -31,7 +31,7 @@ import torch.distributed as dist
 
 from course_lib.launch.forks import wait_before_forks
 from course_lib.launch.travel import enter_surroundings, pack_exception, pack_value, unpack_call
-from course_lib.launch.undisturbed import take_interrupts_again
+from course_lib.launch.undisturbed import ignore_interrupts
 
 Frame = tuple[str, int | None, str]
 """File, line and function of a frame; the standard library's own class for it cannot always be pickled."""
@@ -51,12 +51,12 @@ class Failure:
 
 
 def rank_main(
-    _: Any, rank: int, world_size: int, connection: Connection, folder: str, caller: int, backend: str, port: int
+    rank: int, world_size: int, connection: Connection, folder: str, caller: int, backend: str, port: int
 ) -> None:
     """Run one rank. The caller sends the surroundings and the function, and ``"end"`` when all ranks have returned."""
     if hasattr(os, "setpgid"):
         os.setpgid(0, 0)  # a group of its own: its DataLoader workers end with it
-    take_interrupts_again()  # they are ignored: the caller is interrupted, and ends the ranks
+    ignore_interrupts()  # the caller is interrupted, and ends the ranks
     guard = _start_guard(caller, folder)
     try:
         os.makedirs(folder, mode=0o700, exist_ok=True)

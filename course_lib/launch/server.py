@@ -42,7 +42,7 @@ def start_context(start_method: str | None) -> Any:
     context = multiprocessing.get_context(start_method)
     if start_method == "forkserver":
         found = [name for name in PRELOAD if importlib.util.find_spec(name.split(".")[0])]
-        context.set_forkserver_preload([*found, "course_lib.launch.loaded"])
+        context.set_forkserver_preload(found)
         _start_server()
     return context
 

@@ -12,7 +12,7 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 T = TypeVar("T")
 
@@ -75,7 +75,7 @@ class _Job(Generic[T]):
 
 @contextlib.contextmanager
 def interrupts_kept_from_children() -> Iterator[None]:
-    """Processes that are started inside have SIGINT blocked until they call `take_interrupts_again`.
+    """Processes that are started inside have SIGINT blocked, and so have theirs, until they unblock it.
 
     Ctrl-C at a terminal reaches them, too, and they would answer with tracebacks of what they are loading.
     """
@@ -90,20 +90,8 @@ def interrupts_kept_from_children() -> Iterator[None]:
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
-def take_interrupts_again() -> None:
-    """End the blocking in the process that was started, and forget an interrupt that has come meanwhile."""
+def ignore_interrupts() -> None:
+    """From here on, and one that was blocked is forgotten."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
     if hasattr(signal, "pthread_sigmask"):
-        handler = signal.signal(signal.SIGINT, signal.SIG_IGN)  # which drops what waits
         signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
-        signal.signal(signal.SIGINT, handler)
-
-
-class Unheard:
-    """Where it is unpickled, SIGINT is ignored from then on.
-
-    A fork server's process hears it again until its target begins, and Ctrl-C at a terminal reaches it there: sent
-    among the target's arguments, this shuts its ears before Python has even set up the process.
-    """
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        return signal.signal, (signal.SIGINT, signal.SIG_IGN)

@@ -78,7 +78,6 @@ def find_batch_size(
     fraction: float = 0.9,
     max_batch_size: int | None = None,
     multiple_of: MultipleOf = 1,
-    divisor_of: int | None = None,
     loader: Any = None,
 ) -> FittedBatchSize:
     """Find the largest batch size whose training step stays within a limit: the same one on all ranks.
@@ -109,14 +108,13 @@ def find_batch_size(
         fraction: Of the free memory; it has no meaning beside ``limit_bytes``.
         max_batch_size: The largest size to consider; default 65,536, for a DataLoader the length of its dataset.
         multiple_of: Round down to a multiple, or to a ``"power of two"``, before trying.
-        divisor_of: Round down to a size that divides this number, before trying.
         loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
         ValueError: An argument out of range; an optimizer that needs a closure, without a ``step_fn``; batches that
             don't grow with the size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
-            multiple of ``multiple_of`` (that divides ``divisor_of``), or none of the trials stayed within the limit.
+            multiple of ``multiple_of``, or none of the trials stayed within the limit.
         RuntimeError: Another rank raised; its own message says why.
     """
     if not isinstance(model, nn.Module):
@@ -138,7 +136,6 @@ def find_batch_size(
                 fraction=fraction,
                 max_batch_size=max_batch_size,
                 multiple_of=multiple_of,
-                divisor_of=divisor_of,
             )
         )
         search.upper = _least(lambda: search.upper)

@@ -85,7 +85,6 @@ class Search:
         fraction: float,
         max_batch_size: int | None,
         multiple_of: MultipleOf,
-        divisor_of: int | None = None,
     ) -> None:
         if loss_fn is not None and step_fn is not None:
             raise ValueError("loss_fn and step_fn were both given: a step_fn runs its own loss, leave loss_fn out")
@@ -101,7 +100,6 @@ class Search:
         if multiple_of != "power of two":
             multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
         self.multiple_of: MultipleOf = multiple_of
-        self.divisor_of = None if divisor_of is None else int_of_at_least(1, "divisor_of", divisor_of)
         self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
@@ -200,7 +198,7 @@ class Search:
         if not size and self.rounded(largest):
             size = next(size for size in range(1, largest + 1) if self.rounded(size) == size)  # the smallest allowed
         if not size and not self.fitted:
-            raise MemoryError(f"the largest batch that fits is {largest}, and {self._asked()}")
+            raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
         allowed = [fitted for fitted in self.fitted if self.rounded(fitted) == fitted]
         if self._tried(size) or size <= max(allowed, default=0) * CLOSE:
             return 0
@@ -226,19 +224,9 @@ class Search:
 
     def rounded(self, size: int) -> int:
         """The largest allowed size up to this one; 0 where there is none."""
-        while size:
-            if self.multiple_of != "power of two":
-                size -= size % self.multiple_of
-            else:
-                size = 1 << (size.bit_length() - 1)
-            if self.divisor_of is None or not size or self.divisor_of % size == 0:
-                break
-            size -= 1
-        return size
-
-    def _asked(self) -> str:
-        asked = f"multiple_of={self.multiple_of!r}"
-        return asked if self.divisor_of is None else f"{asked}, divisor_of={self.divisor_of}"
+        if self.multiple_of != "power of two":
+            return size - size % self.multiple_of
+        return 1 << (size.bit_length() - 1) if size else 0
 
     def run(self, size: int) -> int:
         """Take two steps, and return how that ended."""
@@ -301,8 +289,8 @@ class Search:
             if self._tried(1) and not self.fitted:
                 raise MemoryError(self._too_large())
             raise MemoryError(
-                f"no batch size with {self._asked()} was seen to stay within {readable_bytes(self.limit)}. "
-                f"Tried {'; '.join(map(str, self.trials))}. "
+                f"no batch size with multiple_of={self.multiple_of!r} was seen to stay within "
+                f"{readable_bytes(self.limit)}. Tried {'; '.join(map(str, self.trials))}. "
                 "Set max_batch_size below these"
             )
         return best

@@ -1,4 +1,4 @@
-"""Somebody else's batch sampler, dealt to the ranks: whole batches in turn, or each batch cut into parts."""
+"""Somebody else's batch sampler, dealt to the ranks: whole batches in turn."""
 
 from __future__ import annotations
 
@@ -52,13 +52,10 @@ class ShardedBatchSampler(EpochBatchSampler):
 
     Args:
         batch_sampler: Has ``__iter__``; its ``set_epoch``, if any, is called. Uneven batches are welcome.
-        split: ``False``: each rank takes whole batches, in turn. ``True``: each batch is cut into one part a rank, so
-            that its size is that of a step over all ranks.
         seed: Of the wrapped sampler's generators, together with the epoch.
-        tail: The last batches rarely fill a step of all ranks (and with ``split=True``, a short batch may have fewer
-            indices than there are ranks). ``"spread"``: their indices are shared out evenly, together with the step
-            before where it needs to be. ``"drop"``: they are left out. ``"pad"``: the epoch's first batches follow
-            (with ``split=True``: a batch repeats its own indices).
+        tail: Each rank takes whole batches in turn, and the last ones rarely fill a step of all ranks. ``"spread"``:
+            their indices are shared out evenly, together with the step before where it needs to be. ``"drop"``: they
+            are left out. ``"pad"``: the epoch's first batches follow.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
         sampler: Ignored; under default flags, Lightning hands its own over.
 
@@ -74,7 +71,6 @@ class ShardedBatchSampler(EpochBatchSampler):
         self,
         batch_sampler: Any,
         *,
-        split: bool = False,
         seed: int = 0,
         tail: SamplerTail = "spread",
         num_replicas: int | None = None,
@@ -101,7 +97,6 @@ class ShardedBatchSampler(EpochBatchSampler):
                     f"{type(batch_sampler).__name__} holds a DistributedSampler of {part.num_replicas} replicas: it "
                     "shards already, and would be sharded twice. Wrap one over the whole dataset"
                 )
-        self.split = bool(split)
         self.epochs_alike = isinstance(batch_sampler, list | tuple)
         self._is_known = is_of_torch(batch_sampler)
         """Whether the generators that can be seeded decide what it yields."""
@@ -164,14 +159,11 @@ class ShardedBatchSampler(EpochBatchSampler):
     def _lay_out(self, whole: _Read, begin: int, world_size: int) -> _StepsOfEpoch:
         bounds = [begin, *(edge for edge in whole.edges if edge > begin)]
         chunks = list(pairwise(bounds))
-        if self.split:
-            steps = _split_steps(chunks, world_size, self.tail)
-        else:
-            steps = _dealt_steps(chunks, whole.edges, world_size, self.tail)
+        steps = _dealt_steps(chunks, whole.edges, world_size, self.tail)
         return _StepsOfEpoch(whole, begin, world_size, steps, [step[0][0] for step in steps])
 
     def _identity(self) -> dict[str, Any]:
-        return {name: getattr(self, name) for name in ("seed", "split", "tail")}
+        return {name: getattr(self, name) for name in ("seed", "tail")}
 
     def _dealing(self, position: int, world_size: int) -> Dealing:
         whole = self._whole()
@@ -375,19 +367,6 @@ def _dealt_steps(chunks: list[Chunk], edges: list[int], world_size: int, tail: S
         total, first = edges[-1], list(pairwise(edges))
         extra = [first[i % len(first)] for i in range(world_size - len(short))]
         steps.append([*short, *((total + begin, total + end) for begin, end in extra)])
-    return steps
-
-
-def _split_steps(chunks: list[Chunk], world_size: int, tail: SamplerTail) -> list[list[Chunk]]:
-    """Each batch to all ranks."""
-    steps: list[list[Chunk]] = []
-    for begin, end in chunks:
-        if end - begin >= world_size:
-            steps.append(_cut(begin, end, world_size))
-        elif tail == "spread":
-            steps = _shared_out(steps, begin, end, world_size)
-        elif tail == "pad":
-            steps.append([(begin + r % (end - begin), begin + r % (end - begin) + 1) for r in range(world_size)])
     return steps
 
 

@@ -21,9 +21,11 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--max-steps", type=int, default=-1)
     parser.add_argument("--limit-train-batches", type=limit, default=1.0, help="10: ten batches; 0.5: half of them")
     parser.add_argument(
-        "--short-window", choices=get_args(ShortWindow), help="what a short window does: step if not given"
+        "--short-window",
+        choices=get_args(ShortWindow),
+        default="step",
+        help="what a short window does: step if not given",
     )
-    parser.add_argument("--tail", help=argparse.SUPPRESS)  # its old name
     try:
         plan = plan_steps(**vars(parser.parse_args(argv)))
     except ValueError as error:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import numbers
-import warnings
 from collections.abc import Mapping
 from typing import get_args
 
@@ -14,30 +13,7 @@ PerEpoch = int | Mapping[int, int]
 """One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""
 
 
-def checked_short_window(short_window: ShortWindow | None, tail: str | None) -> ShortWindow:
-    """What a short window does; ``tail`` is its old name, whose reader is told (two frames up from here)."""
-    if tail is not None:
-        old = {"step": "step", "carry": "carry", "drop": "zero"}
-        if short_window is not None:
-            raise ValueError(
-                f"short_window={short_window!r} and tail={tail!r} are two names for one thing: give short_window alone"
-            )
-        if tail not in old:
-            raise ValueError(f'tail, now short_window, must be "step", "carry" or "zero", got {tail!r}')
-        warnings.warn(
-            f"plan_steps(tail={tail!r}) is now plan_steps(short_window={old[tail]!r}); tail= will go",
-            DeprecationWarning,
-            stacklevel=3,
-        )
-        return old[tail]  # type: ignore[return-value]
-    if short_window == "drop":
-        raise ValueError(
-            'short_window="drop" could mean two things. short_window="zero" throws the gradients of a short window '
-            'away; a sampler\'s own tail="drop", which leaves samples out, is planned by '
-            "plan_steps(sampler, world_size=…)"
-        )
-    if short_window is None:
-        return "step"
+def checked_short_window(short_window: ShortWindow) -> ShortWindow:
     if short_window not in get_args(ShortWindow):
         raise ValueError(f'short_window must be "step", "carry" or "zero", got {short_window!r}')
     return short_window

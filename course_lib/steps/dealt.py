@@ -104,7 +104,7 @@ def plan_dealt(
     max_epochs: int | None = None,
     max_steps: int = -1,
     limit_train_batches: int | float = 1.0,
-    short_window: ShortWindow | None = None,
+    short_window: ShortWindow = "step",
     steps_done: int = 0,
     samples_done: int = 0,
 ) -> StepPlan:
@@ -112,7 +112,7 @@ def plan_dealt(
 
     Where the epochs are not alike each is asked for, as many as the run has.
     """
-    short_window = checked_short_window(short_window, None)
+    short_window = checked_short_window(short_window)
     ks = by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
     max_epochs, max_steps, limit = checked_stops(max_epochs, max_steps, limit_train_batches)
     steps_done = int_of_at_least(0, "steps_done", steps_done)

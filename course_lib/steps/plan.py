@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -31,10 +30,9 @@ def plan_steps(
     max_epochs: int | None = None,
     max_steps: int = -1,
     limit_train_batches: int | float = 1.0,
-    short_window: ShortWindow | None = None,
+    short_window: ShortWindow = "step",
     steps_done: int = 0,
     samples_done: int = 0,
-    tail: str | None = None,
 ) -> StepPlan:
     """Plan the optimizer steps of a run, or of what is left of one.
 
@@ -66,7 +64,6 @@ def plan_steps(
             has made, and how far it is in the data, over all ranks (``epoch * num_samples`` and the samples of the
             current epoch; a window ended there). ``world_size`` and the batch size are those of the rest. In a Trainer,
             ``course_lib.callbacks.run_so_far(trainer)`` has both.
-        tail: The old name of ``short_window``, whose ``"drop"`` is now ``"zero"``.
 
     An epoch without a batch ends the run, as it ends a Trainer's.
 
@@ -79,7 +76,7 @@ def plan_steps(
         "samples_done": int_of_at_least(0, "samples_done", samples_done),
     }
     run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
-    short_window = checked_short_window(short_window, tail)
+    short_window = checked_short_window(short_window)
     if hasattr(num_samples, "plan_steps"):
         if batch_size is not None or drop_last:
             raise ValueError(
@@ -142,7 +139,6 @@ def max_steps_for(
         if stop in loader:
             raise ValueError(f"max_steps_for takes the number of epochs first and no {stop}")
     epochs = int_of_at_least(0, "epochs", epochs)
-    loader["short_window"] = checked_short_window(loader.get("short_window"), loader.pop("tail", None))
     return plan_steps(num_samples, batch_size, max_epochs=epochs, **loader).total_steps
 
 
@@ -234,12 +230,6 @@ class StepPlan:
     def samples_repeated(self) -> PerEpoch:
         """Samples that a full epoch trains twice, because the ranks' shares are padded to equal length."""
         return self._per_epoch([max(0, span.samples_stepped - span.num_samples) for span in self.spans])
-
-    @property
-    def tail(self) -> str:
-        """The old name of ``short_window``, and its old word for ``"zero"``."""
-        warnings.warn("StepPlan.tail is now StepPlan.short_window; tail will go", DeprecationWarning, stacklevel=2)
-        return "drop" if self.short_window == "zero" else self.short_window
 
     @property
     def windows(self) -> Windows:

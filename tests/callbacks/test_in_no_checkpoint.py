@@ -27,7 +27,6 @@ from course_lib.callbacks import (
     CheckpointError,
     ExactAccumulation,
     ExactResume,
-    FindBatchSize,
     Preflight,
     SkipBadSteps,
     StepAudit,
@@ -540,25 +539,6 @@ class ShufflesItself(IterableDataset):
         return (Samples()[index] for index in torch.randperm(6).tolist())
 
 
-class Counts(Sampler):
-    epoch = 0
-
-    def __len__(self):
-        return 6
-
-    def __iter__(self):
-        self.epoch += 1
-        return iter(torch.randperm(6, generator=torch.Generator().manual_seed(self.epoch)).tolist())
-
-
-class IsTold(Counts):
-    def set_epoch(self, epoch):
-        self.epoch = epoch
-
-    def __iter__(self):
-        return super().__iter__()
-
-
 def warnings_of(record):
     own = ("no checkpoint holds", "in no checkpoint", "at random", "are made again now")
     return [str(one.message) for one in record if any(words in str(one.message) for words in own)]
@@ -574,9 +554,6 @@ def shuffled(generator=None):
     [
         (lambda: MiniDataLoader(ShufflesItself(), 2), None, {}, "its stream is read again up to where it was"),
         (lambda: MiniDataLoader(ShufflesItself(), 2), None, AT_EPOCHS_ENDS, None),
-        (lambda: DataLoader(Samples(), 2, sampler=Counts()), None, AT_EPOCHS_ENDS, "Counts.__iter__ sets its epoch"),
-        (lambda: MiniDataLoader(Samples(), 2, sampler=Counts()), None, AT_EPOCHS_ENDS, "Counts.__iter__ sets"),
-        (lambda: DataLoader(Samples(), 2, sampler=IsTold()), None, AT_EPOCHS_ENDS, None),
         (loader, lambda: shuffled(torch.Generator().manual_seed(0)), AT_EPOCHS_ENDS, "that is validated comes from"),
         (loader, lambda: shuffled(), AT_EPOCHS_ENDS, None),
     ],
@@ -704,7 +681,7 @@ class OfTheOther(pytorch_lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-CALLBACKS = [ExactResume, ExactAccumulation, SkipBadSteps, StepAudit, FindBatchSize, Preflight]
+CALLBACKS = [ExactResume, ExactAccumulation, SkipBadSteps, StepAudit, Preflight]
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)

@@ -14,7 +14,6 @@ from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, Dataset
 
 from course_lib.callbacks import ExactAccumulation, ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
-from course_lib.callbacks.find_batch_size import FindBatchSize
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
@@ -28,7 +27,6 @@ CALLBACKS = {
     "SkipBadSteps": SkipBadSteps,
     "StepAudit": lambda: StepAudit(strict=True),
     "ExactResume": ExactResume,
-    "FindBatchSize": lambda: FindBatchSize(limit_bytes=10**9, max_batch_size=BATCH),
 }
 DATA = ("DataLoader", "MiniDataLoader", "ResumableDataLoader", "SizeScheduleDataModule")
 FLAGS = {
@@ -194,11 +192,9 @@ def run(callbacks, data, flag):
 REFUSED = {
     ("ExactAccumulation", "manual optimization"): "needs automatic optimization",
     ("SkipBadSteps", "manual optimization"): "needs automatic optimization",
-    ("FindBatchSize", "manual optimization"): "needs automatic optimization",
     ("ExactResume", "manual optimization"): "needs a Trainer that decides when to step",
     ("SizeScheduleDataModule", "manual optimization"): "with manual optimization nobody accumulates",
     ("SizeScheduleDataModule", "overfit_batches"): "overfit_batches would make the loader again",
-    ("FindBatchSize", "SizeScheduleDataModule"): "a schedule of sizes says its batch sizes itself",
 }
 PAIRS = [
     *itertools.combinations(CALLBACKS, 2),
@@ -255,11 +251,7 @@ def what_goes_with_what() -> str:
         outcomes = ["refused" if (piece, flag) in REFUSED else "right" for piece in pieces]
         name = f"`{flag}`" if flag.isidentifier() else flag
         lines.append(f"| {name} | " + " | ".join(outcomes) + " |")
-    refused = [f"`{one}` with `{other}`" for one, other in REFUSED if other not in FLAGS]
-    return (
-        "\n".join(lines)
-        + f"\n\nTwo of them together are right as well, but for one pair that is refused: {', '.join(refused)}."
-    )
+    return "\n".join(lines) + "\n\nTwo of them together are right as well."
 
 
 def test_its_page_says_what_goes_with_what():

@@ -33,7 +33,7 @@ BESIDE = (
 STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True", "broadcast_buffers=False")
 DRAWS = ("torch", "python", "numpy", "torch, at once", "python, at once", "torch, each")
 """By what an author's own batch sampler shuffles its batches, and when: at first, in ``__iter__``, or one by one."""
-SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler", "ShardedBatchSampler, split")
+SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler")
 KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
 """What a run is about, and so where faults are looked for, in turn.
 

@@ -347,9 +347,8 @@ def _loader(run: DrawnRun) -> str:
         first = n - n // 3
         sampler = f"TwoStreamBatchSampler(range({first}), range({first}, {n}), {b}, 1, {order})"
     else:
-        split = run.sampler.endswith("split")
-        drawn = f"BatchSampler(RandomSampler(range({n})), {b * max(run.ranks) if split else b}, False)"
-        sampler = f"ShardedBatchSampler({drawn}, split={split}, seed=3, tail={run.tail!r})"
+        drawn = f"BatchSampler(RandomSampler(range({n})), {b}, False)"
+        sampler = f"ShardedBatchSampler({drawn}, seed=3, tail={run.tail!r})"
     return f"ResumableDataLoader(samples, batch_sampler=samplers.{sampler}, {options})"
 
 
