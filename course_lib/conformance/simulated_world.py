@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import numbers
 import operator
 import random
 from collections import Counter
@@ -257,7 +258,7 @@ class SimulatedWorld:
     def batch_limit(self) -> int | None:
         """How large a batch of one rank may be: ``batch_size`` of the shape, or else of the sampler itself."""
         size = self.shape.get("batch_size", getattr(self.make(0), "batch_size", None))
-        return None if size is None else operator.index(size)
+        return int(size) if isinstance(size, numbers.Integral) else None
 
     def counted_in_size(self, batch: list[int]) -> int:
         """How many of a batch's indices its size speaks of: beside a second stream, only the primary ones for sure."""
