@@ -5,7 +5,6 @@
 - ``ExactResume``: a checkpoint can be taken anywhere, and the resumed run is the one that was not stopped.
 - ``SkipBadSteps``: a bad step is skipped on all ranks, and leaves nothing behind (``course_lib.skipping``).
 - ``FindBatchSize``: sets the largest batch size that fits, before the fit begins (``course_lib.memory``).
-- ``Preflight``: judges the run on copies when its fit begins (``course_lib.preflight``).
 - ``SizeScheduleDataModule``: sizes and batches that follow a schedule (``course_lib.schedules``).
 """
 
@@ -24,7 +23,6 @@ from course_lib.callbacks._other_ranks import run_so_far
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
 from course_lib.callbacks.exact_resume import CheckpointError, ExactResume
 from course_lib.callbacks.find_batch_size import FindBatchSize
-from course_lib.callbacks.preflight import Preflight
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
@@ -34,7 +32,6 @@ __all__ = [
     "ExactAccumulation",
     "ExactResume",
     "FindBatchSize",
-    "Preflight",
     "SizeScheduleDataModule",
     "SkipBadSteps",
     "StepAudit",
