@@ -41,10 +41,10 @@ thorough: lint  ## the same with what is marked `thorough`, every random case, a
 	$(PYTEST) $(PARALLEL) --thorough $(PYTEST_ARGS)
 
 METHOD ?= spawn
-elsewhere: .venv/installed  ## rehearse macOS and Windows: workers and ranks are spawned (METHOD=forkserver: Python 3.14)
-	PYTHONPATH=$(CURDIR)/tests/rehearsal/elsewhere REHEARSED_START_METHOD=$(METHOD) $(PYTEST) $(PARALLEL) --durations=10 $(PYTEST_ARGS)
+elsewhere: .venv/installed  ## as on macOS and Windows: workers and ranks are spawned (METHOD=forkserver: Python 3.14)
+	PYTHONPATH=$(CURDIR)/tests/pretended/elsewhere REHEARSED_START_METHOD=$(METHOD) $(PYTEST) $(PARALLEL) --durations=10 $(PYTEST_ARGS)
 
-lint: .venv/installed  ## ruff, and mypy over course_lib
+lint: .venv/installed  ## ruff, and mypy over course_lib, rehearse and workbook
 	$(PY) -m ruff check .
 	$(PY) -m mypy
 

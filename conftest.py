@@ -22,7 +22,7 @@ from tests.loaded_kernels import LoadedServer, start_forked_server_of_ranks, use
 
 # Kernels, ranks and xdist's workers share the cores: with a thread for each core, all of them wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
+os.environ.setdefault("REHEARSE_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 
 # The same examples in every run, so that what passed passes again; searches by other seeds have commands of their own.
 # An example takes as long as the machine is busy: pytest-timeout ends what hangs.

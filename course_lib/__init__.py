@@ -17,12 +17,8 @@
 - ``course_lib.leaks``: what grows from step to step, and who holds it (``watch_growth``).
 - ``course_lib.schedules``: sizes that grow and batches that shrink, also within an epoch (``SizeSchedule``,
   ``ScheduledBatchSampler``).
-- ``course_lib.preflight``: judge a run on copies, or a script by a play, before it starts (``preflight``,
-  ``preflight_script``, ``assert_ready``).
-- ``course_lib.timelapse``: play an unchanged training script to its end in seconds (``play``).
 - ``course_lib.callbacks``: the topics as Lightning callbacks (``StepAudit``, ``ExactAccumulation``,
-  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``ExactResume``, ``Preflight``); needs the extra
-  ``lightning``.
+  ``SkipBadSteps``, ``SizeScheduleDataModule``, ``ExactResume``); needs the extra ``lightning``.
 
 ``import course_lib`` itself loads nothing.
 """

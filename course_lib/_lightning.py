@@ -27,6 +27,8 @@ class Private(NamedTuple):
     name: str
     used_for: str
     read_in: str = "2.6.6"
+    user: str = "course_lib"
+    """The package that uses it, and has it in its ``_lightning.py``."""
 
     def of(self, holder: Any) -> Any:
         """Its value, in an object of the owner's.
@@ -52,8 +54,8 @@ class Private(NamedTuple):
     def moved(self) -> str:
         """What is said where it is not there any more."""
         return (
-            f"Lightning has moved {self.owner}.{self.name}, which course_lib uses for {self.used_for}; it was read in "
-            f"Lightning {self.read_in}. Install that version, or tell course_lib/_lightning.py where it is now"
+            f"Lightning has moved {self.owner}.{self.name}, which {self.user} uses for {self.used_for}; it was read in "
+            f"Lightning {self.read_in}. Install that version, or tell {self.user}/_lightning.py where it is now"
         )
 
 
@@ -77,7 +79,6 @@ SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps t
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
 DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
-VALIDATION_SOURCE = Private("_EvaluationLoop", "_data_source", "the same of the validation's loaders")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
 RESUMING = Private(
     "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"
@@ -88,22 +89,9 @@ LOADERS_MADE_IN = Private(
     "_last_train_dl_reload_epoch",
     "the epoch in which the training loaders were made, for when they are again",
 )
-LOADER_STATES = Private("CombinedLoader", "_state_dicts", "the states of a trial's loaders")
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
 LOADED_CHECKPOINT = Private("_CheckpointConnector", "_loaded_checkpoint", "what a run that is resumed had done")
 CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoint that a Trainer has loaded")
-ROOT_FOLDER = Private("Trainer", "_default_root_dir", "a trial, which writes into a folder of its own")
-DATA_CONNECTOR = Private("Trainer", "_data_connector", "a trial's loaders, which are made as those of another rank")
-WANTS_DISTRIBUTED_SAMPLER = Private("_DataConnector", "_requires_distributed_sampler", "dealing to a trial's ranks")
-PREPARE_LOADER = Private("_DataConnector", "_prepare_dataloader", "a trial's loaders, watched as they are made")
-ACCELERATOR_CONNECTOR = Private("Trainer", "_accelerator_connector", "a trial, which is put on the CPU as some rank")
-LAUNCHER = Private("DDPStrategy", "_launcher", "a trial, which starts no other ranks")
-DDP_OPTIONS = Private("DDPStrategy", "_ddp_kwargs", "whether DDP looks for parameters that are not used")
-VALIDATION_SECONDS = Private("Trainer", "_val_check_time_interval", "whether a run validates, and saves, by the clock")
-SAVES_EVERY_STEPS = Private("ModelCheckpoint", "_every_n_train_steps", "when a run saves")
-SAVES_EVERY_EPOCHS = Private("ModelCheckpoint", "_every_n_epochs", "when a run saves")
-SAVES_BY_TIME = Private("ModelCheckpoint", "_train_time_interval", "when a run saves")
-SAVES_AFTER_TRAINING = Private("ModelCheckpoint", "_save_on_train_epoch_end", "when a run saves")
 LAST_STEP_SAVED = Private("ModelCheckpoint", "_last_global_step_saved", "a run that is resumed with the same objects")
 SAVE_IS_PUT_OFF = Private("ModelCheckpoint", "_defer_save_until_validation", "the same, stopped ahead of a validation")
 EPOCHS_BEFORE_AVERAGING = Private("StochasticWeightAveraging", "_max_epochs", "the number of epochs that step")
@@ -112,10 +100,6 @@ AVERAGE = Private("WeightAveraging", "_average_model", "an epoch's average, wher
 AVERAGED_UNTIL = Private("WeightAveraging", "_latest_update_step", "whether the last update is in the average")
 AVERAGED_EPOCH = Private("WeightAveraging", "_latest_update_epoch", "an epoch's average, where its objects go on")
 SWAP_AVERAGE = Private("WeightAveraging", "_swap_models", "whether a validation has put the average into the module")
-CALL_CALLBACKS = Private("lightning.pytorch.trainer.call", "_call_callback_hooks", "the hooks of another epoch")
-CALL_MODULE = Private("lightning.pytorch.trainer.call", "_call_lightning_module_hook", "the hooks of another epoch")
-TURN_SAMPLER = Private("lightning.pytorch.loops.fit_loop", "_set_sampler_epoch", "the order of another epoch")
-PROCESS_LOADER = Private("lightning.pytorch.loops.fit_loop", "_process_dataloader", "a loader that is made again")
 PARSE_NUM_BATCHES = Private(
     "lightning.pytorch.trainer.connectors.data_connector",
     "_parse_num_batches",

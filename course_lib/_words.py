@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Sequence
-from pathlib import Path
 
 
 def plural(number: int, one: str, more: str = "") -> str:
@@ -32,21 +30,3 @@ def readable_bytes(count: float) -> str:
         if abs(count) < 1024:
             return f"{count:,.1f} {unit}"
     return f"{count / 1024:,.1f} GiB"
-
-
-def in_a_line(error: BaseException) -> str:
-    """``"ValueError: … (model.py, line 7)"``: an exception, and the last line of code that is not a library's.
-
-    One without a text is told by its place: ``"AssertionError (cli.py, line 240, in setup)"``, in whosever code.
-    """
-    text = " ".join(str(error).split())
-    if len(text) > 300:
-        text = f"{text[:300]}…"
-    frames = traceback.extract_tb(error.__traceback__)
-    if not text and frames:
-        last = frames[-1]
-        return f"{type(error).__name__} ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
-    places = [frame for frame in frames if "site-packages" not in frame.filename]
-    own = [frame for frame in places if "course_lib" not in frame.filename]
-    where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
-    return f"{type(error).__name__}: {text}{where}"

@@ -37,11 +37,11 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Every Batch Counts": "index.md"},
         {"What do you see?": SYMPTOMS},
         {"Chapters": [{chapter.title.replace("`", ""): page} for page, chapter in CHAPTERS.items()]},
-        {"Check your run": "preflight.md"},
+        {"Check your run": "rehearse.md"},
         {"Public scripts, judged": "gallery.md"},
         {"In your own project": "reuse.md"},
         {"What goes with what": "together.md"},
-        {"API": [{name: f"api/{name}.md"} for name in public_modules(ROOT / "course_lib")]},
+        {"API": [{name: f"api/{name}.md"} for name in (*public_modules(ROOT / "course_lib"), "rehearse")]},
         {"Claims": "claims.md"},
         {"Notebooks as tests": "tests.md"},
         {"What was measured": "measured.md"},
@@ -58,7 +58,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages["claims.md"] = ledger_page((ROOT / "data" / "claims.json").read_text(encoding="utf-8"), chapters)
     pages["data.md"] = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
     for name in public_modules(ROOT / "course_lib"):
-        pages[f"api/{name}.md"] = reference_page(name)
+        pages[f"api/{name}.md"] = reference_page(f"course_lib.{name}")
+    pages["api/rehearse.md"] = reference_page("rehearse")
     for page, chapter in CHAPTERS.items():
         pages[page] = ""  # on_page_content has its HTML
         for name, content in chapter.images.items():

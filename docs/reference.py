@@ -1,4 +1,4 @@
-"""The pages of the API: mkdocstrings reads the docstrings of `course_lib` without importing it."""
+"""The pages of the API: mkdocstrings reads the docstrings without importing anything."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def public_modules(library: Path) -> list[str]:
 
 def reference_page(module: str) -> str:
     """The Markdown from which mkdocstrings makes the page of a module."""
-    return f"# `course_lib.{module}`\n\n::: course_lib.{module}\n"
+    return f"# `{module}`\n\n::: {module}\n"
 
 
 class RolesAsCode(griffe.Extension):

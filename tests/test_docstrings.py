@@ -12,7 +12,7 @@ from types import ModuleType
 import pytest
 
 ROOT = Path(__file__).parents[1]
-FILES = [*(ROOT / "course_lib").rglob("*.py"), *(ROOT / "notebooks" / "workbook").rglob("*.py")]
+FILES = [path for name in ("course_lib", "rehearse", "notebooks/workbook") for path in (ROOT / name).rglob("*.py")]
 WITH_EXAMPLES = sorted(path for path in FILES if ">>> " in path.read_text())
 WITH_ROLES = sorted(path for path in FILES if re.search(r":\w+:`", path.read_text()))
 

@@ -16,7 +16,7 @@ from tests.notebook_rules import ROOT
 
 PUBLIC = {
     "accumulation": "accumulate windows Accumulated WindowTotal MicroBatchWindow",
-    "callbacks": "ExactAccumulation ExactResume Preflight SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
+    "callbacks": "ExactAccumulation ExactResume SizeScheduleDataModule SkipBadSteps StepAudit StepCountError",
     "conformance": "assert_batch_sampler check_batch_sampler ConformanceReport Counterexample RULES Violation",
     "datasets": "load_digits load_words Integers IntegerStream",
     "devices": "usable_device explain_device",
@@ -26,8 +26,6 @@ PUBLIC = {
     "memory": "measure_peak predict_peak find_batch_size find_batch_sizes watch_growth peak_report saved_bytes "
     "CATEGORIES PeakMemory PeakPrediction FittedBatchSize GrowthReport Moment StorageLedger",
     "pipeline": "trace predict_throughput simulate_pipeline BatchTrace",
-    "preflight": "assert_ready preflight preflight_loop preflight_script CHECKS Finding NotPlayed NotReady "
-    "PreflightReport",
     "resume": "ResumableDataLoader epoch_of_this_batch",
     "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "
     "count_batches_everywhere EpochBatchSampler SamplerTail",
@@ -35,15 +33,17 @@ PUBLIC = {
     "LrRule LrFactor",
     "skipping": "StepGuard vote Vote SpikeDetector Journal Skip TooManySkips gradient_norm read_journal summarize",
     "steps": "plan_steps max_steps_for StepPlan Window Windows",
-    "timelapse": "play Journal",
 }
-"""What README.md and the chapters document, by module."""
+"""What README.md and the chapters document, by module of the library."""
+OF_REHEARSE = (
+    "assert_ready rehearse rehearse_loop rehearse_script CHECKS Finding NotReady NotRehearsed Rehearsal RehearsalReport"
+)
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """The modules of the library and of the workbook, by their names."""
+    """The modules of the library, of what rehearses runs, and of the workbook, by their names."""
     found = {}
-    for folder, package in ((root, "course_lib"), (root / "notebooks", "workbook")):
+    for folder, package in ((root, "course_lib"), (root, "rehearse"), (root / "notebooks", "workbook")):
         for path in sorted((folder / package).rglob("*.py")):
             parts = path.relative_to(folder).with_suffix("").parts
             found[".".join(parts).removesuffix(".__init__")] = path
@@ -95,7 +95,7 @@ def rooms(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     """The same between topics: a folder is one node."""
 
     def room(module: str) -> str:
-        return ".".join(module.split(".")[:2]) if module.startswith("course_lib.") else module
+        return ".".join(module.split(".")[:2]) if module.startswith(("course_lib.", "rehearse.")) else module
 
     together: dict[str, set[str]] = {room(module): set() for module in graph}
     for module, others in graph.items():
@@ -116,11 +116,13 @@ def test_no_topic_imports_itself_in_a_circle():
     assert circle_in(rooms(house())) == []
 
 
-LAYERS = {"workbook": 2, "course_lib.callbacks": 1}
+LAYERS = {"workbook": 3, "rehearse": 2, "course_lib.callbacks": 1}
 """What stands above the topics, which have 0; each imports its own layer and those below it."""
 ABOVE_TOPICS = {"lightning", "pytorch_lightning", "matplotlib", "ipywidgets", "IPython"}
-WITHIN_FUNCTIONS = {"course_lib._lightning": {"lightning"}, "course_lib.timelapse.picture": {"matplotlib"}}
-"""The topics that import such a thing, where it is needed; importing them loads nothing of it."""
+WITHIN_FUNCTIONS = {"course_lib._lightning": {"lightning"}, "rehearse.scripts.picture": {"matplotlib"}}
+"""The modules that import such a thing, where it is needed; importing them loads nothing of it."""
+OF_LIGHTNING = "rehearse.callback"
+"""It is loaded where its class is asked for."""
 
 
 def layer(module: str) -> int:
@@ -130,62 +132,69 @@ def layer(module: str) -> int:
 @pytest.mark.parametrize("module", sorted(modules(ROOT)))
 def test_a_module_imports_nothing_from_above(module: str):
     assert {other for other in house()[module] if layer(other) > layer(module)} == set()
-    if module.startswith("course_lib"):
+    if layer(module) < LAYERS["workbook"]:
         foreign = {name.partition(".")[0] for name in imported(module, modules(ROOT)[module])}
-        allowed = {"lightning"} if layer(module) == 1 else WITHIN_FUNCTIONS.get(module, set())
+        of_lightning = layer(module) == LAYERS["course_lib.callbacks"] or module == OF_LIGHTNING
+        allowed = {"lightning"} if of_lightning else WITHIN_FUNCTIONS.get(module, set())
         assert foreign & ABOVE_TOPICS <= allowed
 
 
-FLOORS = ("course_lib.preflight.runs", "course_lib.preflight.checks", "course_lib.preflight.judge")
-"""From the ground up: what a run is knows of no check, and no check of the judge. ``report`` imports none of them."""
+def test_the_library_never_imports_what_rehearses_runs():
+    of_the_library = [others for module, others in house().items() if module.startswith("course_lib")]
+    assert [other for others in of_the_library for other in others if other.startswith("rehearse")] == []
+
+
+FLOORS = ("rehearse.scripts", "rehearse.runs", "rehearse.checks", "rehearse.judge")
+"""From the ground up: what a run is knows of no check, and no check of the judge."""
+GROUND = "report _own_files _held_out _fingerprints _lightning".split()
+"""They import none of these."""
 
 
 def floor(module: str) -> int:
-    """Of a module of preflight: 0 is what the rooms stand on, and the way in stands above them all."""
+    """Of a module of rehearse: 0 is what the rooms stand on, and the way in stands above them all."""
     for number, name in enumerate(FLOORS, 1):
         if f"{module}.".startswith(f"{name}."):
             return number
-    return 0 if module == "course_lib.preflight.report" else len(FLOORS) + 1
+    return 0 if module.removeprefix("rehearse.") in GROUND else len(FLOORS) + 1
 
 
 def upward(graph: dict[str, set[str]]) -> list[tuple[str, str]]:
-    """The arrows of preflight that point to a higher floor."""
-    inside = {module: others for module, others in graph.items() if module.startswith("course_lib.preflight")}
+    """The arrows of rehearse that point to a higher floor."""
+    inside = {module: others for module, others in graph.items() if module.startswith("rehearse")}
     return [
         (module, other) for module in inside for other in inside[module] & set(inside) if floor(other) > floor(module)
     ]
 
 
-def test_arrows_of_preflight_go_from_the_judge_by_its_checks_to_the_runs():
+def test_arrows_of_rehearse_go_from_the_judge_by_its_checks_to_the_runs():
     assert upward(house()) == []
 
 
 @pytest.mark.parametrize(
     ("module", "line"),
     [
-        ("runs__run", "from course_lib.preflight.checks.window import x"),
-        ("runs__run", "from course_lib.preflight import judge"),
-        ("runs__run", "from course_lib.preflight import preflight"),
+        ("runs__run", "from rehearse.checks.window import x"),
+        ("runs__run", "from rehearse import judge"),
+        ("runs__run", "from rehearse import rehearse"),
         ("runs__run", "from ..checks import window"),
         (
             "checks__length",
-            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from course_lib.preflight.judge import x",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from rehearse.judge import x",
         ),
-        ("report", "def f():\n    import course_lib.preflight.runs.run"),
+        ("report", "def f():\n    import rehearse.runs.run"),
     ],
 )
 def test_an_arrow_to_a_higher_floor_is_found(module: str, line: str, tmp_path: Path):
-    files = dict.fromkeys(("__init__", "judge", "report", "runs__run", "checks__window", "checks__length"), "")
-    rooms_of = {f"preflight__{name}": text for name, text in (files | {module: line}).items() if name != "__init__"}
-    (tmp_path / "course_lib" / "preflight").mkdir(parents=True)
-    (tmp_path / "course_lib" / "preflight" / "__init__.py").write_text("")
-    [(source, _)] = upward(planted(tmp_path, **rooms_of))
-    assert source == f"course_lib.preflight.{module.replace('__', '.')}"
+    files = dict.fromkeys(("judge", "report", "runs__run", "checks__window", "checks__length"), "")
+    (tmp_path / "rehearse").mkdir()
+    (tmp_path / "rehearse" / "__init__.py").write_text("")
+    [(source, _)] = upward(planted(tmp_path, "rehearse", **(files | {module: line})))
+    assert source == f"rehearse.{module.replace('__', '.')}"
 
 
-def planted(root: Path, **files: str) -> dict[str, set[str]]:
+def planted(root: Path, package: str = "course_lib", **files: str) -> dict[str, set[str]]:
     for name, text in files.items():
-        path = root / "course_lib" / f"{name.replace('__', '/')}.py"
+        path = root / package / f"{name.replace('__', '/')}.py"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
     return arrows(root)
@@ -216,7 +225,7 @@ def test_a_circle_of_topics_is_found_where_no_module_is_in_one(tmp_path: Path):
 
 
 def test_importing_every_topic_loads_no_lightning_and_no_plots():
-    names = [name for name in modules(ROOT) if name.startswith("course_lib") and not layer(name)]
+    names = [name for name in modules(ROOT) if layer(name) in (0, LAYERS["rehearse"]) and name != OF_LIGHTNING]
     topics = ", ".join(name for name in names if not name.endswith("__main__"))
     code = f"import sys, {topics}\nprint(sorted({{name.partition('.')[0] for name in sys.modules}}))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -232,14 +241,15 @@ def test_the_library_names_its_public_modules():
 
 
 def public() -> Iterator[tuple[str, str]]:
-    for module, names in PUBLIC.items():
+    of_the_library = {f"course_lib.{name}": names for name, names in PUBLIC.items()}
+    for module, names in (of_the_library | {"rehearse": OF_REHEARSE}).items():
         for name in names.split():
             yield module, name
 
 
 @pytest.mark.parametrize(("module", "name"), list(public()))
 def test_a_public_name_is_where_it_is_documented(module: str, name: str):
-    assert hasattr(importlib.import_module(f"course_lib.{module}"), name)
+    assert hasattr(importlib.import_module(module), name)
 
 
 def test_no_public_name_hides_a_file_of_its_package():

@@ -13,12 +13,14 @@ from lightning.pytorch.trainer import call
 from lightning.pytorch.trainer.connectors import data_connector
 from torch.utils.data import DataLoader
 
+import rehearse._lightning
 from course_lib import _lightning
 from course_lib._lightning import LightningMoved, Private, count_limited, loaded_checkpoint
 from tests.notebook_rules import ROOT
 from tests.trainer_oracle import CountingModule, quiet_trainer
 
-PRIVATES = {name: value for name, value in vars(_lightning).items() if isinstance(value, Private)}
+TABLES = (_lightning, rehearse._lightning)
+PRIVATES = {name: value for table in TABLES for name, value in vars(table).items() if isinstance(value, Private)}
 
 
 @pytest.fixture(scope="module")
@@ -65,6 +67,12 @@ def test_what_lightning_moves_is_named_with_what_it_is_used_for(holders, monkeyp
         "the last one of its window; it was read in Lightning 2.6.6. Install that version, or tell "
         "course_lib/_lightning.py where it is now"
     ]
+
+
+def test_what_rehearsals_use_is_told_of_them(holders, monkeypatch):
+    monkeypatch.delattr(holders["Trainer"], "_data_connector")
+    [said] = missing(holders)
+    assert "_data_connector, which rehearse uses for" in said and "tell rehearse/_lightning.py where" in said
 
 
 def test_what_has_moved_is_not_set_where_nobody_reads_it(holders, monkeypatch):
@@ -127,7 +135,8 @@ def reaches_into(source, names):
 
 
 def test_nothing_but_the_table_reaches_into_lightning(names):
-    paths = set((ROOT / "course_lib").rglob("*.py")) - {Path(_lightning.__file__)}
+    files = {path for name in ("course_lib", "rehearse") for path in (ROOT / name).rglob("*.py")}
+    paths = files - {Path(table.__file__) for table in TABLES}
     found = {str(path): reaches_into(path.read_text(encoding="utf-8"), names) for path in paths}
     assert len(found) > 100 and {path: uses for path, uses in found.items() if uses} == {}
 

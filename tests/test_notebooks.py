@@ -52,7 +52,7 @@ def test_every_claim_has_its_cell():
 
 def test_the_report_of_the_readme_is_that_of_chapter_10():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, _, shown = readme.partition("$ python -m course_lib.preflight train.py\n")
+    _, _, shown = readme.partition("$ python -m rehearse train.py\n")
     (path,) = (path for path in PATHS if path.stem.startswith("10"))
     (cell,) = (cell for cell in read(path)["cells"] if cell.get("id") == "played-report")
     printed = "".join(cell["outputs"][0]["text"])

@@ -54,7 +54,8 @@ def run(*command: object, **options: object) -> str:
 def test_the_wheel_holds_the_library_its_types_and_its_data(wheel: Path):
     names = zipfile.ZipFile(wheel).namelist()
     assert {"course_lib/py.typed", "course_lib/_data/digits.npz", "course_lib/_data/claims.json"} <= set(names)
-    assert not [name for name in names if name.startswith(("tests/", "notebooks/"))]
+    assert {"rehearse/py.typed", "rehearse/__main__.py", "rehearse/scripts/player.py"} <= set(names)
+    assert {name.partition("/")[0] for name in names if ".dist-info/" not in name} == {"course_lib", "rehearse"}
     assert wheel.name.startswith(f"every_batch_counts-{course_lib.__version__}-")
 
 
@@ -63,6 +64,13 @@ def test_the_installed_library_is_that_of_the_wheel(user_python: Path, tmp_path:
     code = "import course_lib; print(course_lib.__version__, course_lib.__file__)"
     version, file = run(user_python, "-c", code, cwd=tmp_path).split()
     assert version == course_lib.__version__ and Path(file).is_relative_to(user_python.parents[1])
+
+
+@pytest.mark.thorough
+def test_the_wheel_brings_the_command_that_rehearses_a_script(user_python: Path, tmp_path: Path):
+    code = "import rehearse; print(rehearse.__file__)"
+    assert Path(run(user_python, "-c", code, cwd=tmp_path).strip()).is_relative_to(user_python.parents[1])
+    assert "train.py [its arguments]" in run(user_python, "-m", "rehearse", "--help", cwd=tmp_path)
 
 
 RUN_ALL = """
@@ -142,10 +150,13 @@ class Missing:
 
 sys.meta_path.insert(0, Missing())
 import course_lib.steps, course_lib.skipping, course_lib.memory
-try:
-    import course_lib.callbacks
-except ModuleNotFoundError as error:
-    print(error.name, str(error))
+import rehearse.script
+for statement in ("import course_lib.callbacks", "from rehearse import Rehearsal"):
+    try:
+        exec(statement)
+    except ModuleNotFoundError as error:
+        print(error.name, str(error))
 """
-    told = run(sys.executable, "-c", code, cwd=tmp_path)
-    assert told.startswith("lightning course_lib.callbacks needs Lightning") and 'pip install ".[lightning]"' in told
+    first, second = run(sys.executable, "-c", code, cwd=tmp_path).splitlines()
+    assert first.startswith("lightning course_lib.callbacks needs Lightning") and 'pip install ".[lightning]"' in first
+    assert second.startswith("lightning rehearse.Rehearsal needs Lightning") and 'pip install ".[lightning]"' in second

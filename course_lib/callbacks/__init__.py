@@ -4,7 +4,6 @@
 - ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).
 - ``ExactResume``: a checkpoint can be taken anywhere, and the resumed run is the one that was not stopped.
 - ``SkipBadSteps``: a bad step is skipped on all ranks, and leaves nothing behind (``course_lib.skipping``).
-- ``Preflight``: judges the run on copies when its fit begins (``course_lib.preflight``).
 - ``SizeScheduleDataModule``: sizes and batches that follow a schedule (``course_lib.schedules``).
 """
 
@@ -22,7 +21,6 @@ except ModuleNotFoundError as error:
 from course_lib.callbacks._other_ranks import run_so_far
 from course_lib.callbacks.exact_accumulation import ExactAccumulation
 from course_lib.callbacks.exact_resume import CheckpointError, ExactResume
-from course_lib.callbacks.preflight import Preflight
 from course_lib.callbacks.size_schedule import SizeScheduleDataModule
 from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.callbacks.step_audit import StepAudit, StepCountError
@@ -31,7 +29,6 @@ __all__ = [
     "CheckpointError",
     "ExactAccumulation",
     "ExactResume",
-    "Preflight",
     "SizeScheduleDataModule",
     "SkipBadSteps",
     "StepAudit",

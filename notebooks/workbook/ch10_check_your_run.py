@@ -18,7 +18,7 @@ from matplotlib.figure import Figure
 from torch.utils.data import DataLoader, RandomSampler
 
 from course_lib.datasets import data_path
-from course_lib.preflight import PreflightReport
+from rehearse import RehearsalReport
 from workbook.ch10_exercises import EXERCISES, masked_labels, stops_early, two_ranks
 from workbook.ch10_runs import mended, night, parts
 from workbook.display import BLUE, GREY, ORANGE, VERMILION, new_figure
@@ -84,7 +84,7 @@ def _heard(caught: Iterable[warnings.WarningMessage]) -> Iterable[str]:
             yield str(warning.message)
 
 
-def print_report(report: PreflightReport) -> None:
+def print_report(report: RehearsalReport) -> None:
     """Print a report without the seconds that it took and the folder of its output, which are this machine's."""
     notes = tuple(note for note in report.notes if "is kept in" not in note)
     print(str(replace(report, seconds=0.0, notes=notes)).replace(" (0.0 s)", "", 1))
@@ -241,7 +241,7 @@ def told(tried: Tried) -> str:
 
 # ------------------------------------------------------------------------------------------- what others find
 
-TOOLS = ("torchtest2", "torch-audit", "trainproof", "Lightning", "fast_dev_run", "preflight")
+TOOLS = ("torchtest2", "torch-audit", "trainproof", "Lightning", "fast_dev_run", "rehearse")
 
 
 CHECKS_SHOWN = (
@@ -259,9 +259,9 @@ class Planted(NamedTuple):
 
 
 def read_planted() -> tuple[dict[str, str], list[Planted]]:
-    """What was recorded in ``data/preflight_peers.csv``: when and with what, and a row for each planted fault."""
+    """What was recorded in ``data/rehearse_peers.csv``: when and with what, and a row for each planted fault."""
     answers = {"yes": True, "no": False, "": None}
-    lines = data_path("preflight_peers.csv").read_text(encoding="utf-8").splitlines()
+    lines = data_path("rehearse_peers.csv").read_text(encoding="utf-8").splitlines()
     about = dict(line.removeprefix("# ").split(": ", 1) for line in lines if line.startswith("#"))
     rows = csv.DictReader(line for line in lines if not line.startswith("#"))
     planted = [Planted(row["fault"], row["check"], {tool: answers[row[tool]] for tool in TOOLS}) for row in rows]

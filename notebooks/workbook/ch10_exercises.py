@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, RandomSampler
 
 from course_lib.callbacks import ExactAccumulation
 from workbook.calls import Allowed
-from workbook.ch10_fits import MakeRun, Record, fault_of_preflight, fitted
+from workbook.ch10_fits import MakeRun, Record, fault_of_rehearsal, fitted
 from workbook.ch10_runs.parts import IGNORED, Line, Points, Tagger, Tags
 from workbook.ch10_two_ranks_exercise import two_ranks
 from workbook.exercises import PropertyExercise
@@ -39,7 +39,7 @@ def _fault_of_length(make_run: MakeRun) -> str | None:
     if samples != [36] * EPOCHS:
         whole, steps = samples.count(36), len(record.rates)
         return f"the run ends after {whole} full epochs and {steps} optimizer steps; {EPOCHS} epochs were asked for."
-    return _fault_of_batches(record) or _fault_of_rate(record) or fault_of_preflight(make_run)
+    return _fault_of_batches(record) or _fault_of_rate(record) or fault_of_rehearsal(make_run)
 
 
 def _fault_of_batches(record: Record) -> str | None:
@@ -155,7 +155,7 @@ def _fault_of_gradient(make_run: MakeRun) -> str | None:
             f"the gradient is that of one big batch, and the update is not: the weights do not move by it times the "
             f"learning rate, {record.rates[0]:g}. The optimizer and the Trainer's other flags stay as they were."
         )
-    return fault_of_preflight(make_run) or _fault_of_the_next_window(make_run)
+    return fault_of_rehearsal(make_run) or _fault_of_the_next_window(make_run)
 
 
 def _fault_of_the_next_window(make_run: MakeRun) -> str | None:

@@ -1,4 +1,4 @@
-"""How chapter 10's exercises look at an answer: it is trained and counted, and then judged by preflight as well."""
+"""How chapter 10's exercises look at an answer: it is trained and counted, and then judged by a rehearsal as well."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import torch.distributed as dist
 from lightning.pytorch import Callback
 from torch import Tensor
 
-from course_lib.preflight import preflight
+from rehearse import rehearse
 
 MakeRun = Callable[[], Any]
-STILL = "what was counted is right, and preflight still finds this:"
+STILL = "what was counted is right, and a rehearsal still finds this:"
 
 
 class Uneven(Exception):
@@ -88,7 +88,7 @@ def fitted(run: Any) -> Record:
     return record
 
 
-def fault_of_preflight(make_run: MakeRun) -> str | None:
-    for finding in preflight(*make_run()).findings:
+def fault_of_rehearsal(make_run: MakeRun) -> str | None:
+    for finding in rehearse(*make_run()).findings:
         return f"{STILL} {finding.says}"
     return None

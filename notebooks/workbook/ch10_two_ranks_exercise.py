@@ -13,9 +13,9 @@ import cloudpickle
 import torch.distributed as dist
 from torch.utils.data import DataLoader
 
-from course_lib.callbacks import Preflight
 from course_lib.launch import RankError, run_ranks
 from course_lib.samplers import ShardedBatchSampler
+from rehearse import Rehearsal
 from workbook.calls import Allowed
 from workbook.ch10_fits import STILL, MakeRun, Record, Uneven, fit
 from workbook.ch10_runs.parts import Line, Neighbours, Points
@@ -50,9 +50,9 @@ def _missing_and_twice(ranks: list[_Dealt], number: int) -> tuple[int, int]:
 
 
 def _judged_on(rank: int, make_run: MakeRun) -> list[str]:
-    """What preflight finds on a rank of the run: a Trainer of several ranks cannot be made in Jupyter."""
-    # What the ranks are dealt has been counted: preflight cannot see the rank that another process was made with.
-    judge = Preflight(strict=False, skip={"dealing"})
+    """What a rehearsal finds on a rank of the run: a Trainer of several ranks cannot be made in Jupyter."""
+    # What the ranks are dealt has been counted: a rehearsal cannot see the rank that another process was made with.
+    judge = Rehearsal(strict=False, skip={"dealing"})
     fit(make_run(), judge)
     assert judge.report is not None
     return [finding.says for finding in judge.report.findings]

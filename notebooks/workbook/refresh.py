@@ -27,7 +27,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError, CellTimeoutError, DeadKernelError
 
 ROOT = Path(__file__).parents[2]
-os.environ.setdefault("PREFLIGHT_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
+os.environ.setdefault("REHEARSE_PROGRESS", "0")  # what a slow machine writes to stderr is no output of a notebook
 KERNEL = {"display_name": "Python 3 (ipykernel)", "language": "python", "name": "python3"}
 
 

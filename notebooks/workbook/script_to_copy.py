@@ -2,7 +2,7 @@
 
     python train.py runs/first                          # one process
     torchrun --nproc-per-node=2 train.py runs/first     # two ranks; after a kill also another number of them
-    python -m course_lib.preflight train:make_run       # is the run right? Before it costs a night
+    python -m rehearse train:make_run       # is the run right? Before it costs a night
 
 Replace the first half, a dataset and a `Task`, by your own; `script_to_copy_tokens.py` has those of a language model.
 Where the samples grow during the run, a `SizeScheduleDataModule` takes the place of `Loaders`.

@@ -1,7 +1,7 @@
 """The first half of `script_to_copy.py` for a language model: a dataset of token sequences, and a `Task`.
 
     python train_tokens.py runs/words                       # beside train.py, which is script_to_copy.py
-    python -m course_lib.preflight train_tokens:make_run    # is the run right?
+    python -m rehearse train_tokens:make_run    # is the run right?
 
 The loss counts tokens and not sequences: padding is left out, and every token of an optimizer step weighs the same, in
 whichever micro-batch it is.
@@ -77,7 +77,7 @@ class Tokens(Task):
 
 
 def make_run() -> tuple[Any, Training, Any]:
-    """What preflight judges."""
+    """What a rehearsal judges."""
     return make_run_of(task=Tokens)
 
 

@@ -27,7 +27,6 @@ from course_lib.callbacks import (
     CheckpointError,
     ExactAccumulation,
     ExactResume,
-    Preflight,
     SkipBadSteps,
     StepAudit,
 )
@@ -35,6 +34,7 @@ from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler
 from course_lib.skipping import TooManySkips
+from rehearse import Rehearsal
 from tests.callbacks.test_own_code import Plain, Samples, held_out, loader, state_of
 from tests.callbacks.whole_run import same
 from tests.trainer_oracle import quiet_trainer
@@ -681,7 +681,7 @@ class OfTheOther(pytorch_lightning.LightningModule):
         return torch.optim.SGD(self.parameters(), 0.1)
 
 
-CALLBACKS = [ExactResume, ExactAccumulation, SkipBadSteps, StepAudit, Preflight]
+CALLBACKS = [ExactResume, ExactAccumulation, SkipBadSteps, StepAudit, Rehearsal]
 
 
 @pytest.mark.parametrize("callback", CALLBACKS)

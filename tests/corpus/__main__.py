@@ -87,7 +87,7 @@ def judge(script: Script, tree: Path) -> tuple[dict[str, Any] | None, str, float
         if script.by == "fit":
             words = ["tests.corpus.fits", str(written)]
         else:
-            words = ["course_lib.preflight", "--json", str(written), "--seconds", str(script.seconds)]
+            words = ["rehearse", "--json", str(written), "--seconds", str(script.seconds)]
             words += ["--ranks", str(script.ranks)]
         began = time.monotonic()
         done = subprocess.run(

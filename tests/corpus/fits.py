@@ -14,7 +14,7 @@ import lightning.pytorch
 import pytorch_lightning
 import torch
 
-from course_lib.preflight import preflight
+from rehearse import rehearse
 
 
 class Judged(BaseException):
@@ -54,7 +54,7 @@ def judge_fits(package, report_file):
             model.prepare_data()
         before = {name: value.clone() for name, value in model.state_dict().items()}
         files = sorted(str(path) for path in Path().rglob("*"))
-        report = preflight(self, model, data).to_dict()
+        report = rehearse(self, model, data).to_dict()
         same = all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
         report["untouched"] = same and files == sorted(str(path) for path in Path().rglob("*"))
         report_file.write_text(json.dumps(report, default=str), encoding="utf-8")

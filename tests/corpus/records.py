@@ -34,7 +34,7 @@ class Script:
     data: str = ""
     """The function of data.py that generates what it reads, before it starts."""
     by: str = "script"
-    """``"fit"``: its first ``Trainer.fit`` is judged by ``preflight(trainer, model, data)``, and no play of it."""
+    """``"fit"``: its first ``Trainer.fit`` is judged by ``rehearse(trainer, model, data)``, and no play of it."""
     ranks: int = 1
     seconds: float = 300.0
     """Of CPU time that a play may take."""

@@ -1,6 +1,6 @@
-"""Right runs with models of transformers and timm in Lightning modules, in which preflight finds nothing.
+"""Right runs with models of transformers and timm in Lightning modules, in which a rehearsal finds nothing.
 
-The runs are functions of this module, so that ``python -m course_lib.preflight`` can be pointed at them as well.
+The runs are functions of this module, so that ``python -m rehearse`` can be pointed at them as well.
 """
 
 import pytest
@@ -11,7 +11,7 @@ from lightning.pytorch import LightningModule, Trainer
 from torch import nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from course_lib.preflight import preflight
+from rehearse import rehearse
 
 QUIET = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
 
@@ -93,6 +93,6 @@ def efficientnet_head():
 
 @pytest.mark.parametrize("make_run", [gpt2, bert_with_a_frozen_embedding, resnet, vit_on_two_ranks, efficientnet_head])
 def test_nothing_is_found_in_a_right_run(make_run):
-    report = preflight(*make_run())
+    report = rehearse(*make_run())
     assert report.ok, str(report)
     assert report.facts

@@ -18,9 +18,9 @@ from workbook.exercises import NotSolved
 from workbook.trainers import quiet_trainer
 
 from course_lib.callbacks import ExactAccumulation
-from course_lib.preflight import CHECKS, preflight
+from rehearse import CHECKS, rehearse
 from tests.notebook_rules import ROOT, source
-from tests.preflight.peers.as_csv import TARGET, as_csv
+from tests.rehearse.fits.peers.as_csv import TARGET, as_csv
 
 CELLS = json.loads((ROOT / "notebooks" / "10_check_your_run.ipynb").read_text(encoding="utf-8"))["cells"]
 PROSE = "\n".join(source(cell) for cell in CELLS if cell["cell_type"] == "markdown")
@@ -31,8 +31,8 @@ PROSE = "\n".join(source(cell) for cell in CELLS if cell["cell_type"] == "markdo
 
 @pytest.mark.thorough
 def test_the_run_has_three_faults_and_the_mended_one_none():
-    assert [finding.check for finding in preflight(*night.make_run()).findings] == ["horizon", "setup", "order"]
-    assert preflight(*mended.make_run()).ok
+    assert [finding.check for finding in rehearse(*night.make_run()).findings] == ["horizon", "setup", "order"]
+    assert rehearse(*mended.make_run()).ok
 
 
 class MendedHorizon(mended.Digits):
@@ -76,7 +76,7 @@ def test_what_is_heard_are_warnings_and_no_hints_on_speed_or_versions():
 
 @pytest.mark.thorough
 def test_a_report_is_printed_without_its_seconds(capsys):
-    report = preflight(*mended.make_run())
+    report = rehearse(*mended.make_run())
     chapter.print_report(report)
     told = capsys.readouterr().out
     assert re.match(r"Ready: \d+ of 13 checks judged\.\n", told) and f"{report.seconds:.1f} s" not in told
@@ -111,7 +111,7 @@ def test_one_setting_of_the_widget_has_nothing_wrong_and_it_opens_on_the_run():
 
 
 def test_the_recorded_answers_are_those_of_the_results():
-    assert TARGET.read_text(encoding="utf-8") == as_csv(), "run: python -m tests.preflight.peers.as_csv"
+    assert TARGET.read_text(encoding="utf-8") == as_csv(), "run: python -m tests.rehearse.fits.peers.as_csv"
 
 
 def test_the_table_and_the_figure_of_planted_faults_count_alike():
@@ -124,7 +124,7 @@ def test_the_table_and_the_figure_of_planted_faults_count_alike():
     for row, total in enumerate(rows[-1][2:]):
         assert sum(bar.get_y() < row < bar.get_y() + bar.get_height() for bar in blue) == total
     assert len(bars) == len(planted) * len(chapter.TOOLS)
-    summary = (ROOT / "tests" / "preflight" / "peers" / "RESULTS.md").read_text(encoding="utf-8")
+    summary = (ROOT / "tests" / "rehearse" / "fits" / "peers" / "RESULTS.md").read_text(encoding="utf-8")
     for tool, total in zip(chapter.TOOLS[:-1], rows[-1][2:-1], strict=True):
         assert re.search(rf"^\| {tool} \| \d+ \| {total} \|", summary, re.MULTILINE), tool
 
@@ -137,9 +137,9 @@ def test_the_chapter_says_of_every_check_how_it_tries():
 # ----------------------------------------------------------------------------------------------------- the limits
 
 
-def test_a_fault_that_preflight_cannot_find_is_one():
+def test_a_fault_that_rehearse_cannot_find_is_one():
     trainer, model, data = uneven.make_run()
-    report = preflight(trainer, model, data)
+    report = rehearse(trainer, model, data)
     assert report.ok and "window" in report.passed and {"length", "horizon"} <= set(report.not_judged)
     trainer.fit(model, data)
     counts = -model.weights.detach()
@@ -156,7 +156,7 @@ def test_a_fault_that_preflight_cannot_find_is_one():
     ],
 )
 def test_what_cannot_be_tried_is_named_and_the_rest_is_judged(name, judged, found):
-    report = preflight(*awkward.make_run(name), seconds=5, skip=["bad_step"])
+    report = rehearse(*awkward.make_run(name), seconds=5, skip=["bad_step"])
     assert [finding.check for finding in report.findings] == found
     assert not judged or judged in report.not_judged
     assert len(report.passed) >= 4
@@ -172,7 +172,7 @@ def block(language, start):
 
 @pytest.mark.thorough
 def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_report_for_another(tmp_path):
-    test = block("python", "from course_lib.preflight import assert_ready")
+    test = block("python", "from rehearse import assert_ready")
     for name in ("night", "mended"):
         (tmp_path / name / "my_project").mkdir(parents=True)
         train = tmp_path / name / "my_project" / "train.py"
@@ -193,9 +193,9 @@ def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_repo
 
 def test_the_job_to_copy_is_a_workflow_that_runs_the_command():
     job = yaml.safe_load(block("yaml", "name: preflight"))
-    steps = job["jobs"]["preflight"]["steps"]
-    assert "python -m course_lib.preflight my_project.train:make_run" in [step.get("run") for step in steps]
-    assert set(job["jobs"]["preflight"]) >= {"runs-on", "steps"}
+    steps = job["jobs"]["rehearse"]["steps"]
+    assert "python -m rehearse my_project.train:make_run" in [step.get("run") for step in steps]
+    assert set(job["jobs"]["rehearse"]) >= {"runs-on", "steps"}
 
 
 # -------------------------------------------------------------------------------------------------------- exercises
@@ -264,14 +264,14 @@ def with_a_loose_layer():
 
 
 @pytest.mark.thorough
-def test_a_run_whose_counts_are_right_is_judged_by_preflight_too():
-    with pytest.raises(NotSolved, match="what was counted is right, and preflight still finds this: No optimizer"):
+def test_a_run_whose_counts_are_right_is_judged_by_rehearse_too():
+    with pytest.raises(NotSolved, match="what was counted is right, and a rehearsal still finds this: No optimizer"):
         stops_early.check(with_a_loose_layer)
 
 
 @pytest.mark.thorough
-def test_the_gradient_is_checked_though_preflight_is_content():
+def test_the_gradient_is_checked_though_rehearse_is_content():
     [wrong] = [answer for told, answer in masked_labels.misconceptions.items() if "0.44 times" in told]
-    assert preflight(*wrong()).ok
+    assert rehearse(*wrong()).ok
     with pytest.raises(NotSolved, match=re.escape("0.44 times that of one big batch")):
         masked_labels.check(wrong)

@@ -16,7 +16,7 @@ from workbook import script_to_copy, script_to_copy_tokens
 from workbook.ch09_lives import Kill
 
 from course_lib.launch import RankError, run_ranks
-from course_lib.preflight import preflight
+from rehearse import rehearse
 from tests import effort
 
 ROOT = Path(__file__).parents[2]
@@ -96,9 +96,9 @@ def test_two_kills_leave_no_bit_of_the_weights_different(name, ranks, tmp_path):
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("make_run", [script_to_copy.make_run, script_to_copy_tokens.make_run])
-def test_preflight_finds_nothing(make_run, tmp_path, monkeypatch):
+def test_rehearse_finds_nothing(make_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    report = preflight(*make_run())
+    report = rehearse(*make_run())
     assert report.ok, str(report)
 
 

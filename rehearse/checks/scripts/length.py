@@ -1,0 +1,77 @@
+"""length: how much the script trains, and whether its loaders are as long as they say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from course_lib._words import counted
+from rehearse.report import Judgement
+from rehearse.scripts.journal import ENDED, Journal
+from rehearse.scripts.windows import LoaderPass, batches_behind_the_last_pass, passes_of
+
+
+def judge_length(journal: Journal) -> Judgement:
+    judgement = Judgement(facts=facts_of(journal))
+    passes = passes_of(journal, training=True) + passes_of(journal, training=False)
+    for one in passes:
+        came = len(one.batches)
+        if one.ended and one.promised is not None and came != one.promised:
+            return judgement.find(
+                "length",
+                f"len(loader) is {one.promised:,}, and a loop over it yields {counted(came, 'batch', 'batches')}.",
+                "Whatever is planned by len, as a schedule or a last window, is planned for another number.",
+                "Let __len__ say what __iter__ yields: -(-n // batch_size) with a short last batch.",
+                at=one.micro_batch,
+            )
+        if one.ended and came == 0:
+            return judgement.find(
+                "length",
+                "A loop over a loader ends without a batch.",
+                "Nothing is done in that loop, and no error says so.",
+                "Give the loader samples; drop_last leaves nothing of fewer samples than a batch holds.",
+                at=one.micro_batch,
+            )
+    behind = Counter(batches_behind_the_last_pass(journal))
+    for number, often in behind.items():
+        judgement.notes.append(
+            f"length: no backward pass follows the last {counted(number, 'batch', 'batches')} of "
+            f"{counted(often, 'loop')} over the training loader"
+        )
+    loops = passes_of(journal, training=True)
+    if journal.end != ENDED:  # it was not the script that left the last one over each loader
+        last = {one.loader: one for one in loops}
+        loops = [one for one in loops if one is not last[one.loader]]
+    cut = Counter(_cut(one) for one in loops if not one.ended)
+    for (came, promised), often in cut.items():
+        if promised is not None and came < promised:
+            times = "" if often == 1 else f", {often:,} times"
+            judgement.notes.append(f"length: a training loop is left after {came:,} of {promised:,} batches{times}")
+    return judgement
+
+
+def _cut(one: LoaderPass) -> tuple[int, int | None]:
+    return len(one.batches), one.promised
+
+
+def facts_of(journal: Journal) -> dict[str, Any]:
+    """The run in numbers: whole counts, and rates that are not rounded."""
+    counts = journal.counts()
+    facts: dict[str, Any] = {}
+    if journal.world_size > 1:
+        facts["ranks"] = journal.world_size
+    epochs = len(passes_of(journal, training=True))
+    if epochs:
+        facts["epochs"] = epochs
+    facts["micro-batches"] = journal.micro_batches()
+    facts["optimizer steps"] = counts["optimizer steps"]
+    if len(journal.optimizers) > 1:
+        facts |= {name: count for name, count in counts.items() if name.startswith("steps of")}
+    if journal.changed_by_hand:
+        facts["parameters changed in place"] = journal.changed_by_hand
+    facts["scheduler steps"] = counts["scheduler steps"]
+    rates = [rate[0] for rate in journal.rates() if rate]
+    if rates:
+        facts["rate of the first, the last step"] = [rates[0], rates[-1]]
+    names = ("backward passes", "forwards in training", "forwards in evaluation", "validations", "saves")
+    return facts | {name: counts[name] for name in names}

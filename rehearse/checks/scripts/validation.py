@@ -1,0 +1,86 @@
+"""validation: whether what a played script evaluates on is also what it trains on."""
+
+from __future__ import annotations
+
+from collections import deque
+
+from course_lib._words import counted, first_of
+from rehearse.report import Judgement, not_applicable
+from rehearse.scripts.journal import Journal
+from rehearse.scripts.loaders import MOST_INDICES
+from rehearse.scripts.windows import LoaderPass, passes_of, trained_beside_others
+
+
+def judge_validation(journal: Journal) -> Judgement:
+    beside = trained_beside_others(journal)
+    others = passes_of(journal, training=False)
+    evaluated = [one for one in others if one.loader not in beside | journal.training_loaders()]
+    if not evaluated:
+        return not_applicable("validation", "no loader gives batches that are not trained on")
+    training = passes_of(journal, training=True) + [one for one in others if one.loader in beside]
+    training.sort(key=lambda one: one.micro_batch)
+    judgement, whole, loaders = Judgement(), 0, 0
+    for loader in sorted({one.loader for one in evaluated}):
+        passes = [one for one in evaluated if one.loader == loader]
+        held_out = _samples(journal, passes)
+        shared = _trained_on_before(journal, passes, _of_these_weights(passes, training))
+        if len(shared) == len(held_out):
+            whole, loaders = whole + len(shared), loaders + 1
+        if 0 < len(shared) < len(held_out):
+            return judgement.find(
+                "validation",
+                f"{counted(len(shared), 'sample')} of {len(held_out):,} that are evaluated are trained on as well: "
+                f"{first_of(shared, 4)}.",
+                "The score counts samples that the model has seen, so that it is too good, and the best epoch another.",
+                "Split the indices once, and give each its own part: random_split, or two Subsets that share none.",
+                chapter="10_check_your_run",
+                at=passes[0].micro_batch,
+            )
+    if whole:
+        given = f"{counted(whole, 'sample')} that {counted(loaders, 'loader gives', 'loaders give')} to be evaluated"
+        judgement.notes.append(
+            f"validation: all of {given} are trained on: if their score is to show what is new to the model, hold them "
+            "out"
+        )
+    return judgement
+
+
+def _of_these_weights(evaluated: list[LoaderPass], training: list[LoaderPass]) -> list[LoaderPass]:
+    """Of several runs in one script, as folds, those that trained what is evaluated; all, if it is trained in none.
+
+    An average of the weights is trained in none.
+    """
+    weights = set[int]().union(*(one.evaluated for one in evaluated))
+    return [one for one in training if one.trained & weights] or training
+
+
+def _trained_on_before(journal: Journal, evaluated: list[LoaderPass], training: list[LoaderPass]) -> list[int]:
+    """The indices that are evaluated in a pass behind the beginning of one that trains on them.
+
+    What is trained on later alone, as what an active learner asks for, has been held out until then.
+    """
+    found: set[tuple[int, int]] = set()
+    trained: set[tuple[int, int]] = set()
+    ahead = deque(training)
+    for one in evaluated:
+        while ahead and ahead[0].micro_batch < one.micro_batch:
+            trained |= _samples(journal, [ahead.popleft()])
+        found |= _samples(journal, [one]) & trained
+    return sorted(index for _, index in found)
+
+
+def _samples(journal: Journal, passes: list[LoaderPass]) -> set[tuple[int, int]]:
+    """A dataset's number and an index in it, whatever subset it came by.
+
+    Of torch's samplers all that they may give: a score of some training batches is a choice, and no leak, also where
+    the training has not come to the same samples yet.
+    """
+    found: set[tuple[int, int]] = set()
+    for number in {one.loader for one in passes}:
+        loader = journal.loaders[number]
+        given = {index for one in passes if one.loader == number for batch in one.batches for index in batch or ()}
+        if given and not loader.own_sampler and loader.samples is not None and loader.samples <= MOST_INDICES:
+            given = set(range(loader.samples))
+        base = loader.base_indices
+        found |= {(loader.dataset, index if base is None else base[index]) for index in given}
+    return found

@@ -1,9 +1,0 @@
-"""Lightning's BoringModel and its data module."""
-
-from lightning.pytorch.demos.boring_classes import BoringDataModule, BoringModel
-
-from tests.preflight.parts import quiet_trainer
-
-
-def make_run():
-    return quiet_trainer(max_epochs=2), BoringModel(), BoringDataModule()

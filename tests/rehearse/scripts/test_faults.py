@@ -1,0 +1,399 @@
+"""A fault planted in a script that was right is found, alone; the script without it is silent."""
+
+import math
+from collections import Counter
+from pathlib import Path
+
+import pytest
+import torch
+
+from rehearse.checks.scripts.horizon import judge_horizon
+from rehearse.checks.scripts.resume import judge_resume
+from rehearse.checks.scripts.validation import judge_validation
+from rehearse.checks.scripts.window import judge_windows
+from rehearse.report import Judgement
+from rehearse.script import Others, judged
+from rehearse.scripts.journal import (
+    CUT,
+    ENDED,
+    Backward,
+    Comparison,
+    Delivered,
+    Event,
+    Journal,
+    LoaderPlayed,
+    OptimizerPlayed,
+    PassBegun,
+    Saved,
+    SchedulePlayed,
+    ScheduleStep,
+    Step,
+)
+from rehearse.scripts.player import Play, play_each
+from rehearse.scripts.saves import states_in
+
+SCRIPTS = Path(__file__).with_name("examples")
+
+
+def judgement_of(script: Path, folder: Path, *, ranks: int = 1) -> Judgement:
+    plays = [Play(script, ranks=ranks, rank=rank, folder=folder / f"rank{rank}") for rank in range(min(2, ranks))]
+    journal, *others = play_each(plays)
+    assert (journal.end, journal.says) == ("ended", "")
+    return judged(journal, Others(other_rank=others[0] if others else None))
+
+
+def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
+    """A copy of a script with some of its text replaced."""
+    text = (SCRIPTS / f"{name}.py").read_text()
+    for before, after in changes:
+        assert text.count(before) == 1, before
+        text = text.replace(before, after)
+    script = folder / f"{name}.py"
+    script.write_text(text)
+    return script
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["step", "first_step"])
+def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
+    [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,), folder=tmp_path)])
+    assert [str(finding) for finding in judged(journal, Others()).findings] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("how", ["alone", "beside"])
+def test_a_gradient_that_is_asked_for_is_none_that_a_step_uses(how: str, tmp_path: Path):
+    [journal] = play_each([Play(SCRIPTS / "penalty.py", (how,), folder=tmp_path)])
+    assert [str(finding) for finding in judged(journal, Others()).findings] == []
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("optimizer", "found"), [("optimizer", []), ("optimizers[0]", ["window"])])
+def test_gradients_that_no_replayed_module_gives_are_those_of_their_own_pass(optimizer, found, tmp_path: Path):
+    script = planted("layers", tmp_path, ("        optimizer.zero_grad()", f"        {optimizer}.zero_grad()"))
+    judgement = judgement_of(script, tmp_path)
+    assert [finding.check for finding in judgement.findings] == found
+    assert all("10 of 10 steps" in finding.says or "9 of 10 steps" in finding.says for finding in judgement.findings)
+
+
+@pytest.mark.parametrize(("end", "found"), [(ENDED, ["window"]), (CUT, [])])
+def test_a_pass_without_a_step_is_lost_at_the_end_of_the_run_and_not_where_the_play_was_cut(end, found):
+    made = Backward("train.py:9", (0,), (True,), True, False)
+    steps = [made, Step(0, (0.1,), False, 1.0, False)] * 3
+    journal = Journal([*steps, made], optimizers=[OptimizerPlayed("SGD")], end=end)
+    assert [finding.check for finding in judge_windows(journal).findings] == found
+
+
+@pytest.mark.parametrize(("scored", "found"), [(None, []), (range(10, 50), []), (range(80, 120), ["validation"])])
+def test_a_score_of_some_training_samples_is_no_leak(scored, found):
+    """Trained so far on some of the first hundred samples, drawn with replacement."""
+    training = LoaderPlayed(0, 100, tuple(range(100)), replacement=True)
+    score = LoaderPlayed(0, 100 if scored is None else len(scored), tuple(scored or range(100)))
+    batches = [PassBegun(0, 1), Delivered(0, (1, 2, 3), 3), Backward("train.py:9", (), (), True, False)]
+    batches += [PassBegun(1, 1), Delivered(1, (3, 7, 9), 3)]
+    journal = Journal(batches, [training, score], end=ENDED)
+    assert [finding.check for finding in judge_validation(journal).findings] == found
+
+
+def cosine_run(epochs: int) -> Journal:
+    """As many epochs of ten steps, under a cosine over twenty."""
+    rates = [(0.05 * (1 + math.cos(math.pi * epoch / 20)),) for epoch in range(41)]
+    events: list[Event] = []
+    for epoch in range(epochs):
+        events += [Backward("train.py:9", (0,), (True,), True, False), Step(0, rates[epoch], False, 1.0, False)] * 10
+        events.append(ScheduleStep(0))
+    schedule = SchedulePlayed("CosineAnnealingLR", 0, rates=rates)
+    return Journal(events, optimizers=[OptimizerPlayed("SGD")], schedules=[schedule], end=ENDED)
+
+
+@pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])
+def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_other_answer, found):
+    asked = Comparison("train.py:20", Counter({False: 3}))
+    others = Others(turned=((asked, asked.rarer, cosine_run(epochs_with_the_other_answer)),))
+    judgement = judged(cosine_run(4), others)
+    assert [finding.check for finding in judgement.findings] == found
+    assert ("horizon" in judgement.not_judged) == (not found)
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [("", True), ('ema = checkpoint["ema"]', False), ("part.load_state_dict(checkpoint[name])", False)],
+)
+def test_averages_that_are_saved_and_not_read_again_are_told(line: str, told: bool, tmp_path):
+    script = tmp_path / "train.py"
+    script.write_text(f'checkpoint = {{}}\nstates = checkpoint["model"], checkpoint["optimizer"]\n{line}\n')
+    states = (("model", "model"), ("ema", "model"), ("optimizer", "optimizer"))
+    judgement = judge_resume(Journal([Saved("last.pt", states)], sources=[str(script)], end=ENDED))
+    assert not judgement.findings and any('reads "ema" from' in note for note in judgement.notes) == told
+
+
+GOES_ON = """
+checkpoint = {"net": 0, "epoch": 3}
+args.start = checkpoint["epoch"] + 1
+for epoch in range(args.start, 200):
+    pass
+"""
+
+
+PRINTED = GOES_ON.replace("args.start = checkpoint", "print(checkpoint").replace("+ 1", ")")
+ANEW, NO_AVERAGES = "the schedule begins anew", "AdamW has no averages"
+
+
+@pytest.mark.parametrize(
+    ("script", "optimizer", "scheduled", "told"),
+    [
+        (GOES_ON, "SGD", True, ANEW),
+        (GOES_ON.replace("pass", "scaler.step(optimizer)"), "SGD", True, ANEW),
+        (GOES_ON, "AdamW", False, NO_AVERAGES),
+        (GOES_ON.replace("for epoch in range(args.start, 200)", "while args.start < 9"), "SGD", True, ANEW),
+        (
+            GOES_ON.replace("for epoch in range(args.start, 200)", "while True") + "    if args.start > 9: break\n",
+            *("SGD", True, ANEW),
+        ),
+        (GOES_ON, "SGD", False, ""),  # without a momentum it has nothing to save: a note
+        (GOES_ON.replace("pass", "schedule.step(epoch)"), "AdamW", True, NO_AVERAGES),
+        (GOES_ON + "for _ in range(args.start):\n    schedule.step()\n", "AdamW", True, NO_AVERAGES),
+        (GOES_ON + "StepLR(optimizer, 9, last_epoch=args.start - 1)\n", "AdamW", True, NO_AVERAGES),
+        (GOES_ON.replace("range(args.start, 200)", "range(200)"), "AdamW", True, ""),
+        (GOES_ON.replace('["epoch"] + 1', '["net"]'), "AdamW", True, ""),
+        (PRINTED, "AdamW", True, ""),
+    ],
+)
+def test_weights_alone_with_which_a_run_goes_on_are_told(script, optimizer, scheduled, told, tmp_path):
+    (tmp_path / "train.py").write_text(script)
+    saved = Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, "accuracy": 0.5}))
+    schedules = [SchedulePlayed("CosineAnnealingLR", 0)] if scheduled else []
+    sources = [str(tmp_path / "train.py")]
+    journal = Journal([saved], [], [OptimizerPlayed(optimizer)], schedules, sources=sources, end=ENDED)
+    judgement = judge_resume(journal)
+    assert [finding.means for finding in judgement.findings] == (
+        [f"A run that is resumed is another one: {told}."] if told else []
+    )
+    assert bool(judgement.notes) == (script == GOES_ON and not told)
+    assert bool(judgement.not_judged) == (script != GOES_ON and not told)
+
+
+OPTIMIZER = torch.optim.SGD([torch.ones(1)])
+
+
+@pytest.mark.parametrize("state", [OPTIMIZER.state_dict(), OPTIMIZER])
+def test_a_state_that_a_run_goes_on_without_is_told(state, tmp_path):
+    (tmp_path / "train.py").write_text(GOES_ON)
+    states = {"net": {"weight": torch.ones(1)}, "epoch": 3, "optimizer": state}
+    sources = [str(tmp_path / "train.py")]
+    journal = Journal([Saved("last.pt", states_in(states))], [], [OptimizerPlayed("SGD")], sources=sources, end=ENDED)
+    says = 'The checkpoint holds the optimizer\'s state under "optimizer", and no line of the script reads it again; '
+    assert [finding.says for finding in judge_resume(journal).findings] == [f'{says}"epoch" is read.']
+    (tmp_path / "train.py").write_text(GOES_ON.replace("(args.start, 200)", "(200)"))
+    assert not judge_resume(journal).findings
+
+
+@pytest.mark.parametrize("beside", [{}, {"all": {"of": [OPTIMIZER.state_dict()]}}])
+def test_a_state_that_is_saved_elsewhere_is_no_missing_one(beside, tmp_path):
+    (tmp_path / "train.py").write_text(GOES_ON)
+    saves = [Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, **beside}))]
+    if not beside:
+        saves.append(Saved("optimizer.pt", states_in(OPTIMIZER.state_dict())))
+    sources = [str(tmp_path / "train.py")]
+    judgement = judge_resume(Journal(saves, [], [OptimizerPlayed("AdamW")], [], sources=sources, end=ENDED))
+    assert not judgement.findings and not any("begins at" in note for note in judgement.notes)
+
+
+def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
+    journal = cosine_run(4)
+    journal.schedules.clear()
+    journal.events[:] = [event for event in journal.events if not isinstance(event, ScheduleStep)]
+    last = journal.rates()[-1][0]
+    assert "rehearse_script(expect=" in judge_horizon(journal).not_judged["horizon"].why
+    assert not judge_horizon(journal, final_lr=last).not_judged
+    assert [finding.check for finding in judge_horizon(journal, final_lr=0.5 * last).findings] == ["horizon"]
+
+
+@pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])
+def test_a_schedule_that_another_one_follows_is_judged_where_it_goes_on_to_the_end_alone(calls: int, found: list[str]):
+    """A warm-up that rises without end, in each of the first steps, and a schedule that is stepped once an epoch."""
+    warm_up = SchedulePlayed("WarmUp", 0, rates=[(0.01 * number,) for number in range(2_000)])
+    after_it = SchedulePlayed("MultiStepLR", 0, rates=[(0.1,)] * 2 + [(0.01,)] * 100)
+    journal = cosine_run(3)
+    journal.schedules[:] = [after_it, warm_up]
+    steps = [number for number, event in enumerate(journal.events) if isinstance(event, Step)]
+    for number in reversed(steps[:calls]):
+        journal.events.insert(number + 1, ScheduleStep(1))
+    judgement = judged(journal, Others())
+    assert [finding.check for finding in judgement.findings] == found
+    assert ("horizon: WarmUp ends after 3 calls, and MultiStepLR goes on behind it" in judgement.notes) == (calls == 3)
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("dropout", "mode", "told"), [(0.5, "eval", True), (0.5, "train", False), (0, "eval", False)])
+def test_a_model_that_is_trained_in_evaluation_mode_alone_is_noted(dropout: float, mode: str, told: bool, tmp_path):
+    lines = [
+        "import torch",
+        f"parts = torch.nn.Linear(2, 2), torch.nn.Dropout({dropout}) if {dropout} else torch.nn.ReLU()",
+        "model = torch.nn.Sequential(*parts)",
+        "optimizer = torch.optim.SGD(model.parameters(), 0.1)",
+        "model.eval()",
+        "with torch.no_grad(): model(torch.ones(4, 2))",
+        f"model.{mode}()",
+        "for _ in range(9):",
+        "    optimizer.zero_grad()",
+        "    model(torch.ones(4, 2)).square().mean().backward()",
+        "    optimizer.step()",
+    ]
+    (tmp_path / "train.py").write_text("\n".join(lines))
+    notes = judgement_of(tmp_path / "train.py", tmp_path).notes
+    assert any("each backward pass is behind a forward in evaluation mode" in note for note in notes) == told
+
+
+RIGHT = [("ranks", 2), ("classifier", 1), ("gan", 1), ("scaler", 1), ("stream", 1)]
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize(("name", "ranks"), RIGHT)
+def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
+    judgement = judgement_of(SCRIPTS / f"{name}.py", tmp_path, ranks=ranks)
+    assert [str(finding) for finding in judgement.findings] == []
+    assert not [name for name, unjudged in judgement.not_judged.items() if unjudged.kind.name == "FAILED"]
+
+
+@pytest.mark.thorough
+def test_a_short_window_that_is_divided_as_a_whole_one_is_noted(tmp_path: Path):
+    notes = judgement_of(SCRIPTS / "classifier.py", tmp_path).notes
+    [note] = [note for note in notes if note.startswith("window:")]
+    assert "if it is divided by 4 as the others are" in note
+    assert "its samples count 0.25 times as much" in note
+
+
+STEP = """                optimizer.step()
+                schedule.step()
+                optimizer.zero_grad()
+"""
+FAULTS = {
+    "no zero_grad": (
+        "window",
+        "are not cleared: 17 of 18 steps",
+        [(STEP, STEP.replace("optimizer.zero_grad()", "pass"))],
+    ),
+    "horizon in micro-batches": (
+        "horizon",
+        "needs 63 calls, and the run makes 18 (63 is the number of micro-batches of the run)",
+        [("T_max=windows * arguments.epochs", "T_max=len(loader) * arguments.epochs")],
+    ),
+    "a schedule of steps, stepped by epoch": (
+        "horizon",
+        "needs 18 calls, and the run makes 3 (18 is the number of optimizer steps of the run)",
+        [
+            (STEP, STEP.replace("schedule.step()", "pass")),
+            ("        best = max", "        schedule.step()\n        best = max"),
+        ],
+    ),
+    "a schedule of epochs, stepped by step": (
+        "horizon",
+        "is stepped 18 times (3 is the number of epochs of the run)",
+        [("T_max=windows * arguments.epochs", "T_max=arguments.epochs")],
+    ),
+    "a StepLR of epochs, stepped by micro-batch": (
+        "horizon",
+        "is below 1e-08 of its peak from call 9 of 63 on",
+        [
+            ("CosineAnnealingLR(optimizer, T_max=windows * arguments.epochs)", "StepLR(optimizer, 1, gamma=0.1)"),
+            (STEP, STEP.replace("schedule.step()", "pass")),
+            ("            loss.backward()\n", "            loss.backward()\n            schedule.step()\n"),
+        ],
+    ),
+    "stepped twice": (
+        "horizon",
+        "is stepped 36 times, 18 of them directly behind another call, in 18 optimizer steps",
+        [(STEP, STEP.replace("schedule.step()", "schedule.step()\n                schedule.step()"))],
+    ),
+    "eval left on": (
+        "setup",
+        "left in evaluation mode after an evaluation: from backward pass 22 on, 42 passes of 63",
+        [("        model.train()\n", "")],
+    ),
+    "cleared in each micro-batch": (
+        "window",
+        "Of 63 backward passes, 45 are cleared before any step uses them",
+        [("            loss.backward()\n", "            optimizer.zero_grad()\n            loss.backward()\n")],
+    ),
+    "cleared between backward and step": (
+        "window",
+        "18 of 18 steps are made without any",
+        [(STEP, STEP.replace("optimizer.step()", "optimizer.zero_grad()\n                optimizer.step()"))],
+    ),
+    "loss not divided": (
+        "window",
+        "with 4 micro-batches, and the loss of each, a mean, is not divided (classifier.py:45)",
+        [(" / arguments.accumulate\n            loss", "\n            loss")],
+    ),
+    "the tail waits": (
+        "window",
+        "The gradients of an epoch's last 1 micro-batch wait",
+        [(" or number == len(loader)", ""), ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5")],
+    ),
+    "the tail is cleared": (
+        "window",
+        "The last 1 micro-batch of an epoch is lost: cleared before a step",
+        [
+            (" or number == len(loader)", ""),
+            ("windows = -(-len(loader) // arguments.accumulate)", "windows = 5"),
+            ("        model.train()\n", "        model.train()\n        optimizer.zero_grad()\n"),
+        ],
+    ),
+    "a head replaced after the optimizer was made": (
+        "setup",
+        "No optimizer holds 4.weight, 4.bias",
+        [
+            ("    model[-1] = nn.Linear(16, 3)\n", ""),
+            ("    start, best = 0, 0.0\n", "    start, best = 0, 0.0\n    model[-1] = nn.Linear(16, 3)\n"),
+        ],
+    ),
+    "the schedule saved and never loaded": (
+        "resume",
+        'holds the schedule\'s state under "schedule", and no line of the script reads it again',
+        [('        schedule.load_state_dict(checkpoint["schedule"])\n', "")],
+    ),
+    "validation samples in the training": (
+        "validation",
+        "30 samples of 50 that are evaluated are trained on as well: 330, 331, 332, 333, …",
+        [("Subset(data, range(330))", "Subset(data, range(360))")],
+    ),
+    "one order in every epoch": (
+        "order",
+        "its generator starts at the same seed in each of them",
+        [("        model.train()\n", "        model.train()\n        torch.manual_seed(0)\n")],
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", [*FAULTS])
+def test_a_fault_of_one_process_is_found_alone(fault: str, tmp_path: Path):
+    check, says, changes = FAULTS[fault]
+    judgement = judgement_of(planted("classifier", tmp_path, *changes), tmp_path)
+    assert [finding.check for finding in judgement.findings] == [check], [str(one) for one in judgement.findings]
+    assert says in judgement.findings[0].says
+
+
+FAULTS_OF_RANKS = {
+    "set_epoch never called": ("order", "and nothing calls it", [("    sampler.set_epoch(epoch)\n", "")]),
+    "averaged in all but the last": (
+        "no_sync",
+        "averaged over the 2 ranks in 1 and not in the last",
+        [("nullcontext() if steps else", "nullcontext() if not steps else")],
+    ),
+    "no sampler for the ranks": (
+        "dealing",
+        "Ranks 0 and 1 are both given 90 samples of 90 in one epoch",
+        [("batch_size=6, sampler=sampler", "batch_size=6, shuffle=True")],
+    ),
+}
+
+
+@pytest.mark.thorough
+@pytest.mark.parametrize("fault", [*FAULTS_OF_RANKS])
+def test_a_fault_of_several_ranks_is_found_alone(fault: str, tmp_path: Path):
+    check, says, changes = FAULTS_OF_RANKS[fault]
+    judgement = judgement_of(planted("ranks", tmp_path, *changes), tmp_path, ranks=2)
+    assert [finding.check for finding in judgement.findings] == [check], [str(one) for one in judgement.findings]
+    assert says in judgement.findings[0].says
