@@ -1,4 +1,4 @@
-"""What rehearsals use of Lightning's privates; the first of them are in the library's own table, as it uses them too."""
+"""What rehearsals use of Lightning's privates; the first ones the library uses too, and has in its own table."""
 
 import functools
 
