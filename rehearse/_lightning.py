@@ -1,4 +1,4 @@
-"""What rehearsals use of private names of Lightning; the first of them stand in the library's own table as well."""
+"""What rehearsals use of Lightning's privates; the first ones the library uses too, and has in its own table."""
 
 import functools
 

@@ -31,7 +31,7 @@ import torch
 MOST_ENTRIES = 5_000
 """Of a directory that gets a twin with links to all of them."""
 DIRECT = ("/dev/", "/proc/", "/sys/")
-READING = "stat lstat access readlink chdir".split()
+READING = [name for name in "stat lstat access readlink chdir statvfs".split() if hasattr(os, name)]
 WRITING = "utime chmod truncate".split()
 REMOVING = "remove unlink rmdir".split()
 
@@ -86,9 +86,8 @@ class OwnFiles:
             return twin if gone or self._is_there(twin) else absolute
         if os.path.isdir(os.path.dirname(absolute)):
             self._unfold(os.path.dirname(twin))
-            with contextlib.suppress(OSError):
-                if self.real["readlink"](twin) == absolute:  # a link to the reader's
-                    self.real["remove"](twin)
+            if self._links_to(twin, absolute):  # a link to the reader's
+                self.real["remove"](twin)
             if not whole and not gone and not self._is_there(twin) and os.path.isfile(absolute):
                 with self.open(absolute, "rb") as held, self.open(twin, "wb") as copied:
                     shutil.copyfileobj(held, copied)
@@ -159,14 +158,21 @@ class OwnFiles:
         places = [place for place in (twin, *([] if gone else [absolute])) if self._is_there(place)]
         for place in places or [twin if gone else absolute]:
             for entry in self.real["scandir"](place):
-                if entry.name not in seen and os.path.join(absolute, entry.name) not in self.removed:
-                    seen.add(entry.name)
-                    yield entry
+                own = os.path.join(absolute, entry.name)
+                if entry.name in seen or own in self.removed or self._links_to(entry.path, own):
+                    continue
+                seen.add(entry.name)
+                yield _Entry(entry, path)
+
+    def _links_to(self, link: str, target: str) -> bool:
+        with contextlib.suppress(OSError):
+            return bool(self.real["readlink"](link) == target)
+        return False
 
     def redirect(self) -> None:
         with contextlib.suppress(OSError):
             here = os.getcwd()
-            if not here.startswith(self.inside):
+            if not Path(here).is_relative_to(self.inside):
                 self._unfold(self.root + here)
                 os.chdir(self.root + here)
 
@@ -216,6 +222,21 @@ class OwnFiles:
         vars(shutil).update(rmtree=redirected(shutil.rmtree, self._gone))
         for module in (sqlite3, sqlite3.dbapi2):
             vars(module).update(connect=redirected(sqlite3.dbapi2.connect, changed))
+
+
+class _Entry(os.PathLike[Any]):
+    """One of them, under the path that was asked for."""
+
+    def __init__(self, entry: os.DirEntry[str], folder: Any) -> None:
+        self._entry = entry
+        self.name: Any = os.fsencode(entry.name) if isinstance(folder, bytes) else entry.name
+        self.path = os.path.join(folder, self.name)
+
+    def __fspath__(self) -> Any:
+        return self.path
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._entry, name)
 
 
 class _Entries:

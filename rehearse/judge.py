@@ -54,6 +54,7 @@ from rehearse.report import (
     NotReady,
     RehearsalReport,
     Unjudged,
+    guarded,
     in_a_line,
     not_applicable,
     not_judged,
@@ -70,6 +71,8 @@ CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
 STEPPING = ("workers", "window", "no_sync", "bad_step")
 """Those that run a few micro-batches of any run."""
+BY_FIRST_STEPS = {"setup", "horizon", *STEPPING, "memory", "growth"}
+"""Those that ask what the first windows show, or how long a sample takes."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
@@ -182,7 +185,7 @@ def _judged_one_by_one(
     run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     now_trying("the start and the first windows (length, horizon, setup)")
-    judgement, started, stepped = _judged_by_start(run, expect, seconds)
+    judgement, started, stepped = _judged_by_start(run, expect, skip, seconds)
     if started is None:
         return judgement
     if judgement.refuses:
@@ -237,12 +240,18 @@ def _checked(
 
 
 def _judged_by_start(
-    run: AnyRun, expect: Mapping[str, Any], seconds: float
+    run: AnyRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> tuple[Judgement, Settings | None, Answer]:
-    """What the run says when it has started, and what its first windows show, which is the answer.
+    """What the run says when it has started, and what its first windows show, which is the answer, empty if unasked.
 
     And its settings then; None where it does not start at all, and nothing says that it is meant to be refused.
     """
+    if {"length", *BY_FIRST_STEPS} <= set(skip):
+        return Judgement(), run.settings, Answer()
+    if set(skip) >= BY_FIRST_STEPS:
+        [began] = try_on_copies([run.started], seconds=seconds)
+        judgement = not_judged("length", began.error) if began.error else guarded("length", judge_length, began.value)
+        return judgement, run.settings if began.error else began.value, Answer()
     few = with_few_samples(run, first_steps(run), FEWEST)
     began, stepped = try_on_copies([run.started, few], seconds=seconds)
     judgement = _of_start(run, began, stepped, expect)
@@ -323,9 +332,11 @@ def _judged_by_steps(
     trials = [trial for trial in trials if trial.check not in {*skip, *run.cannot}]
     if not stepped.hung:  # else they would do nothing either, for as long
         trials += _trials_of_an_epoch(run, started, skip)
+    if not trials:
+        return judgement
     now_trying(f"some windows, each in another way ({', '.join(dict.fromkeys(trial.check for trial in trials))})")
     size = started.per_rank_batch_size if isinstance(started, Started) else None
-    seconds_a_sample = 0.0 if stepped.error else stepped.value.seconds_a_sample
+    seconds_a_sample = 0.0 if stepped.value is None else stepped.value.seconds_a_sample
     answers = judged_by(run, trials, seconds_a_sample, size, seconds=seconds)
     for trial, answer in zip(trials, answers, strict=True):
         judgement.add(not_judged(trial.check, answer.error) if answer.error else answer.value)
@@ -406,14 +417,6 @@ def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
     elif not seen.batches:
         judgement.add(not_applicable("resume", "the run saves no checkpoint"))
     return judgement
-
-
-def guarded(check: str, judge: Callable[..., Judgement], *arguments: Any, **options: Any) -> Judgement:
-    """What a check says of what was seen; one that fails for a fault of its own has judged nothing."""
-    try:
-        return judge(*arguments, **options)
-    except Exception as error:
-        return not_judged(check, f"the check itself failed: {in_a_line(error)}")
 
 
 def _dealt_of(answer: Answer) -> Dealt:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 import traceback
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -244,8 +244,7 @@ def report_of(
     )
 
 
-OURS = (Path(__file__).parent, Path(str(course_lib.__file__)).parent)
-"""The folders of which nothing is the run's own code."""
+LIBRARY = Path(str(course_lib.__file__)).parent
 
 
 def in_a_line(error: BaseException) -> str:
@@ -260,10 +259,18 @@ def in_a_line(error: BaseException) -> str:
     if not text and frames:
         last = frames[-1]
         return f"{type(error).__name__} ({Path(last.filename).name}, line {last.lineno}, in {last.name})"
-    own = [frame for frame in frames if "site-packages" not in frame.filename and not is_ours(frame.filename)]
+    own = [frame for frame in frames if "site-packages" not in frame.filename and not _is_ours(Path(frame.filename))]
     where = f" ({Path(own[-1].filename).name}, line {own[-1].lineno})" if own else ""
     return f"{type(error).__name__}: {text}{where}"
 
 
-def is_ours(file: str) -> bool:
-    return any(Path(file).is_relative_to(folder) for folder in OURS)
+def _is_ours(file: Path) -> bool:
+    return file.is_relative_to(Path(__file__).parent) or file.is_relative_to(LIBRARY)
+
+
+def guarded(check: str, judge: Callable[..., Judgement], *arguments: Any, **options: Any) -> Judgement:
+    """What a check says of what was seen; one that fails for a fault of its own has judged nothing."""
+    try:
+        return judge(*arguments, **options)
+    except Exception as error:
+        return not_judged(check, f"the check itself failed: {in_a_line(error)}")

@@ -39,6 +39,7 @@ from rehearse.report import (
     Kind,
     RehearsalReport,
     Unjudged,
+    guarded,
     not_applicable,
     not_judged,
     report_of,
@@ -59,8 +60,6 @@ MOST_FLIPS = 4
 """Lines that are played with the other answer."""
 STEERING = ("callback", "handler", "stop", "finder")
 """In the path of a library's file: what may end or turn a run, as ignite/handlers/early_stopping.py does."""
-SECONDS_FOR_MORE = 120.0
-"""Of CPU time, up to which a play is made again to see what it hangs on."""
 LINES_OF_OUTPUT = 6
 
 
@@ -85,7 +84,7 @@ def rehearse_script(
         path: The script, which stays unchanged.
         args: Its own arguments.
         seconds: Of CPU time that a play may take. What takes longer is judged up to there, and length and horizon are
-            not.
+            not. The plays with other answers of deciding values may take as much in all.
         expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged.
@@ -107,8 +106,9 @@ def rehearse_script(
         with ended_in_order():
             journal, again = play_each([asked, dataclasses.replace(asked, folder=None)])
             _refuse_what_did_not_play(journal, Path(path).name, seconds)
-            judgement = judged(journal, others_of(journal, again, asked), final_lr=wanted.get("final_lr"))
-            if journal.trainer:
+            others = others_of(journal, again, asked, skip)
+            judgement = judged(journal, others, final_lr=wanted.get("final_lr"))
+            if journal.trainer and not set(CHAPTERS) <= set(skip):
                 add_fit(judgement, fit_of(journal, asked, skip))
             report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
             if picture is not None:
@@ -164,10 +164,12 @@ class Others:
     turned: tuple[tuple[Comparison, bool, Journal], ...] = ()
     """A line that goes by a value, what it answers each time, and what is played then."""
     unplayed: tuple[Comparison, ...] = ()
-    """Lines whose other answers there was no time for."""
+    """Lines whose other answers were not played."""
+    in_time: bool = True
+    """Whether all that were chosen were played before the time was over."""
 
 
-def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
+def others_of(journal: Journal, again: Journal, asked: Play, skip: Collection[str]) -> Others:
     """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
     own = {Path(source).name for source in journal.sources}
     asked_for = [
@@ -177,10 +179,8 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     ]
     if journal.end != ENDED:
         return Others(again)
-    if journal.seconds > SECONDS_FOR_MORE:
-        return Others(again, unplayed=tuple(asked_for))
     # Whether a run ends elsewhere than its schedule may hang on any of them.
-    is_off = bool(judge_horizon(journal).findings)
+    is_off = "horizon" not in skip and bool(guarded("horizon", judge_horizon, journal).findings)
     most = 3 * MOST_FLIPS if is_off else MOST_FLIPS
     lines = list(dict.fromkeys(one.line for one in asked_for))[:most]
     steers = [one for one in asked_for if one.line in lines][: 2 * most]
@@ -188,19 +188,30 @@ def others_of(journal: Journal, again: Journal, asked: Play) -> Others:
     if is_off:  # with patience, the rarer answer may end it earlier still
         ways += [(one, not one.rarer) for one in steers if one.answers[one.rarer]]
     limit = 3 * journal.seconds + 10.0
-    ranks = journal.world_size
     in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
+    other = None
+    if journal.world_size > 1 and "dealing" not in skip:
+        [other] = play_each([dataclasses.replace(asked, rank=1, folder=None)])
     plays = [in_this_way(turned=(one.place, answer)) for one, answer in ways]
-    if ranks > 1:
-        plays.append(in_this_way(rank=1))
-    rest = play_each(plays)
-    other = rest.pop() if ranks > 1 else None
-    turned = tuple((*way, play) for way, play in zip(ways, rest, strict=True))
-    return Others(again, other, turned, tuple(one for one in asked_for if one not in steers))
+    turned = tuple((*way, play) for way, play in zip(ways, _played_within(asked.seconds, plays), strict=False) if play)
+    tried = [one for one, _, _ in turned]
+    return Others(again, other, turned, tuple(one for one in asked_for if one not in tried), len(turned) == len(ways))
+
+
+def _played_within(seconds: float, plays: Sequence[Play]) -> list[Journal | None]:
+    """Their journals, as long as they take no longer in all; None for what was ended by that, and none for the rest."""
+    journals: list[Journal | None] = []
+    while len(journals) < len(plays) and seconds > 0:
+        pair = plays[len(journals) :][:2]
+        left = [dataclasses.replace(one, seconds=min(one.seconds, seconds / len(pair))) for one in pair]
+        for whole, asked, journal in zip(pair, left, play_each(left), strict=True):
+            journals.append(None if journal.end == CUT and asked.seconds < whole.seconds else journal)
+            seconds -= journal.seconds or asked.seconds
+    return journals
 
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
-    """What all checks say."""
+    """What all checks say; one that fails by itself leaves what the others say."""
     why_no_other = "no other rank was played"
     other = others.other_rank
     if other is not None and other.end != ENDED:
@@ -222,8 +233,8 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
     unseen = [name for name in SCRIPT_CHECKS if name not in {*checks, *UNSEEN}]
     for name in unseen:
         judgement.not_judged[name] = Unjudged("a play does not see it", Kind.NOT_APPLICABLE)
-    for check in checks.values():
-        judgement.add(check())
+    for name, check in checks.items():
+        judgement.add(guarded(name, check))
     if journal.end != ENDED:
         counts = journal.counts()
         made = counted(counts["optimizer steps"], "optimizer step")
@@ -306,7 +317,8 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
     notes += elsewhere.values()
     if others.unplayed:
         places = [one.place for one in others.unplayed]
-        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played")
+        why = "" if others.in_time else ", as the seconds given were over"
+        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played{why}")
     return notes
 
 

@@ -116,13 +116,22 @@ def _of_model_checkpoint(callback: Any, trainer: Any, model: Any) -> Iterator[Sa
 
 def _validates(trainer: Any, model: Any) -> bool:
     """Whether there is a ``validation_step``; its data may only be given to ``fit``."""
-    own = not type(model).validation_step.__module__.endswith("core.module")
-    return own and trainer.limit_val_batches != 0
+    return not is_lightnings(model, "validation_step") and trainer.limit_val_batches != 0
 
 
 def is_any_of(callback: Any, names: set[str]) -> bool:
     """Whether it is of a class of some of these names, whichever package of Lightning that comes from."""
     return any(cls.__name__ in names for cls in type(callback).__mro__)
+
+
+def is_lightnings(module: Any, hook: str) -> bool:
+    """Whether a module has not written this hook itself: it is the function that LightningModule has."""
+    packages = ("lightning", "pytorch_lightning")
+    own = type(module)
+    base = next(
+        cls for cls in own.__mro__ if cls.__name__ == "LightningModule" and cls.__module__.split(".")[0] in packages
+    )
+    return getattr(own, hook) is getattr(base, hook)
 
 
 def is_by_the_author(module: str) -> bool:

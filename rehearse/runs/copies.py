@@ -40,7 +40,7 @@ from course_lib._processes import (
 )
 from course_lib.launch import RankError, RankTimeout, run_ranks
 from rehearse._own_files import write_only_below
-from rehearse.report import in_a_line
+from rehearse.report import LIBRARY, in_a_line
 
 AT_ONCE = 2
 """How many trials run at the same time."""
@@ -299,12 +299,12 @@ def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
 def _refusal(error: BaseException) -> str:
     """A sentence in which a library says that settings do not go together; empty for any other exception."""
     misconfigured = any(kind.__name__ == "MisconfigurationException" for kind in type(error).__mro__)
-    files = [Path(frame.filename).parts for frame in traceback.extract_tb(error.__traceback__)]
-    by_course_lib = bool(files) and "course_lib" in files[-1] and "launch" not in files[-1]
-    none_on_ranks = bool(files) and files[-1][-3:] == ("loops", "optimization", "automatic.py")
+    files = [Path(frame.filename) for frame in traceback.extract_tb(error.__traceback__)]
+    by_library = bool(files) and files[-1].is_relative_to(LIBRARY) and not files[-1].is_relative_to(LIBRARY / "launch")
+    none_on_ranks = bool(files) and files[-1].parts[-3:] == ("loops", "optimization", "automatic.py")
     if (
         misconfigured
-        or (by_course_lib and isinstance(error, ValueError))
+        or (by_library and isinstance(error, ValueError))
         or (none_on_ranks and isinstance(error, RuntimeError))
     ):
         return " ".join(str(error).split())

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rehearse import _lightning
-from rehearse.runs.checkpoints import Saves, is_any_of, is_by_the_author, saves_of
+from rehearse.runs.checkpoints import Saves, is_any_of, is_by_the_author, is_lightnings, saves_of
 from rehearse.runs.hooks import Probe, nothing
 from rehearse.runs.pretended_ranks import join_pretended_group, pretended_environment
 from rehearse.runs.run import (
@@ -296,9 +296,9 @@ class LightningRun(TrainingRun):
             name = getattr(callback, "monitor", None)
             if isinstance(name, str) and is_any_of(callback, {"ModelCheckpoint", "EarlyStopping"}):
                 monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
-        exists = not _is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
+        exists = not is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
         given = self._has_data_module or self.val_dataloaders is not None
-        has_own = given or not _is_lightnings(self.model, "val_dataloader")
+        has_own = given or not is_lightnings(self.model, "val_dataloader")
         every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
         return Validation(exists, exists and not has_own, every, tuple(monitors))
 
@@ -393,7 +393,7 @@ class LightningRun(TrainingRun):
         return [schedule for schedule in schedules_alive(self.optimizers) if id(schedule) not in stepped]
 
     def own_hooks(self, *names: str) -> list[tuple[Any, str]]:
-        of_model = [(self.model, name) for name in names if not _is_lightnings(self.model, name)]
+        of_model = [(self.model, name) for name in names if not is_lightnings(self.model, name)]
         return of_model + [
             (callback, name)
             for callback in self.trainer.callbacks
@@ -402,7 +402,7 @@ class LightningRun(TrainingRun):
         ]
 
     def schedules_stepped(self) -> list[Any]:
-        if not self.settings.automatic or not _is_lightnings(self.model, "lr_scheduler_step"):
+        if not self.settings.automatic or not is_lightnings(self.model, "lr_scheduler_step"):
             return []
         return [config.scheduler for config in self.trainer.lr_scheduler_configs]
 
@@ -427,12 +427,6 @@ def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
             step(*arguments, **options)
 
     return stepped
-
-
-def _is_lightnings(module: Any, hook: str) -> bool:
-    """Whether a module has not written this hook itself."""
-    package, _, _ = str(getattr(type(module), hook).__module__).rpartition(".")
-    return package.endswith(".core")  # in its module, or in its hooks
 
 
 def is_trainer(trainer: Any) -> bool:

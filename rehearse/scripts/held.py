@@ -23,6 +23,8 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from rehearse.scripts.lapse import is_below
+
 ARITHMETIC = (
     "__add__ __radd__ __sub__ __rsub__ __mul__ __rmul__ __truediv__ __rtruediv__ __floordiv__ __rfloordiv__ __mod__ "
     "__rmod__ __pow__ __rpow__ __divmod__ __rdivmod__ __neg__ __pos__ __abs__ __round__"
@@ -105,9 +107,8 @@ class HeldArray(_ByNumPy, np.ndarray):  # type: ignore[misc]  # one __array_ufun
 
 def _by_a_function_without_lines(frame: Any) -> bool:
     """Whether C compares, called from this line, as a generator's ``choice`` does with its ``p``; and not the line."""
-    return dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(
-        ("CALL", "PRECALL")
-    ) and not frame.f_code.co_filename.startswith(HERE)
+    calls = dis.opname[frame.f_code.co_code[frame.f_lasti]].startswith(("CALL", "PRECALL"))
+    return calls and not is_below(frame.f_code.co_filename, HERE)
 
 
 NUMBERS: tuple[tuple[Any, Any], ...] = (

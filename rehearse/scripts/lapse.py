@@ -21,9 +21,9 @@ MOST_REAL = 4
 """Real micro-batches where an optimizer has not stepped within the first two."""
 TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 STANDARD_LIBRARY = sysconfig.get_path("stdlib")
-LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parent), "<frozen")
-NO_LINES_OF_A_SCRIPT = (*LIBRARIES, "<string>")
-"""Also what Python makes of a text, as a dataclass's comparisons: the line that called it is the script's."""
+LIBRARIES = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
+TEXT = "<string>"
+"""What Python makes of a text, as a dataclass's comparisons: the line that called it is the script's."""
 
 
 class Numbered:
@@ -98,7 +98,7 @@ class Lapse:
 
     def is_own(self, file: str) -> bool:
         """Whether it is one of the script's own files: in its folder, or below it, and of no Python that lies there."""
-        return file.startswith(self.folder) and "site-packages" not in file and not file.startswith(STANDARD_LIBRARY)
+        return is_below(file, self.folder) and "site-packages" not in file and not is_below(file, STANDARD_LIBRARY)
 
     def line(self, *, own: bool = False) -> str:
         """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
@@ -106,7 +106,7 @@ class Lapse:
         innermost = ""
         while frame is not None:
             file = frame.f_code.co_filename
-            if not file.startswith(NO_LINES_OF_A_SCRIPT):
+            if not has_no_lines(file):
                 place = f"{shortened(file)}:{frame.f_lineno}"
                 if not own or self.is_own(file):
                     return place
@@ -126,9 +126,24 @@ class Lapse:
         return -1 if frame is None else int(frame.f_lasti)
 
 
+@functools.cache
+def is_below(file: str, folder: str) -> bool:
+    return Path(file).is_relative_to(folder)
+
+
+def is_librarys(file: str) -> bool:
+    """Whether a file is torch's, of what rehearses the script, or Python's own."""
+    return file.startswith("<frozen") or any(is_below(file, folder) for folder in LIBRARIES)
+
+
+def has_no_lines(file: str) -> bool:
+    """Whether a file has no lines of a script."""
+    return file == TEXT or is_librarys(file)
+
+
 def _innermost_frame() -> Any:
     frame: Any = sys._getframe(1)
-    while frame is not None and frame.f_code.co_filename.startswith(NO_LINES_OF_A_SCRIPT):
+    while frame is not None and has_no_lines(frame.f_code.co_filename):
         frame = frame.f_back
     return frame
 

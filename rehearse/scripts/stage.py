@@ -28,7 +28,7 @@ from rehearse._own_files import write_only_below
 from rehearse.scripts.cycles import record_cycles
 from rehearse.scripts.gradients import Gradients, held_by_none
 from rehearse.scripts.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
-from rehearse.scripts.lapse import Lapse, instead_of
+from rehearse.scripts.lapse import Lapse, instead_of, is_librarys
 from rehearse.scripts.loaders import RecordedLoaders
 from rehearse.scripts.modules import ReplayedModules
 from rehearse.scripts.optimizers import RecordedOptimizers
@@ -237,9 +237,7 @@ def leave_now() -> NoReturn:
 
 def _told(error: BaseException) -> str:
     """The traceback without the frames of this process, of torch and of the lapse."""
-    here = str(Path(__file__).parent)
-    hidden = (here, str(Path(torch.__file__).parent), "<frozen")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith(hidden)]
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if not is_librarys(frame.filename)]
     lines = [f"  {Path(frame.filename).name}, line {frame.lineno}: {frame.line}" for frame in frames[-FRAMES:]]
     return "\n".join([*lines, "".join(traceback.format_exception_only(error)).strip()])
 

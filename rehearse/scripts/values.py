@@ -35,7 +35,7 @@ from rehearse.scripts.held import (
     plain,
 )
 from rehearse.scripts.journal import Comparison
-from rehearse.scripts.lapse import LIBRARIES, Lapse, instead_of
+from rehearse.scripts.lapse import Lapse, instead_of, is_librarys
 
 COMPARISONS = ("__lt__", "__le__", "__gt__", "__ge__", "__eq__", "__ne__")
 ASKING_TENSORS = ("allclose", "equal", "is_nonzero")
@@ -287,4 +287,4 @@ class Comparisons:
 
 def _by_torch() -> bool:
     """Whether torch's own code asks a tensor for its value, or the lapse's."""
-    return sys._getframe(3).f_code.co_filename.startswith(LIBRARIES)
+    return is_librarys(sys._getframe(3).f_code.co_filename)

@@ -119,6 +119,25 @@ TRIES = {
 }
 
 
+def listed(folder):
+    """As fsspec does: the entries' paths are held against the folder's."""
+    (folder / "data" / "y.txt").write_text("2\n")
+    (folder / "new").mkdir()
+    entries = [*os.scandir(folder / "data"), *os.scandir(b"data"), *os.scandir("data"), *os.scandir()]
+    kinds = {entry.name for entry in os.scandir(folder) if entry.is_dir(follow_symlinks=False)}
+    room = [os.statvfs(folder / "new").f_namemax > 0, shutil.disk_usage(folder / "new").total > 0]
+    return {os.fspath(entry) for entry in entries}, kinds, room
+
+
+def test_entries_have_the_path_of_the_folder_that_was_asked_for(mine):
+    [answer] = try_on_copies([lambda _: listed(mine)], seconds=20)
+    assert answer.error == ""
+    paths, kinds, room = answer.value
+    own = [f"{mine}/data/x.txt", f"{mine}/data/y.txt", b"data/x.txt", b"data/y.txt", "data/x.txt", "data/y.txt"]
+    assert paths == {*own, "./data", "./log.txt", "./new", "./runs.db"}
+    assert (kinds, room) == ({"data", "new"}, [True, True])
+
+
 @pytest.mark.thorough
 @pytest.mark.parametrize("name", TRIES)
 def test_what_is_written_is_read_back_and_nothing_changes(name, mine):

@@ -23,10 +23,11 @@ from torch.utils.data import DataLoader, Sampler
 from course_lib._processes import cpu_seconds, is_ready, seconds_without_a_core
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps
 from course_lib.launch import run_ranks
-from rehearse import CHECKS, NotReady, Rehearsal, RehearsalReport, assert_ready, rehearse, rehearse_loop
+from rehearse import CHECKS, NotReady, Rehearsal, RehearsalReport, assert_ready, judge, rehearse, rehearse_loop
 from rehearse.__main__ import main
 from rehearse.checks.dealt import draws_counted, draws_found
-from rehearse.runs import copies
+from rehearse.runs import copies, few_samples
+from rehearse.runs.checkpoints import is_lightnings
 from rehearse.runs.copies import try_on_copies
 from rehearse.runs.walks import walk
 from tests.notebook_rules import ROOT
@@ -95,6 +96,18 @@ def test_a_sum_and_its_count_may_come_in_a_dict():
     trainer = quiet_trainer(accumulate_grad_batches=3, callbacks=[ExactAccumulation()])
     report = rehearse(trainer, SumAndCount(), loader(61))
     assert report.ok and "window" in report.passed, str(report)
+
+
+@pytest.mark.parametrize("package", ["proj.model", "proj.core", "lightning_models.core"])
+def test_a_hook_is_lightnings_where_it_is_the_function_of_its_class(package: str):
+    """Whatever the package of the run's own module is called."""
+    text = "class Lit(Net):\n    def on_after_backward(self): pass"
+    names = {"__name__": f"{package}.lit", "Net": Net}
+    exec(text, names)
+    module = names["Lit"]()
+    assert module.on_after_backward.__module__ == f"{package}.lit"
+    assert not is_lightnings(module, "on_after_backward") and not is_lightnings(module, "training_step")
+    assert is_lightnings(module, "validation_step") and is_lightnings(module, "on_train_start")
 
 
 class LabelledMean(Net):
@@ -652,6 +665,20 @@ def test_the_shell_command_starts_in_a_shell():
 
 
 @pytest.mark.thorough
+@pytest.mark.parametrize(("asked", "trials"), [([], 0), (["length"], 1), (["resume"], 1), (["setup"], 3)])
+def test_what_is_skipped_is_not_tried(asked: list[str], trials: int, monkeypatch):
+    tried = []
+
+    def counted(those, **options):
+        tried.extend(those)
+        return try_on_copies(those, **options)
+
+    for module in (judge, few_samples):
+        monkeypatch.setattr(module, "try_on_copies", counted)
+    report = rehearse(quiet_trainer(max_epochs=1), Net(), loader(40), skip={*CHECKS} - {*asked})
+    assert (len(tried), list(report.passed), report.failed) == (trials, asked, ())
+
+
 def test_what_is_skipped_is_printed_and_not_found():
     report = rehearse(*wrong_run(), skip=["horizon"])
     assert report.ok and "Left out, as asked: horizon." in str(report) and "horizon" not in report.passed

@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
+from rehearse import script as of_scripts
 from rehearse.checks.scripts.horizon import judge_horizon
 from rehearse.checks.scripts.resume import judge_resume
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
 from rehearse.report import Judgement
-from rehearse.script import Others, judged
+from rehearse.script import Others, judged, others_of
 from rehearse.scripts.journal import (
     CUT,
     ENDED,
@@ -207,6 +208,41 @@ def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
     assert "rehearse_script(expect=" in judge_horizon(journal).not_judged["horizon"].why
     assert not judge_horizon(journal, final_lr=last).not_judged
     assert [finding.check for finding in judge_horizon(journal, final_lr=0.5 * last).findings] == ["horizon"]
+
+
+def test_a_check_that_fails_by_itself_leaves_what_the_others_say(monkeypatch):
+    journal = cosine_run(3)
+    right = judged(journal, Others())
+
+    def failing(_):
+        raise KeyError("epoch")
+
+    monkeypatch.setattr(of_scripts, "judge_order", failing)
+    judgement = judged(journal, Others())
+    assert judgement.not_judged["order"].why.startswith("the check itself failed: KeyError: 'epoch' (test_faults.py")
+    assert (judgement.findings, judgement.facts) == (right.findings, right.facts)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "tried", "why"), [(100.0, 6, ""), (12.0, 2, ", as the seconds given were over")]
+)
+def test_plays_with_other_answers_take_no_longer_in_all_than_the_seconds_given(seconds, tried, why, monkeypatch):
+    """Each takes 4 s of CPU time, two at a time; nothing is told of what is cut by the rest of the seconds."""
+    places = [f"train.py:{line}" for line in range(6)]
+    journal = cosine_run(3)
+    journal.end, journal.seconds, journal.sources = ENDED, 4.0, ["train.py"]
+    journal.comparisons = {place: Comparison(place, answers=Counter({False: 3})) for place in places}
+
+    def playing(plays):
+        return [Journal(end=CUT if one.seconds < 4.0 else ENDED, seconds=min(4.0, one.seconds)) for one in plays]
+
+    monkeypatch.setattr(of_scripts, "play_each", playing)
+    others = others_of(journal, journal, Play("train.py", seconds=seconds), ())
+    assert len(others.turned) == tried
+    notes = of_scripts._what_hangs_on_values(journal, others)
+    left = ", ".join(places[tried:])
+    said = [note for note in notes if "was not played" in note]
+    assert said == ([f"What the script does with another answer in {left} was not played{why}"] if left else [])
 
 
 @pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])

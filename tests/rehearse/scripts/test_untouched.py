@@ -12,10 +12,13 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from rehearse.__main__ import main
 from rehearse.script import NotRehearsed, rehearse_script
 from rehearse.scripts import player
+from rehearse.scripts.journal import Journal
+from rehearse.scripts.lapse import Lapse, is_librarys
 from rehearse.scripts.player import play
 
 SCRIPTS = Path(__file__).with_name("examples")
@@ -36,6 +39,13 @@ def step():
 def contents(folder: Path) -> dict[str, tuple[bytes, int]]:
     files = [path for path in folder.rglob("*") if path.is_file()]
     return {str(path): (path.read_bytes(), path.stat().st_mtime_ns) for path in files}
+
+
+def test_a_folder_beside_the_scripts_whose_name_begins_alike_is_not_its_own():
+    lapse = Lapse(Journal(), folder="/runs/train", limit=1.0, end=print)
+    assert lapse.is_own("/runs/train/models/net.py") and not lapse.is_own("/runs/train_of_others/net.py")
+    torchs = Path(torch.__file__).parent
+    assert is_librarys(str(torchs / "nn" / "init.py")) and not is_librarys(f"{torchs}_of_others/net.py")
 
 
 @pytest.mark.thorough
