@@ -31,7 +31,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from course_lib._draws import Draws, epoch_of_this_batch, iterator_with_draws
+from course_lib._draws import epoch_of_this_batch, iterator_with_draws
 from course_lib.samplers import EpochBatchSampler, SamplerTail, ShuffledBatchSampler
 
 __all__ = ["ResumableDataLoader", "epoch_of_this_batch"]
@@ -79,33 +79,20 @@ class ResumableDataLoader(DataLoader[Any]):
     **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
     order has this index), and before ``collate_fn`` from (seed, epoch, number of the batch in the epoch over all
-    ranks). So are generators that the dataset, its transforms and their code hold (``self.rng =
-    np.random.default_rng(0)``), whatever they were seeded by; two that began alike draw alike.
-    So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any number of
-    kills, and the generators of the main process are not moved. Within an epoch no two samples get the same seed (of
-    the first 2**32; those that come again meet one by chance, in 2**32). What it does not reach:
+    ranks). So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any
+    number of kills, and the generators of the main process are not moved. Samples are asked for one at a time, and not
+    by ``__getitems__``. What it does not reach:
 
-    - A generator of the dataset's own that is not found: it is looked for in the attributes of the dataset and of
-      ``collate_fn``, of the datasets, modules, transforms and objects in them, and in what their code names.
-      Nor one that is made after a process's first batch, and where there are more than 32, none of them.
+    - A generator that a dataset keeps for itself is its own affair: make it anew for each sample, by
+      :func:`epoch_of_this_batch` and the index.
     - What goes on from sample to sample: a count, an iterator, a cache, a table that is drawn when a sample first asks
       for it (draw it in ``__init__``). Each worker has a copy.
     - GPUs' generators, and threads that draw while the sample is made elsewhere.
-    - Draws behind which the generator is put back (``fork_rng``, Lightning's ``isolate_rng``), unless that shows in a
-      process's first batch, by ``random.setstate``, ``np.random.set_state`` or ``torch.set_rng_state``.
-    - A batch sampler of your own that has an index more than once in an epoch: its times are counted in the batches of
-      a rank, not of all ranks. (Wrapped in a ``ShardedBatchSampler``, over all.)
+    - A batch sampler of your own that has an index more than once in an epoch, and no ``ShardedBatchSampler`` around
+      it: the sample draws alike each time.
 
-    A dataset's ``__getitems__`` is asked for one index at a time where it draws. If what it returns is no list of as
-    many samples, it is asked for the whole batch, seeded as ``collate_fn`` is.
-
-    A generator that the first batch of a process does not draw from is not seeded, only watched; when it is drawn from
-    later, that batch is made a second time. Measured on a 2-core machine (torch 2.13, NumPy 2.4, November 2026) without
-    workers, in batches of 16: samples that draw nothing pay 9 to 20 µs a batch, which is 16 % for a row of a tensor
-    (3 µs a sample), 4 % for two operations on an image (30 µs) and 0 for milliseconds. Samples that draw pay 5 µs each
-    for torch's generator, 9 for NumPy's and 10 for Python's; for a generator of the dataset's own 4 to 14.
-    ``seed_samples=False`` turns it off; the draws then are a function of (seed, epoch, position where the iteration
-    began, number of workers), and new after a resume.
+    Bounds: COST. ``seed_samples=False`` turns it off, and loses nothing where no sample draws; the draws then are a
+    function of (seed, epoch, position where the iteration began, number of workers), and new after a resume.
 
     Raises:
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it
@@ -160,7 +147,6 @@ class ResumableDataLoader(DataLoader[Any]):
         }
         vars(self).update(again)
         self.seed_samples = bool(seed_samples)
-        self._draws = Draws(self.seed_samples)
         self._delivered = 0
         self._moved_last: dict[str, Any] | None = None
         """Where the iterator began that moved last; None: none has moved since a state was loaded."""
@@ -256,7 +242,7 @@ class ResumableDataLoader(DataLoader[Any]):
         self._moved_last = begun
 
     def _get_iterator(self) -> Any:
-        return iterator_with_draws(self, self._draws)
+        return iterator_with_draws(self, seed_samples=self.seed_samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Turn to an epoch; the epoch of a restored state keeps its position, another one cancels it."""

@@ -5,7 +5,6 @@
 import copy
 import pickle
 import random
-from collections import Counter
 from itertools import chain
 
 import numpy as np
@@ -16,13 +15,11 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities.seed import isolate_rng
 from torch.utils.data import BatchSampler, ConcatDataset, Dataset, RandomSampler, Subset, get_worker_info
 
-from course_lib._draws import _seed_of
-from course_lib._generators import CPU_GENERATORS
 from course_lib.callbacks import ExactResume, SizeScheduleDataModule
 from course_lib.launch import run_ranks
 from course_lib.pipeline import trace
 from course_lib.resume import ResumableDataLoader, epoch_of_this_batch
-from course_lib.samplers import EpochBatchSampler, ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from tests import effort
 
@@ -98,15 +95,11 @@ def test_every_sample_epoch_seed_and_batch_has_draws_of_its_own():
         assert len(set(of_generator)) == len(draws) == 6 * (23 + 8)
 
 
-def test_the_seeds_of_an_epoch_are_all_different_and_the_generators_do_not_begin_alike():
-    for epoch in range(3):
-        assert len({_seed_of(index, 0, 3, epoch, 0) for index in range(20_000)}) == 20_000
-    assert len({_seed_of(index, 0, 3, 0, 0) >> 22 for index in range(20_000)}) == 1024
-    odd = [2**32, 2**64 + 1, -1, "a", ("a", 1), (1, 2), None, 0.5]
-    assert len({_seed_of(index, 0, 3, 0, 0) for index in odd}) == len(odd)
-    assert _seed_of(np.int64(7), 0, 3, 0, 0) == _seed_of(torch.tensor(7), 0, 3, 0, 0) == _seed_of(7, 0, 3, 0, 0)
+def test_neither_neighbours_nor_the_three_generators_begin_alike():
     draws = [sample[2:] for samples in ResumableDataLoader(Augmented(500), collate_fn=list) for sample in samples]
     assert np.abs(np.corrcoef(np.array(draws).T) - np.eye(5)).max() < 0.2
+    pairs = np.concatenate([np.array(draws)[:-1], np.array(draws)[1:]], axis=1)
+    assert np.abs(np.corrcoef(pairs.T) - np.eye(10)).max() < 0.2
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -149,99 +142,20 @@ class RandOnly(Augmented):
         return torch.rand(())
 
 
-class DrawsLate(Dataset):
-    """Draws from nothing at first; counts how often it is asked."""
-
-    def __init__(self, fails=False):
-        self.asked, self.fails = Counter(), fails
-
-    def __len__(self):
-        return 40
-
-    def __getitem__(self, index):
-        self.asked[index] += 1
-        draws = []
-        if index >= 10:
-            draws.append(random.random())
-        if index >= 20:
-            draws.append(np.random.randn())
-        if index >= 30:
-            draws.append(torch.randn(()).item())
-            if self.fails and draws[-1] > 0:
-                raise KeyError(index)
-        return draws
-
-
-@pytest.mark.parametrize("own", [0, 1])
-def test_a_generator_that_is_drawn_from_late_is_found(own):
-    # With own=1 the main process has a second normal number left, which a late np.random.randn() would take.
-    dataset = DrawsLate()
-    loader = ResumableDataLoader(dataset, batch_size=4, collate_fn=list)
-    np.random.seed(0)
-    for _ in range(own):
-        np.random.randn()
-    late = list(chain.from_iterable(loader))
-    assert set(dataset.asked.values()) == {1, 2} and sum(dataset.asked.values()) == 40 + 3 * 4
-    kept = np.random.randn()
-    np.random.seed(0)
-    for _ in range(own):
-        np.random.randn()
-    assert np.random.randn() == kept
-    for workers in (1, 2):
-        loader = ResumableDataLoader(DrawsLate(), batch_size=4, collate_fn=list, num_workers=workers)
-        assert list(chain.from_iterable(loader)) == late
-    reverse = ResumableDataLoader(DrawsLate(), batch_sampler=ShardedBatchSampler([[i] for i in range(39, -1, -1)]))
-    reverse.collate_fn = list
-    assert list(chain.from_iterable(reverse)) == late[::-1]
-
-
-def test_a_sample_that_fails_after_a_late_draw_fails_by_its_own_draw():
-    def failing(order):
-        failed = []
-        for index in order:
-            loader = ResumableDataLoader(DrawsLate(fails=True), batch_sampler=ShardedBatchSampler([[0], [index]]))
-            try:
-                list(loader)
-            except KeyError:
-                failed.append(index)
-        return set(failed)
-
-    torch.manual_seed(0)
-    assert failing(range(30, 40)) == failing(range(39, 29, -1)) not in (set(), set(range(30, 40)))
-
-
-def part_of(n):
-    return Subset(Augmented(2 * n), range(n, 2 * n))
-
-
 class AtOnce(Augmented):
-    def __getitem__(self, index):
-        raise AssertionError("a batch was to be fetched at once")
-
     def __getitems__(self, indices):
-        return [Augmented.__getitem__(self, index) for index in indices]
+        return [(int(index), epoch_of_this_batch(), "at once") for index in indices]
 
 
-class AsAWhole(Augmented):
-    """Returns no list of samples: one tensor for the batch."""
-
-    def __getitems__(self, indices):
-        return torch.rand(len(indices))
-
-
-def test_samples_draw_alike_through_subsets_and_getitems():
+def test_samples_draw_alike_through_subsets_and_are_asked_for_one_at_a_time():
     plain = by_sample(batches_of(make_loader()))
     assert by_sample(batches_of(make_loader(AtOnce(), num_workers=2))) == plain
     assert by_sample(batches_of(make_loader(Subset(Augmented(), range(23))))) == plain
     assert by_sample(batches_of(make_loader(Subset(AtOnce(), range(23))))) == plain
     both = ConcatDataset([Subset(Augmented(), range(10)), Subset(Augmented(), range(10, 23))])
     assert by_sample(batches_of(make_loader(both, num_workers=1))) == plain
-
-
-def test_a_batch_that_is_asked_for_as_a_whole_draws_by_its_number():
-    loaders = [make_loader(AsAWhole(), collate_fn=torch.Tensor.tolist, num_workers=workers) for workers in (0, 2)]
-    first, second = map(batches_of, loaders)
-    assert first == second and len({draw for batch in first for draw in batch}) == 2 * 23
+    unseeded = by_sample(batches_of(make_loader(AtOnce(), seed_samples=False)))
+    assert unseeded.keys() == plain.keys() and all(draws == [("at once",)] for draws in unseeded.values())
 
 
 class Named(Dataset):
@@ -288,6 +202,22 @@ def test_indices_of_any_kind_that_is_the_same_everywhere():
     assert run({}) == run({"num_workers": 1, "multiprocessing_context": "spawn"})
     with pytest.raises(TypeError, match="no more than where it lies in memory"):
         run({}, [object()])
+
+
+class AnyIndex(Named):
+    names = range(8)
+
+    def __getitem__(self, index):
+        return drawn()
+
+
+def test_every_index_has_draws_of_its_own_and_equal_ones_the_same():
+    def draws(*indices):
+        loader = make_loader(AnyIndex(), batch_sampler=OwnSampler([list(indices)]), collate_fn=list)
+        return list(*loader)
+
+    assert len(set(draws(0, 2**32, 2**64 + 1, -1, "a", "0", ("a", 1), (1, 2), None, 0.5))) == 10
+    assert len(set(draws(7, np.int64(7), torch.tensor(7)))) == 1
 
 
 TWO = [0, 1, 2, 2, 3]
@@ -584,50 +514,32 @@ def test_what_is_not_reached_what_a_dataset_counts():
     assert own[0] != own[1] and len(set(own[1])) < 23  # the two workers count the same
 
 
-def test_numpys_global_generator_may_be_of_another_kind():
-    before = np.random.get_state()
-    own = np.random.mtrand._rand._bit_generator
-    try:
-        np.random.set_bit_generator(np.random.PCG64(1))
-        whole = batches_of(make_loader(), 1)
-        assert batches_of(make_loader(num_workers=2, multiprocessing_context="fork"), 1) == whole
-        kept = np.random.rand()
-        np.random.set_bit_generator(np.random.PCG64(1))
-        assert np.random.rand() == kept
-    finally:
-        np.random.set_bit_generator(own)
-        np.random.set_state(before)
-
-
-WAYS = [
-    [random.random, lambda: random.gauss(0, 1), lambda: random.getrandbits(32 * 624), lambda: random.seed(3)],
-    [np.random.rand, np.random.randn, lambda: np.random.bytes(4 * 624), lambda: np.random.seed(3)],
-    [lambda: torch.rand(()), lambda: torch.randn(()), lambda: torch.rand(624), lambda: torch.manual_seed(3)],
-]
-"""To move each of the generators: a number, the first or second of two, as many as it makes at a time, a seed."""
-
-
-def test_a_mark_changes_with_each_draw_and_with_nothing_else():
-    for generator, ways in zip(CPU_GENERATORS, WAYS, strict=True):
-        for seed in range(20):
-            generator.seed(seed + 10)
-            for move in random.Random(seed).choices(ways[:3], k=5) + ways[3:]:
-                before, state = generator.mark(), generator.state()
-                assert generator.mark() == before
-                move()
-                assert generator.mark() != before
-                generator.restore(state)
-                move()
-
-
-def test_a_subclass_of_the_house_is_counted_unless_it_tells():
+def test_what_is_not_reached_indices_that_come_again_from_a_sampler_that_does_not_tell():
     class Twice(ShuffledBatchSampler):
         def _batches(self, *where):
             return (batch + batch for batch in super()._batches(*where))
 
-    assert isinstance(Twice(4, 2), EpochBatchSampler)
-    draws = by_sample(batches_of(make_loader(Augmented(4), batch_sampler=Twice(4, 2)), 1))
-    assert all(len(set(times)) == 2 for times in draws.values())
+    own = by_sample(batches_of(make_loader(Augmented(4), batch_sampler=Twice(4, 2)), 1))
+    assert all(len(times) == 2 and len(set(times)) == 1 for times in own.values())
+    wrapped = by_sample(
+        batches_of(make_loader(Augmented(4), batch_sampler=ShardedBatchSampler(Twice(4, 2, num_replicas=1, rank=0))), 1)
+    )
+    assert all(len(set(times)) == 2 for times in wrapped.values())
+
+
+class OwnGenerator(Augmented):
+    def __init__(self):
+        super().__init__()
+        self.rng = np.random.default_rng(3)
+
+    def __getitem__(self, index):
+        return self.rng.random()
+
+
+def test_what_is_not_reached_a_generator_that_a_dataset_keeps_for_itself():
+    own = [list(chain.from_iterable(make_loader(OwnGenerator(), num_workers=w, collate_fn=list))) for w in (0, 2)]
+    rng = np.random.default_rng(3)
+    assert own[0] == [rng.random() for _ in range(23)] and len(set(own[1])) < 23
 
 
 def test_a_sized_index_draws_as_its_index():

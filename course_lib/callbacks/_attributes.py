@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import enum
+import sys
 import zlib
 from collections.abc import Iterator, Mapping
 from types import MappingProxyType, SimpleNamespace
@@ -28,8 +29,8 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch import nn
 from torch.optim import SGD, Optimizer
 from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data import Dataset, Sampler
 
-from course_lib._held_generators import is_by_the_author, is_looked_after
 from course_lib._lightning import COMBINED_LOADER
 from course_lib._tensors import parameters_of
 from course_lib._words import counted
@@ -52,6 +53,7 @@ from course_lib.callbacks._values import (
 OF_EVERY_MODULE = vars(LightningModule()).keys()
 OF_OTHERS = vars(LightningDataModule()).keys() | vars(SGD([torch.zeros(1)])).keys() | {"_opt_called"}
 LIBRARIES = ("torch.", "lightning.", "pytorch_lightning.", "course_lib.", "transformers.", "timm.", "torchvision.")
+ROOTS = {"torch", "lightning", "pytorch_lightning", "numpy", "course_lib", "torchmetrics"} | sys.stdlib_module_names
 WITH_A_STATE = (Optimizer, LRScheduler, Callback, LightningDataModule, enum.Enum)
 DEEPEST = 2
 """Helpers in helpers that are looked into."""
@@ -226,15 +228,22 @@ def _looks_after_itself(one: Any) -> bool:
     kind = type(one)
     state_dict = getattr(kind, "state_dict", None)
     own_state = state_dict not in (None, LightningDataModule.state_dict)
-    return own_state or _is_of_a_library(one) or not is_by_the_author(kind)
+    return own_state or _is_of_a_library(one) or not _is_by_the_author(kind)
+
+
+def _is_by_the_author(kind: type) -> bool:
+    """Whether a class comes from no package that was installed."""
+    module = sys.modules.get(kind.__module__)
+    name = str(getattr(module, "__name__", ""))
+    return name.partition(".")[0] not in ROOTS and "-packages" not in str(getattr(module, "__file__", ""))
 
 
 def _is_a_helper(value: Any) -> bool:
     if isinstance(value, SimpleNamespace):
         return True
-    if is_looked_after(value) or isinstance(value, WITH_A_STATE) or not hasattr(value, "__dict__"):
-        return False
-    return is_by_the_author(type(value))
+    looked_after = (nn.Module, Dataset, Sampler, type, *WITH_A_STATE)  # they have their own place where they are saved
+    kind = type(value)  # and not isinstance(), which asks the value itself: a proxy of what is gone raises
+    return _is_by_the_author(kind) and not issubclass(kind, looked_after) and hasattr(value, "__dict__")
 
 
 def put_plain_attributes(pl_module: LightningModule, saved: Mapping[str, dict[str, Any]]) -> None:

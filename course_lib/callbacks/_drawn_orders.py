@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import pickle
+import random
 from collections.abc import Iterator
 from typing import Any
 
+import numpy as np
+import torch
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._generators import generators_put_back, marks
-from course_lib._held_generators import held_by, keep_state
+from course_lib._generators import generators_put_back, held_by, keep_state
 from course_lib.samplers.sharded import generators_of
 
 OF_LIBRARIES = ("torch.utils.data", "torchdata.", "lightning.")
@@ -67,12 +70,17 @@ def _moves_generators(part: Any, *, draws_an_index: bool) -> bool:
     if not draws_an_index and inspect.isgeneratorfunction(type(part).__iter__):
         return False
     with _nothing_drawn(part), contextlib.suppress(Exception):
-        before = marks()
+        before = _states()
         indices = _iterated(part)
         if draws_an_index:
             next(indices, None)
-        return before != marks()
+        return before != _states()
     return True
+
+
+def _states() -> tuple[Any, ...]:
+    """Of the global generators: equal where nobody has drawn."""
+    return random.getstate(), pickle.dumps(np.random.get_state()), torch.get_rng_state().tolist()  # noqa: NPY002
 
 
 def _iterated(part: Any) -> Iterator[Any]:

@@ -9,7 +9,7 @@ from lightning.pytorch import Trainer
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.utils.data import IterableDataset
 
-from course_lib._held_generators import held_by
+from course_lib._generators import held_by
 from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, LOADERS_MADE_IN, STATES_TO_LOAD
 from course_lib._words import counted
 from course_lib.callbacks._drawn_orders import draws_as_it_is_iterated, order_in_no_state

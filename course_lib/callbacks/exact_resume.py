@@ -25,7 +25,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
-from course_lib._held_generators import ModulesGenerators
 from course_lib._lightning import LOADERS_MADE_IN, MODULE_MODE, RESTARTING, RESUMING, SHOULD_ACCUMULATE, SKIP_BACKWARD
 from course_lib._ranks import refuse_what_ddp_never_reduces
 from course_lib.callbacks import _averages, _metrics, _progress, _refused_runs, _replaced_methods, _restored_loaders
@@ -41,7 +40,6 @@ from course_lib.callbacks._same_objects import begin_as_in_a_new_process
 from course_lib.callbacks._trainer import finders_of, load_in_its_precision, window_length
 from course_lib.callbacks._unstepped import Unstepped, put_what_is_in_no_state
 from course_lib.callbacks._waiting import warn_of_an_epochs_start, warn_of_what_has_not_run, what_waits
-from course_lib.callbacks._who_draws import data_that_draws, holders_of_generators, orders_of
 from course_lib.callbacks._window_end import BATCH_PROGRESS, WindowEnd
 
 
@@ -67,9 +65,8 @@ class ExactResume(Callback):
     With ``reseed``, the global generators of Python, NumPy and torch are seeded after each window, and after each
     validation, from the run's first seed (``torch.initial_seed()`` when training begins; it goes into checkpoints), the
     number of micro-batches so far, and the rank. So dropout draws what it would have drawn, validation does not move
-    the generators of training, and each rank has draws of its own. So are generators that the module, its parts, the
-    data module or other callbacks hold, but by how each was seeded in place of the rank: seed them in ``__init__``, by
-    numbers of your own.
+    the generators of training, and each rank has draws of its own. A generator that an object keeps for itself is its
+    own affair.
 
     Where a run goes on within an epoch on another number of ranks, fewer or more, the batches of that epoch and of the
     next ones are counted again: the rest of it is trained once, and the next ones are whole. (A Trainer counts once.
@@ -147,7 +144,6 @@ class ExactResume(Callback):
         self._handles: list[Any] = []
         self._replaced = ExitStack()
         self._swaps: list[_averages.CountedSwaps] = []
-        self._held = ModulesGenerators()
         self._forget()
 
     # ------------------------------------------------------------------------------------------------- hooks
@@ -180,12 +176,7 @@ class ExactResume(Callback):
         before = {"logged": _metrics.logged_before(own or {}), "stop_waits": (own or {}).get("stop_waits", False)}
         self._window_end = self._window_end._replace(gathered=gathered, **before)
 
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._held.look_at(pl_module, holders_of_generators(trainer))
-
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        holders = holders_of_generators(trainer)
-        self._held.look_at(pl_module, holders, data_that_draws(trainer), orders_of(trainer))
         _refused_runs.refuse_loaders(trainer)
         _refused_runs.refuse_windows_of_evaluations(trainer)
         self.go_on(trainer, pl_module)
@@ -438,7 +429,6 @@ class ExactResume(Callback):
             micro_batches = trainer.fit_loop.epoch_loop.batch_progress.total.ready
             assert self._seed is not None
             seed_generators(self._seed, micro_batches, trainer.global_rank)
-            self._held.seed(self._seed, micro_batches)
 
     def _refuse(self, trainer: Trainer, why: str, strict: bool | None = None) -> None:
         if why and (self.strict if strict is None else strict):

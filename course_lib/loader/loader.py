@@ -18,10 +18,10 @@ from typing_extensions import TypeVar
 
 from course_lib._ranks import world_size_of
 from course_lib.loader.fetching import make_fetch
-from course_lib.loader.orders import held_apart, indices_of, refuse_another_order
 from course_lib.loader.pinning import PinningThread, can_pin, pin
 from course_lib.loader.workers import LOOK_SECONDS, Crew, EpochBegins, Failure, StreamEnds
 from course_lib.samplers.epoch import EpochBatchSampler
+from course_lib.samplers.sharded import is_of_torch
 
 Sample = TypeVar("Sample", covariant=True, default=Any)
 
@@ -157,15 +157,22 @@ class MiniDataLoader(DataLoader[Sample]):
 
         Raises:
             ValueError: The state is no state of such a loader; or it was taken within an epoch, and that had other
-                batches here, other workers of a stream, or was shared by another number of ranks; or its sampler, one
-                of an author's own, drew the order from a generator that stands elsewhere now.
+                batches here, other workers of a stream, or was shared by another number of ranks; or its sampler is
+                none of torch's, and has no state.
         """
         start = self._start()
-        if set(state) | {"drawn_by", "held"} != set(start):  # states of before have neither
+        if set(state) != set(start):
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
-        if delivered != length_hint(self._index_sampler, -1):  # something is left of it
-            refuse_another_order(self._index_sampler, state, start["held"] if delivered else [])
+        order_comes_again = is_of_torch(self._index_sampler) or hasattr(self._index_sampler, "load_state_dict")
+        if not order_comes_again and 0 < delivered != length_hint(self._index_sampler, -1):  # something is left of it
+            raise ValueError(
+                f"the state is within an epoch whose order {type(self._index_sampler).__name__} has made, which is no "
+                "sampler of torch's and has no state: another order may come, with some samples twice and others "
+                "never. Wrap the batch sampler in a ShardedBatchSampler, and read that through a "
+                "course_lib.resume.ResumableDataLoader; or give it state_dict and load_state_dict; or take a state "
+                "from between two epochs"
+            )
         if delivered and state["ranks"] != start["ranks"]:
             raise ValueError(
                 f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "
@@ -214,8 +221,6 @@ class MiniDataLoader(DataLoader[Sample]):
             "drop_last": getattr(sampler, "drop_last", None if self.batch_size is None else self.drop_last),
             "samples": None if self._is_stream else length_hint(self.dataset, -1),
             "workers": self.num_workers if self._is_stream else None,
-            "drawn_by": "",
-            "held": held_apart(sampler, self.order_generator),
         }
 
     def _begin_epoch(self) -> dict[str, Any]:
@@ -275,7 +280,7 @@ class _Batches:
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
         self._order_generator = loader.order_generator
         before = self._order_generator.get_state()
-        self._indices = indices_of(self._index_sampler, self._order_generator, self._position)
+        self._indices = iter(self._index_sampler)
         self._drawn_at_once = not torch.equal(before, self._order_generator.get_state())
         self._first_index = not self._is_stream
         if self._position["draws_worker_seed"]:

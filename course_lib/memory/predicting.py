@@ -25,8 +25,7 @@ from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
 from course_lib._arguments import int_of_at_least
-from course_lib._generators import generators_put_back
-from course_lib._held_generators import held_by
+from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator

@@ -12,8 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from course_lib._generators import generators_put_back
-from course_lib._held_generators import held_by, keep_state
+from course_lib._generators import generators_put_back, held_by, keep_state
 
 
 @contextmanager

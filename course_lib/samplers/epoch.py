@@ -88,8 +88,6 @@ class EpochBatchSampler(ABC):
 
     epochs_alike = False
     """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
-    tells_occurrences = False
-    """Whether this class itself yields ``RepeatedIndices`` where the epoch's order has had an index before."""
     deals_alone = False
     """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
     _iterations = 0

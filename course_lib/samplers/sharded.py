@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from torch.utils.data import DistributedSampler, Sampler
 
-from course_lib._generators import CPU_GENERATORS, generators_put_back
-from course_lib._held_generators import held_by, seed_generator
+from course_lib._generators import GLOBAL, generators_put_back, held_by, seed_generator
 from course_lib._occurrences import Repeats, with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.steps.dealt import Dealing, equal_batches
@@ -64,8 +63,6 @@ class ShardedBatchSampler(EpochBatchSampler):
             ``tail="spread"`` cannot give every rank an index, or two copies of the wrapped sampler yield different
             batches from the same seeds, or a state's epoch had others (these show when the sampler is iterated).
     """
-
-    tells_occurrences = True
 
     def __init__(
         self,
@@ -344,11 +341,7 @@ def _seeded(sampler: Any, seed: tuple[int, ...]) -> Iterator[None]:
     seeds = iter(np.random.SeedSequence(seed).generate_state(64, np.uint64).tolist())
     generators = generators_of(sampler)
     with generators_put_back():
-        python, numpy, cpu = CPU_GENERATORS
-        cpu.seed(next(seeds) % 2**63)
-        numpy.seed(next(seeds))
-        python.seed(next(seeds))
-        for generator in generators:
+        for generator in (*reversed(GLOBAL), *generators):
             seed_generator(generator, next(seeds))
         yield
 

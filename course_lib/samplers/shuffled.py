@@ -44,8 +44,6 @@ class ShuffledBatchSampler(EpochBatchSampler):
             shows when the sampler is iterated.
     """
 
-    tells_occurrences = True
-
     def __init__(
         self,
         num_samples: int,

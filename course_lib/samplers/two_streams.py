@@ -49,8 +49,6 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         ValueError: A set is empty or holds what is no index, or an argument is out of its range.
     """
 
-    tells_occurrences = True
-
     def __init__(
         self,
         primary_indices: Sequence[int],

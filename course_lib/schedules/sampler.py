@@ -58,8 +58,6 @@ class ScheduledBatchSampler(EpochBatchSampler):
             the process group, the latter two show when the sampler is iterated.
     """
 
-    tells_occurrences = True
-
     def __init__(
         self,
         num_samples: int,
