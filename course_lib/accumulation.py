@@ -40,6 +40,8 @@ from course_lib._loss_graph import is_mean
 from course_lib._ranks import any_outside, ddp_modules, gathered, refuse_what_ddp_never_reduces, those_with_nan
 from course_lib._words import counted
 
+__all__ = ["Accumulated", "accumulate", "windows"]
+
 
 def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
     """Group micro-batches into windows of `k`, the short last one included: none is lost, none waits for an epoch.

@@ -28,6 +28,8 @@ from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
 from course_lib._arguments import int_of_at_least
 
+__all__ = ["IntegerStream", "Integers", "load_digits", "load_words"]
+
 PACKAGE = Path(__file__).parent
 SHA256 = {
     "digits.npz": "b2dab7b501728c22e9119ad76740b2e17c77a231e42d1e592380d90886f1a05e",

@@ -18,6 +18,8 @@ import warnings
 
 import torch
 
+__all__ = ["explain_device", "usable_device"]
+
 
 def usable_device() -> torch.device:
     """``cuda`` (the current GPU) if a small sum succeeds on it, else ``cpu``. Tried once in a process.

@@ -30,6 +30,8 @@ from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe
 
 from course_lib._arguments import int_of_at_least
 
+__all__ = ["predict_throughput", "simulate_pipeline", "trace"]
+
 Seconds = float | Sequence[float]
 
 

@@ -32,7 +32,8 @@ import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
 from course_lib._draws import epoch_of_this_batch, iterator_with_draws
-from course_lib.samplers import EpochBatchSampler, SamplerTail, ShuffledBatchSampler
+from course_lib.samplers import EpochBatchSampler, ShuffledBatchSampler
+from course_lib.samplers.epoch import SamplerTail
 
 __all__ = ["ResumableDataLoader", "epoch_of_this_batch"]
 

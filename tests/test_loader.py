@@ -56,9 +56,10 @@ import course_lib.loader.workers as workers_module
 from course_lib.callbacks import ExactResume
 from course_lib.datasets import Integers, IntegerStream
 from course_lib.launch import run_ranks
-from course_lib.loader import MiniDataLoader, trace
+from course_lib.loader import MiniDataLoader
 from course_lib.loader.pinning import pin
 from course_lib.memory import find_batch_size
+from course_lib.pipeline import trace
 from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
 from tests.children import children

@@ -12,16 +12,10 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib._tensors import bytes_by_storage
 from course_lib._words import readable_bytes
-from course_lib.memory import (
-    CATEGORIES,
-    StorageLedger,
-    measure_peak,
-    peak_report,
-    predict_peak,
-    saved_bytes,
-)
+from course_lib.memory import measure_peak, peak_report, predict_peak, saved_bytes
 from course_lib.memory.allocator import CachingAllocator, rounded
 from course_lib.memory.doubts import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER, CUBLASLT_WORKSPACE
+from course_lib.memory.ledger import CATEGORIES, StorageLedger
 
 KIB, MIB = 2**10, 2**20
 

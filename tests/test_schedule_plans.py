@@ -11,7 +11,8 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
-from course_lib.steps import Window, max_steps_for, plan_steps
+from course_lib.steps import max_steps_for, plan_steps
+from course_lib.steps.epochs import Window
 from tests.operations import operations
 from tests.test_schedules import STEPWISE, by_hand, random_schedule
 

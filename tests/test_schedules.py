@@ -20,7 +20,8 @@ from course_lib.conformance import assert_batch_sampler
 from course_lib.launch import run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShuffledBatchSampler
-from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizedIndex, SizeSchedule
+from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
+from course_lib.schedules.sized import SizedIndex
 from tests.trainer_oracle import CountingModule, quiet_trainer
 
 STEPWISE = SizeSchedule({0: (16, 16), 16: (32, 8), 32: (64, 4)}, unit="samples")

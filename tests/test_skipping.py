@@ -27,19 +27,12 @@ from course_lib.accumulation import accumulate
 from course_lib.callbacks import SkipBadSteps
 from course_lib.launch import RankError, run_ranks
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
-from course_lib.skipping import (
-    Journal,
-    Skip,
-    SpikeDetector,
-    StepGuard,
-    TooManySkips,
-    gradient_norm,
-    nan_signal,
-    read_journal,
-    summarize,
-    vote,
-)
+from course_lib.skipping import StepGuard, TooManySkips, nan_signal, read_journal, summarize, vote
 from course_lib.skipping.__main__ import main
+from course_lib.skipping.detector import SpikeDetector
+from course_lib.skipping.gradients import gradient_norm
+from course_lib.skipping.journal import Journal
+from course_lib.skipping.skips import Skip
 from tests import effort
 from tests.trainer_oracle import quiet_trainer
 

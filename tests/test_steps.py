@@ -17,7 +17,8 @@ from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, Rando
 from course_lib.launch import run_ranks
 from course_lib.samplers import EpochBatchSampler, ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
-from course_lib.steps import Window, max_steps_for, plan_steps
+from course_lib.steps import max_steps_for, plan_steps
+from course_lib.steps.epochs import Window
 from tests import effort
 from tests.uneven_batches import UnevenBatches
 

@@ -1,4 +1,4 @@
-"""The topics as Lightning callbacks: thin, the logic is in the topic modules.
+"""The topics as Lightning callbacks, and what a Trainer alone needs: the exact resume.
 
 - ``StepAudit``: plan a run's optimizer steps, count them, and say where the two differ (``course_lib.steps``).
 - ``ExactAccumulation``: a window's gradient is the one big batch's (``course_lib.accumulation``).

@@ -21,9 +21,10 @@ from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
 from course_lib.resume import ResumableDataLoader
-from course_lib.samplers import SamplerTail
-from course_lib.schedules import ScheduledBatchSampler, SchedulePlan, SizedDataset, SizeSchedule
+from course_lib.samplers.epoch import SamplerTail
+from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from course_lib.schedules.lr_factor import LrRule
+from course_lib.schedules.schedule_plan import SchedulePlan
 
 
 class SizeScheduleDataModule(LightningDataModule):

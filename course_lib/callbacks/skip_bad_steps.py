@@ -25,8 +25,9 @@ from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import CountsSkips, require_plain_optimization
 from course_lib.samplers.epoch import EpochBatchSampler
-from course_lib.skipping import SpikeDetector, StepGuard, vote
+from course_lib.skipping import StepGuard, vote
 from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
+from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.found_inf import give_found_inf, take_found_inf
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor

@@ -32,7 +32,8 @@ from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
-from course_lib.steps import StepPlan, Windows, plan_steps
+from course_lib.steps import StepPlan, plan_steps
+from course_lib.steps.plan import Windows
 
 
 class StepCountError(RuntimeError):

@@ -18,6 +18,6 @@ Start with ``RULES``, which names the eleven rules; ``rules.py`` and ``resuming.
 """
 
 from course_lib.conformance.check import assert_batch_sampler, check_batch_sampler
-from course_lib.conformance.violations import RULES, ConformanceReport, Counterexample, Violation
+from course_lib.conformance.violations import RULES
 
-__all__ = ["RULES", "ConformanceReport", "Counterexample", "Violation", "assert_batch_sampler", "check_batch_sampler"]
+__all__ = ["RULES", "assert_batch_sampler", "check_batch_sampler"]

@@ -24,7 +24,7 @@ what goes from one to the other, and ``ends.py`` what a call returns or raises.
 
 from course_lib._ranks import rank_device
 from course_lib.launch.caller import run_ranks
-from course_lib.launch.ends import RankError, RankReport, RankResult, RankTimeout
+from course_lib.launch.ends import RankError, RankTimeout
 from course_lib.launch.server import warm_up
 
-__all__ = ["RankError", "RankReport", "RankResult", "RankTimeout", "rank_device", "run_ranks", "warm_up"]
+__all__ = ["RankError", "RankTimeout", "rank_device", "run_ranks", "warm_up"]

@@ -5,7 +5,6 @@ its children hold; `culprits` turns the numbers that grow into names, for which 
 object, and `graphs` what a tensor's graph keeps.
 """
 
-from course_lib.leaks.culprits import Culprit
-from course_lib.leaks.watch import GrowthReport, watch_growth
+from course_lib.leaks.watch import watch_growth
 
-__all__ = ["Culprit", "GrowthReport", "watch_growth"]
+__all__ = ["watch_growth"]

@@ -21,27 +21,10 @@ Sources: ``c10/cuda/CUDACachingAllocator.cpp``; ``torch.distributed._tools.mem_t
 fake tensors too; pytorch's "Understanding CUDA memory usage".
 """
 
-from course_lib.leaks import GrowthReport, watch_growth
-from course_lib.memory.batch_size import FittedBatchSize, find_batch_size, find_batch_sizes
-from course_lib.memory.ledger import CATEGORIES, Moment, StorageLedger
-from course_lib.memory.measuring import PeakMemory, measure_peak
-from course_lib.memory.predicting import PeakPrediction, predict_peak
+from course_lib.memory.batch_size import find_batch_size, find_batch_sizes
+from course_lib.memory.measuring import measure_peak
+from course_lib.memory.predicting import predict_peak
 from course_lib.memory.reporting import peak_report
 from course_lib.memory.saved import saved_bytes
 
-__all__ = [
-    "CATEGORIES",
-    "FittedBatchSize",
-    "GrowthReport",
-    "Moment",
-    "PeakMemory",
-    "PeakPrediction",
-    "StorageLedger",
-    "find_batch_size",
-    "find_batch_sizes",
-    "measure_peak",
-    "peak_report",
-    "predict_peak",
-    "saved_bytes",
-    "watch_growth",
-]
+__all__ = ["find_batch_size", "find_batch_sizes", "measure_peak", "peak_report", "predict_peak", "saved_bytes"]

@@ -17,7 +17,7 @@ group, read when iterated. Seeds are mixed by ``numpy.random.SeedSequence``: ``s
 """
 
 from course_lib.samplers.counting import count_batches_everywhere
-from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
+from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.samplers.permutation import IndexPermutation
 from course_lib.samplers.sharded import ShardedBatchSampler
 from course_lib.samplers.shuffled import ShuffledBatchSampler
@@ -26,7 +26,6 @@ from course_lib.samplers.two_streams import TwoStreamBatchSampler
 __all__ = [
     "EpochBatchSampler",
     "IndexPermutation",
-    "SamplerTail",
     "ShardedBatchSampler",
     "ShuffledBatchSampler",
     "TwoStreamBatchSampler",

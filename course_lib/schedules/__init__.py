@@ -13,21 +13,8 @@ not reach workers that live on. The rule: *plan the sizes as a function of the p
 size of each sample, and ``plan_steps(48, schedule, max_epochs=10)`` counts the run's optimizer steps before it starts.
 """
 
-from course_lib.schedules.lr_factor import LrFactor, LrRule
 from course_lib.schedules.sampler import ScheduledBatchSampler
 from course_lib.schedules.schedule import SizeSchedule
-from course_lib.schedules.schedule_plan import SchedulePlan
-from course_lib.schedules.sized import Size, SizedDataset, SizedIndex
-from course_lib.schedules.stages import SizeStage
+from course_lib.schedules.sized import SizedDataset
 
-__all__ = [
-    "LrFactor",
-    "LrRule",
-    "SchedulePlan",
-    "ScheduledBatchSampler",
-    "Size",
-    "SizeSchedule",
-    "SizeStage",
-    "SizedDataset",
-    "SizedIndex",
-]
+__all__ = ["ScheduledBatchSampler", "SizeSchedule", "SizedDataset"]

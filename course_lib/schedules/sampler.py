@@ -10,8 +10,8 @@ import numpy as np
 
 from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import with_occurrences
-from course_lib.samplers import EpochBatchSampler, IndexPermutation, SamplerTail
-from course_lib.samplers.epoch import accelerator_deals
+from course_lib.samplers import EpochBatchSampler, IndexPermutation
+from course_lib.samplers.epoch import SamplerTail, accelerator_deals
 from course_lib.samplers.equal_steps import check_position
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any, get_args
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers import SamplerTail
+from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.batch_sizes import batch_size_in, fit_budget
 from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.schedule_plan import SchedulePlan, plan_schedule

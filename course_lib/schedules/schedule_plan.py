@@ -19,13 +19,14 @@ from itertools import groupby
 from typing import NamedTuple
 
 from course_lib._arguments import int_of_at_least
-from course_lib.samplers import SamplerTail
+from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
 from course_lib.schedules.walk import EqualSteps, RunPosition, epochs, refuse_empty_batches
-from course_lib.steps import StepPlan, Window
+from course_lib.steps import StepPlan
 from course_lib.steps.dealt import DealtEpochs
+from course_lib.steps.epochs import Window
 
 
 @dataclass(frozen=True)

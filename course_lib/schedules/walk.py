@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from course_lib.samplers import SamplerTail
+from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.stages import SizeStage, Stages
 from course_lib.steps.dealt import EqualBatches
 

@@ -25,29 +25,16 @@ which skips for infinite gradients by the same reasoning; ``found_inf`` of torch
 
 from typing import TYPE_CHECKING, Any
 
-from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.journal import Journal, read_journal, summarize
-from course_lib.skipping.skips import Skip, TooManySkips
+from course_lib.skipping.journal import read_journal, summarize
+from course_lib.skipping.skips import TooManySkips
 
 if TYPE_CHECKING:
-    from course_lib.skipping.gradients import gradient_norm
     from course_lib.skipping.guard import StepGuard
-    from course_lib.skipping.voting import Vote, vote
+    from course_lib.skipping.voting import vote
 
-__all__ = [
-    "Journal",
-    "Skip",
-    "SpikeDetector",
-    "StepGuard",
-    "TooManySkips",
-    "Vote",
-    "gradient_norm",
-    "read_journal",
-    "summarize",
-    "vote",
-]
+__all__ = ["StepGuard", "TooManySkips", "read_journal", "summarize", "vote"]
 
-_NEED_TORCH = {"StepGuard": "guard", "Vote": "voting", "gradient_norm": "gradients", "vote": "voting"}
+_NEED_TORCH = {"StepGuard": "guard", "vote": "voting"}
 """Imported when they are asked for, so that the command that reads a journal starts without torch."""
 
 

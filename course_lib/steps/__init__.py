@@ -14,8 +14,6 @@ Everything is a closed form: a plan for 10**12 samples is as quick as one for te
 As a command: ``python -m course_lib.steps --help``.
 """
 
-from course_lib.steps.arguments import PerEpoch
-from course_lib.steps.epochs import EqualEpochs, ShortWindow, Window
-from course_lib.steps.plan import StepPlan, Windows, max_steps_for, plan_steps
+from course_lib.steps.plan import StepPlan, max_steps_for, plan_steps
 
-__all__ = ["EqualEpochs", "PerEpoch", "ShortWindow", "StepPlan", "Window", "Windows", "max_steps_for", "plan_steps"]
+__all__ = ["StepPlan", "max_steps_for", "plan_steps"]

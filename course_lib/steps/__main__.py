@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import get_args
 
-from course_lib.steps import PerEpoch, ShortWindow, plan_steps
+from course_lib.steps import plan_steps
+from course_lib.steps.arguments import PerEpoch
+from course_lib.steps.epochs import ShortWindow
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -22,9 +22,10 @@ from torch.optim import Optimizer
 from torch.utils.data import DataLoader
 
 from course_lib.leaks.census import frozen_by_caller
-from course_lib.memory import StorageLedger, measure_peak
+from course_lib.memory import measure_peak
 from course_lib.memory.batch_size import find_batch_size
 from course_lib.memory.batch_size_search import Search
+from course_lib.memory.ledger import StorageLedger
 from workbook.trainers import quiet_trainer
 
 FEATURES, CLASSES, DATASET = 32, 10, 100_000

@@ -18,8 +18,10 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 from torch.utils.data import Dataset
 
-from course_lib.memory import CATEGORIES, Moment, PeakPrediction, predict_peak
+from course_lib.memory import predict_peak
 from course_lib.memory.allocator import MIB
+from course_lib.memory.ledger import CATEGORIES, Moment
+from course_lib.memory.predicting import PeakPrediction
 from workbook.ch03_exercises import SavedTensor, graph_nodes, kept, peak_bytes
 from workbook.ch03_three_trials import three_trials
 from workbook.display import BLUE, GREEN, GREY, ORANGE, PURPLE, SKY, VERMILION, add_legend, draw_curves, new_figure

@@ -12,7 +12,8 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
-from course_lib.steps import EqualEpochs, StepPlan, plan_steps
+from course_lib.steps import StepPlan, plan_steps
+from course_lib.steps.epochs import EqualEpochs
 from workbook.ch05_exercises import (
     EXERCISES,
     count_by_hand,

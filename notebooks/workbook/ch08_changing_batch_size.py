@@ -13,7 +13,8 @@ from matplotlib.figure import Figure
 from torch import Tensor, nn
 
 from course_lib.memory import predict_peak, saved_bytes
-from course_lib.schedules import SchedulePlan, SizeSchedule
+from course_lib.schedules import SizeSchedule
+from course_lib.schedules.schedule_plan import SchedulePlan
 from workbook.ch08_exercises import EXERCISES, batch_sizes, gain, windows
 from workbook.ch08_squares import Squares, SquaresOfPairs, square
 from workbook.display import (

@@ -21,9 +21,9 @@ from workbook.ch03_memory import (
 )
 from workbook.display import png_bytes
 
-from course_lib.memory import CATEGORIES, Moment, measure_peak
+from course_lib.memory import measure_peak
 from course_lib.memory.allocator import MIB
-from course_lib.memory.ledger import peak_by_phase
+from course_lib.memory.ledger import CATEGORIES, Moment, peak_by_phase
 
 
 def moment(phase, **held):
