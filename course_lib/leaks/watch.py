@@ -9,7 +9,7 @@ The rule: *what is alive after a step must be the same after every step; what is
     assert report.ok
 
 The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of lists, dicts,
-sets and deques; the bytes and graph nodes of the tensors that a closure, an attribute or a module's global holds itself;
+sets and deques; the bytes and graph nodes of the tensors that a closure, an attribute or a module's global holds;
 live tensors, their bytes and the nodes of autograd's graphs in all. The resident bytes of processes are noisy. They are
 counted when every child process waits for something, as a worker that still starts would seem to grow, and only above a
 threshold.
