@@ -14,7 +14,6 @@ from course_lib._tensors import bytes_by_storage
 from course_lib._words import readable_bytes
 from course_lib.memory import measure_peak, peak_report, predict_peak, saved_bytes
 from course_lib.memory.allocator import CachingAllocator, rounded
-from course_lib.memory.doubts import CUBLAS_WORKSPACE, CUBLAS_WORKSPACE_HOPPER, CUBLASLT_WORKSPACE
 from course_lib.memory.ledger import CATEGORIES, StorageLedger
 
 KIB, MIB = 2**10, 2**20
@@ -293,7 +292,6 @@ FAMILIES = {
         labelled(3, 16, 16),
     ),
     "transformer encoder": (encoder, tokens),
-    "LSTM": (lambda: Words(32, nn.LSTM(32, 64, 2, batch_first=True, dropout=0.1)), tokens),
     "U-Net-like": (lambda: UNet(8), lambda n: (torch.randn(n, 3, 32, 32), torch.randn(n, 3, 32, 32))),
 }
 
@@ -364,7 +362,6 @@ def allocator_peak(fn):
         ("transformer encoder", 0),
         ("CNN with BatchNorm", 0.35),
         ("ResNet-like", 0.35),
-        ("LSTM", 0.35),
         ("U-Net-like", 0.35),
     ],
 )
@@ -460,7 +457,6 @@ def test_accumulating_adds_gradients_to_the_forward_and_nothing_else():
 def test_ddp_adds_the_gradients_once_more():
     one, many = peak_of(), peak_of(ddp=True)
     assert many.peak_bytes - one.peak_bytes == one.by_category["parameters"]
-    assert any("NCCL" in doubt for doubt in many.doubts)
 
 
 @pytest.mark.thorough
@@ -470,10 +466,7 @@ def test_half_precision_halves_what_it_should(device):
         predict_peak(Deep, rows, adamw, batch_size=1024, precision=precision, device=device).by_category
         for precision in ("fp32", "bf16", "bf16-true")
     )
-    if device == "cpu":
-        assert true["activations"] == pytest.approx(full["activations"] / 2, rel=0.01)
-    else:  # dropout's mask is a byte in both
-        assert full["activations"] / 2 < true["activations"] < 0.6 * full["activations"]
+    assert true["activations"] == pytest.approx(full["activations"] / 2, rel=0.01)
     assert true["parameters"] * 2 == pytest.approx(full["parameters"], rel=0.05)
     assert mixed["parameters"] == full["parameters"] and mixed["optimizer"] == full["optimizer"]
     assert true["activations"] < mixed["activations"] < 0.7 * full["activations"]
@@ -491,75 +484,10 @@ def test_autocast_keeps_its_copies_of_the_weights_until_the_forward_ends():
     assert held("bf16") - held("fp32") == pytest.approx(weights, rel=0.05)
 
 
-@pytest.mark.thorough
-def test_a_step_on_cuda_keeps_a_byte_a_mask_no_attention_matrix_and_foreachs_temporaries():
-    dropout = [
-        predict_peak(
-            lambda: nn.Sequential(nn.Linear(8, 512, bias=False), nn.Dropout(0.5), nn.Linear(512, 8, bias=False)),
-            lambda: torch.ones(1024, 8),
-            sgd,
-            device=device,
-        )
-        for device in ("cpu", "cuda")
-    ]
-    masks = 1024 * 512
-    assert dropout[0].by_category["activations"] - dropout[1].by_category["activations"] == pytest.approx(
-        3 * masks, rel=0.01
-    )
-
-    attention = nn.TransformerEncoderLayer(32, 4, 32, batch_first=True)
-    on_cpu, on_cuda = (
-        predict_peak(lambda: attention, lambda: torch.ones(1, 512, 32), sgd, device=d) for d in ("cpu", "cuda")
-    )
-    matrix = 4 * 512 * 512 * 4
-    assert on_cpu.by_category["activations"] > 2 * matrix
-    assert on_cuda.by_category["activations"] < matrix
-    assert any("attention" in doubt for doubt in on_cuda.doubts)
-
+def test_a_step_on_cuda_has_foreachs_temporaries():
     step = predict_peak(lambda: nn.Linear(512, 512, bias=False), lambda: torch.ones(1, 512), adamw)
     parameters = step.by_category["parameters"]
     assert step.peak_bytes >= 5 * parameters  # itself, its gradient, two moments, a temporary
-
-
-READ_OFF_AN_H100 = [
-    # The layer, steps, samples, and the bytes of the reserve that cuDNN 9 returned.
-    (lambda: nn.LSTM(32, 64), 20, 64, 1_638_656),
-    (lambda: nn.LSTM(64, 128), 20, 64, 3_277_056),
-    (lambda: nn.LSTM(64, 128), 40, 64, 6_553_856),
-    (lambda: nn.LSTM(64, 128), 20, 128, 6_553_856),
-    (lambda: nn.LSTM(64, 128, 2), 20, 64, 7_209_216),
-    (lambda: nn.LSTM(32, 64, 2, dropout=0.1), 20, 512, 28_918_016),
-    (lambda: nn.LSTM(256, 512, 2, dropout=0.2), 100, 64, 144_589_056),
-    (lambda: nn.LSTM(256, 512, bidirectional=True), 100, 64, 131_072_256),
-    (lambda: nn.GRU(64, 128), 20, 64, 3_932_416),
-    (lambda: nn.GRU(256, 512, 2), 100, 64, 170_393_856),
-    (lambda: nn.RNN(64, 128), 20, 64, 655_616),
-    (lambda: nn.RNN(256, 512, 2), 100, 64, 39_321_856),
-]
-
-
-@pytest.mark.parametrize(("layer", "steps", "samples", "kept"), READ_OFF_AN_H100)
-def test_what_cudnn_keeps_of_recurrent_layers_is_what_an_h100_said(layer, steps, samples, kept):
-    predicted = predict_peak(layer, lambda: torch.ones(steps, samples, layer().input_size), sgd, loss_fn=mean_of_first)
-    assert any(f"{kept:,} B a forward" in doubt and "workspaces" in doubt for doubt in predicted.doubts)
-    assert predicted.by_category["activations"] >= kept
-
-
-def mean_of_first(model, batch):
-    return model(batch)[0].mean()
-
-
-def test_autocast_on_cuda_takes_the_softmax_of_a_cross_entropy_in_half_precision():
-    rows, classes = 512, 4096
-    predicted = predict_peak(
-        lambda: nn.Linear(8, classes, bias=False),
-        lambda: (torch.ones(rows, 8), torch.zeros(rows, dtype=torch.long)),
-        sgd,
-        precision="bf16",
-    )
-    # At the end of the forward: the product and its logarithms of the softmax, and a copy of them in float32.
-    forward = predicted.peak_by_phase()["forward"] - predicted.by_category["parameters"]
-    assert 8 * rows * classes <= forward < 8.2 * rows * classes
 
 
 def test_bytes_are_rounded_for_cuda_as_blocks_are():
@@ -688,54 +616,12 @@ def test_prediction_reads_as_a_table_and_a_timeline():
     predicted = predict_peak(mlp, labelled(64), adamw, batch_size=8)
     assert predicted.table() == str(predicted)
     assert "predicted peak: " in str(predicted) and "at batch size 8 (fp32 on cuda)" in str(predicted)
-    assert "cuBLAS" in str(predicted) and "reserved" in str(predicted)
+    assert "workspaces are not predicted" in str(predicted) and "reserved" in str(predicted)
     phases = list(dict.fromkeys(moment.phase for moment in predicted.timeline))
     assert phases == ["before", "batch", "forward", "backward", "step", "zero_grad"]
     assert max(predicted.peak_by_phase().values()) == predicted.peak_bytes
     assert max(moment.total for moment in predicted.timeline) == predicted.peak_bytes
     assert predicted.fits(predicted.reserved_bytes * 2) and not predicted.fits(predicted.reserved_bytes)
-
-
-class Hiding(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, x):
-        ctx.hidden = x.numpy
-        return x * 2
-
-    @staticmethod
-    def backward(ctx, gradient):
-        return gradient * 2
-
-
-def test_what_can_be_noticed_is_doubted():
-    def doubts(model_fn, **options):
-        return " ".join(predict_peak(model_fn, rows, sgd, batch_size=4, **options).doubts)
-
-    assert "cuDNN" in doubts(lambda: nn.Sequential(nn.Unflatten(1, (2, 4, 4)), nn.Conv2d(2, 2, 3)))
-    assert "eval mode" in doubts(lambda: Deep().eval())
-    assert "Hiding" in doubts(Deep, loss_fn=lambda model, x: Hiding.apply(model(x)).mean())
-    assert "oneDNN" in doubts(lambda: nn.Sequential(nn.Unflatten(1, (4, 8)), nn.LSTM(8, 4)), device="cpu")
-    assert not predict_peak(Deep, rows, sgd, batch_size=4, device="cpu").doubts
-
-
-@pytest.mark.parametrize("device", ["cpu", "cuda"])
-def test_a_mask_that_transformers_might_drop_is_doubted(monkeypatch, device):
-    class Attention(nn.Module):
-        def __init__(self, mask):
-            super().__init__()
-            self.layer, self.mask = nn.Linear(32, 32), mask
-
-        def forward(self, x):
-            x = self.layer(x).view(1, 1, -1, 32)
-            return F.scaled_dot_product_attention(x, x, x, attn_mask=self.mask)
-
-    def doubted(mask):
-        return "masks nothing" in str(predict_peak(lambda: Attention(mask), rows, sgd, batch_size=4, device=device))
-
-    assert not doubted(torch.ones(4, 4, dtype=torch.bool))
-    monkeypatch.setattr(Attention, "__module__", "transformers.models.llama")
-    assert doubted(torch.ones(4, 4, dtype=torch.bool))
-    assert not doubted(None) and not doubted(torch.zeros(4, 4))  # the latter is a bias
 
 
 class Returning(nn.Module):
@@ -800,6 +686,13 @@ def test_an_optimizer_of_another_model_is_refused():
     model = Deep()
     with pytest.raises(ValueError, match="must use the list of parameters that it is called with"):
         predict_peak(lambda: model, rows, lambda _: sgd(model.parameters()), batch_size=4)
+
+
+@pytest.mark.parametrize("layer", [nn.LSTM, nn.GRU, nn.RNN])
+def test_recurrent_layers_are_refused(layer):
+    model = nn.Sequential(nn.Unflatten(1, (4, 8)), layer(8, 4))
+    with pytest.raises(RuntimeError, match=r"recurrent layer.*use measure_peak"):
+        predict_peak(lambda: model, rows, sgd, batch_size=4)
 
 
 class DoublesInNumpy(torch.autograd.Function):
@@ -915,19 +808,16 @@ def test_a_storage_that_tensors_share_is_there_once_and_a_sparse_tensor_has_two(
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
 @pytest.mark.parametrize("family", FAMILIES)
-def test_the_tensors_of_a_step_on_a_gpu_are_predicted(family, precision):
+def test_the_tensors_of_a_step_on_a_gpu_are_predicted(family):
     model_fn, batch_fn = FAMILIES[family]
-    predicted = predict_peak(model_fn, batch_fn, adamw, loss_fn=loss_of, batch_size=512, precision=precision)
+    predicted = predict_peak(model_fn, batch_fn, adamw, loss_fn=loss_of, batch_size=512)
     model = model_fn().cuda()
     optimizer = adamw(model.parameters())
 
     def step():
         batch = [t.cuda() for t in batch_fn(512)]
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = loss_of(model, batch)
-        loss.backward()
+        loss_of(model, batch).backward()
         optimizer.step()
         optimizer.zero_grad()
 
@@ -936,30 +826,8 @@ def test_the_tensors_of_a_step_on_a_gpu_are_predicted(family, precision):
     assert measured.how == "CUDA allocator" and sum(measured.by_category.values()) == measured.peak_bytes
     unseen = measured.by_category["unseen"]
     tensors = measured.peak_bytes - unseen
-    print(f"{family:<20} {precision} predicted {predicted.peak_bytes:>11,} tensors {tensors:>11,} unseen {unseen:>11,}")
-    # The prediction counts in blocks of 512 bytes, and of its unsplit blocks whole; cuDNN's dropout has a state.
-    dropout_state = 7 * MIB if family == "LSTM" else 0
-    assert tensors - dropout_state <= predicted.peak_bytes <= 1.02 * tensors
+    print(f"{family:<20} predicted {predicted.peak_bytes:>11,} tensors {tensors:>11,} unseen {unseen:>11,}")
+    # The prediction counts in blocks of 512 bytes, and of its unsplit blocks whole; and dropout as on a CPU.
+    assert tensors <= predicted.peak_bytes
+    assert family in ("MLP", "transformer encoder") or predicted.peak_bytes <= 1.02 * tensors
     assert "nvidia-smi" in peak_report(model, optimizer)
-
-
-@pytest.mark.gpu
-def test_the_workspaces_of_products_are_those_of_the_doubt():
-    torch.cuda.empty_cache()
-    width, rows = 4096, 512
-    model = nn.Linear(width, width).cuda()
-    optimizer = adamw(model.parameters())
-    x = torch.ones(rows, width, device="cuda")
-
-    def step():
-        model(x).sum().backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()
-    measured = measure_peak(step, model=model, optimizer=optimizer)
-    hopper = torch.cuda.get_device_capability()[0] == 9
-    told = 2 * (CUBLAS_WORKSPACE_HOPPER if hopper else CUBLAS_WORKSPACE) + CUBLASLT_WORKSPACE
-    print(f"unseen {measured.by_category['unseen']:,}, told {told:,}")
-    left_by_others = 8 * MIB  # in the same process: the state of cuDNN's dropout
-    assert 0.9 * told <= measured.by_category["unseen"] <= told + left_by_others

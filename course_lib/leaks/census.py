@@ -11,16 +11,14 @@ every container there is, and so every tensor that Python can reach, and from th
 
 from __future__ import annotations
 
-import functools
 import gc
-import heapq
 import sys
 import weakref
 from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from types import FrameType, ModuleType
-from typing import Any
+from types import CellType, FrameType, ModuleType
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -30,26 +28,23 @@ from course_lib._tensors import bytes_by_storage
 from course_lib.leaks.graphs import graph_roots
 from course_lib.leaks.processes import Children, resident_bytes
 
-LruCache: Any = type(functools.lru_cache(lambda: None))
 # As the builtin types count it: a subclass's own `__len__` is the caller's code.
 _LENGTHS: dict[type, Callable[[Any], int]] = {
     list: list.__len__,
     dict: dict.__len__,
     set: set.__len__,
     deque: deque.__len__,
-    LruCache: lambda cache: int(cache.cache_info().currsize),
 }
-_MOST_ROOTS = 50
 _SHORT = 1000
 """Elements of a list up to which they are looked at: that copies the pages that a dataset shares with workers."""
+_NO_HOLDERS = (type, tuple, FrameType, ModuleType, Tensor)
 # What `map(sys.getrefcount, objects)` says of an object that only the list `objects` holds.
 _ALONE = next(map(sys.getrefcount, [[]]))
 
 
 @dataclass(frozen=True)
 class Count:
-    """One look after a step. `lengths` has what is no longer as at the beginning: lengths of containers, then the bytes
-    of the arrays in each holder."""
+    """One look after a step. `changed` has the measures that are not as at the beginning, by their place there."""
 
     tensors: int
     tensor_bytes: int
@@ -57,11 +52,14 @@ class Count:
     host_bytes: int
     worker_bytes: int
     device_bytes: int
-    lengths: dict[int, int]
+    changed: dict[int, int]
 
 
 class Census:
-    """Counts what is alive, from `begin` on. It holds the containers of that moment until it is left.
+    """Counts what is alive, from `begin` on. It holds the containers and holders of that moment until it is left.
+
+    Measured are the length of each container, and for each *holder* (a closure's cell, an instance, a module's globals,
+    a list) the bytes and the graph nodes of the tensors that it holds itself.
 
     `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds and copies no pages that
     are shared with DataLoader workers. What a caller had frozen before is not watched. For such a caller, everything
@@ -70,17 +68,12 @@ class Census:
 
     def __init__(self) -> None:
         self.groups: dict[type, list[Any]] = {}
-        """The containers, by the builtin type that they are of; under `object`, what else holds an array itself."""
-        self.with_arrays: list[tuple[type, int]] = []
-        """Where in `groups` there are containers that hold an array themselves."""
-        self.lengths = np.zeros(0, np.int64)
+        """The containers, by the builtin type that they are of; under `object`, the holders of tensors."""
+        self.measures = np.zeros(0, np.int64)
+        """At the beginning: lengths of `containers()`, then bytes, then nodes of `holders()`."""
+        self.held: list[set[TensorSize]] = []
+        """What each of `holders()` held at the beginning."""
         self.tensors_before: list[weakref.ref[Tensor]] = []
-        self.graph_sizes: Counter[int] = Counter()
-        """The nodes that each graph of the first look had, for itself and in all."""
-        self.storage_sizes: Counter[int] = Counter()
-        """How many storages have so many bytes at the first look."""
-        self.array_sizes: set[int] = set()
-        """The bytes of each array that was there at the beginning."""
         self._children = Children()
 
     def __enter__(self) -> Census:
@@ -97,8 +90,10 @@ class Census:
         """
         self._children.private_bytes()  # what starts is not to be seen as growing
         self._put_aside()
-        self.lengths = self._lengths()
-        self.array_sizes = {array.nbytes for holder in self.array_holders() for array in arrays_in(holder)}
+        self.groups[object] = _holders_of_tensors(self.groups[object])
+        sizes = self.sizes()
+        self.measures = self._measure(sizes)
+        self.held = [set(held.values()) for held in sizes]
 
     def _put_aside(self) -> None:
         gc.collect()
@@ -111,25 +106,18 @@ class Census:
         types = set(map(type, objects))
         skipped = {t for t in types if issubclass(t, left_out)}
         rows = {t for t in skipped if issubclass(t, list | tuple)}
-        holders = [o for o in objects if type(o) not in skipped or (type(o) in rows and len(o) <= _SHORT)]
-        objects += {id(o): o for o in gc.get_referents(*holders) if type(o) is dict and not gc.is_tracked(o)}.values()
-        # A dict may have been found before, untracked.
-        mine.update(map(id, self.groups[dict]))
+        short = [o for o in objects if type(o) not in skipped or (type(o) in rows and len(o) <= _SHORT)]
+        objects += {id(o): o for o in gc.get_referents(*short) if type(o) is dict and not gc.is_tracked(o)}.values()
+        mine.update(map(id, self.groups[dict]))  # a dict may have been found before, untracked
+        mine.update(map(id, self.groups[object]))
         kinds = {t: next((k for k in _LENGTHS if issubclass(t, k)), None) for t in types | {dict}}
         for o in objects:
             kind = kinds[type(o)]
             if kind is not None and o is not objects and id(o) not in mine:
                 self.groups[kind].append(o)
-        inner = {id(o) for cache in self.groups[LruCache] for o in gc.get_referents(cache)}
-        self.groups[dict] = [o for o in self.groups[dict] if id(o) not in inner]
         self.tensors_before += [weakref.ref(o) for o in objects if issubclass(type(o), Tensor)]
-        known = {id(self.groups[kind][i]) for kind, i in self.with_arrays} | {id(o) for o in self.groups[object]}
-        with_arrays = {id(o): o for o in _holders_of_arrays(holders) if id(o) not in mine | known}
-        for kind in (list, dict, deque):
-            places = [(kind, i) for i, o in enumerate(self.groups[kind]) if with_arrays.pop(id(o), None) is not None]
-            self.with_arrays += places
-        self.groups[object] += with_arrays.values()
-        del objects, o, holders, with_arrays
+        self.groups[object] += [o for o in _places(objects, short) if id(o) not in mine and o is not objects]
+        del objects, o, short
         gc.freeze()
 
     def __exit__(self, *_: object) -> None:
@@ -140,28 +128,20 @@ class Census:
     def thaw(self) -> None:
         """Let go of what was put aside, for a search that has to see it. Nothing can be counted after that."""
         # An error's traceback keeps this object for as long as somebody keeps the error.
-        self.groups, self.with_arrays, self.lengths, self.tensors_before = {}, [], np.zeros(0, np.int64), []
+        self.groups, self.measures, self.held, self.tensors_before = {}, np.zeros(0, np.int64), [], []
         gc.unfreeze()
 
     def count(self) -> Count:
         gc.collect()
         tensors = self.tensors()
-        roots = graph_roots(tensors, {})
-        if not self.graph_sizes:
-            newest, older = roots[-_MOST_ROOTS:], roots[:-_MOST_ROOTS]
-            largest = heapq.nlargest(_MOST_ROOTS, older, key=lambda root: len(root[1]))
-            whole = [len(nodes) for tensor, _ in newest + largest for _, nodes in graph_roots([tensor], {})]
-            self.graph_sizes = Counter([0, *(len(nodes) for _, nodes in roots), *whole])
-            self.storage_sizes = Counter(bytes_by_storage(tensors).values())
-        workers = self._children.private_bytes()
         return Count(
             len(tensors),
             sum(bytes_by_storage(tensors).values()),
-            sum(len(nodes) for _, nodes in roots),
+            sum(len(nodes) for _, nodes in graph_roots(tensors)),
             resident_bytes(),
-            workers,
+            self._children.private_bytes(),
             _device_bytes(),
-            self._changed_lengths(),
+            self._changed(),
         )
 
     def tensors(self) -> list[Tensor]:
@@ -172,44 +152,70 @@ class Census:
         return list({id(t): t for t in found + grads}.values())
 
     def containers(self) -> list[Any]:
-        """In the order of `lengths`, which goes on with `array_holders`."""
         return [o for kind in _LENGTHS for o in self.groups[kind]]
 
-    def array_holders(self) -> list[Any]:
-        return self.groups[object] + [self.groups[kind][i] for kind, i in self.with_arrays]
+    def holders(self) -> list[Any]:
+        return self.groups[object]
 
-    def _lengths(self) -> np.ndarray[Any, np.dtype[np.int64]]:
+    def sizes(self) -> list[dict[int, TensorSize]]:
+        """Of the tensors in each of `holders()`, by their ids."""
+        held = [tensors_in(holder) for holder in self.holders()]
+        # Among these alone: a tensor that a graph has saved may live on in Python, held by nobody there.
+        roots = graph_roots({id(tensor): tensor for tensors in held for tensor in tensors}.values())
+        nodes = {id(tensor): len(nodes) for tensor, nodes in roots}
+        return [
+            {id(t): TensorSize(sum(bytes_by_storage([t]).values()), nodes.get(id(t), 0)) for t in tensors}
+            for tensors in held
+        ]
+
+    def _measure(self, sizes: list[dict[int, TensorSize]]) -> np.ndarray[Any, np.dtype[np.int64]]:
         lengths = [_of_each(length, self.groups[kind]) for kind, length in _LENGTHS.items()]
-        return np.concatenate([*lengths, _of_each(_array_bytes, self.array_holders())])
+        held = [_of_each(lambda held: sum(size.bytes for size in held.values()), sizes)]
+        held += [_of_each(lambda held: sum(size.nodes for size in held.values()), sizes)]
+        return np.concatenate([*lengths, *held])
 
-    def _changed_lengths(self) -> dict[int, int]:
-        for kind in (list, dict, set, deque, object):
-            group = self.groups[kind]
+    def _changed(self) -> dict[int, int]:
+        for kind, group in self.groups.items():
             for i in np.flatnonzero(_of_each(sys.getrefcount, group) == _ALONE).tolist():
                 group[i] = kind()  # this list alone holds it: the run has let it go
-        now = self._lengths()
-        changed = np.flatnonzero(now != self.lengths)
+        now = self._measure(self.sizes())
+        changed = np.flatnonzero(now != self.measures)
         return dict(zip(changed.tolist(), now[changed].tolist(), strict=True))
 
 
-def arrays_in(*holders: Any) -> list[np.ndarray]:
-    """The arrays with memory of their own that these hold themselves, or in a dict that gc does not track."""
-    held = gc.get_referents(*holders)
-    held += [value for o in held if type(o) is dict and not gc.is_tracked(o) for value in o.values()]
-    return [o for o in held if issubclass(type(o), np.ndarray) and o.base is None]
+class TensorSize(NamedTuple):
+    bytes: int
+    nodes: int
+    """Of its graph, those that no older tensor in a holder reaches."""
 
 
-def _array_bytes(holder: Any) -> int:
-    return sum(array.nbytes for array in arrays_in(holder))
+def tensors_in(holder: Any) -> list[Tensor]:
+    """Those that it holds itself, and their gradients."""
+    held = [o for o in gc.get_referents(holder) if issubclass(type(o), Tensor)]
+    return held + [tensor.grad for tensor in held if tensor.is_leaf and tensor.grad is not None]
 
 
-def _holders_of_arrays(objects: list[Any]) -> list[Any]:
-    """Of a thousand objects at once, as hardly any holds an array."""
+def _places(objects: list[Any], short: list[Any]) -> list[Any]:
+    """What may come to hold a tensor itself: cells, globals, instances with their dicts; and lists that hold one now.
+
+    Of a class with many instances, none is one, as a look at what these hold would copy the pages of a dataset.
+    """
+    counts = Counter(map(type, objects))
+    left_out = (*_NO_HOLDERS, *_LENGTHS)
+    few = {t for t, n in counts.items() if n <= _SHORT and not issubclass(t, left_out)} | {CellType}
+    places = [o for o in objects if type(o) in few]
+    dicts = [o for o in gc.get_referents(*places) if issubclass(type(o), dict) and len(o) <= _SHORT]
+    module_globals = [vars(o) for o in objects if issubclass(type(o), ModuleType)]
+    return list({id(o): o for o in places + dicts + module_globals + _holders_of_tensors(short)}.values())
+
+
+def _holders_of_tensors(objects: list[Any]) -> list[Any]:
+    """Of a thousand objects at once, as hardly any holds a tensor."""
     found = []
     for i in range(0, len(objects), 1000):
         some = objects[i : i + 1000]
-        if arrays_in(*some):
-            found += [o for o in some if not isinstance(o, type | FrameType) and arrays_in(o)]
+        if any(issubclass(t, Tensor) for t in set(map(type, gc.get_referents(*some)))):
+            found += [o for o in some if not isinstance(o, _NO_HOLDERS) and tensors_in(o)]
     return found
 
 

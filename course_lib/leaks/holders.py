@@ -8,7 +8,6 @@ name: in a module, a function, an instance, a generator, or the notebook's outpu
 
 from __future__ import annotations
 
-import functools
 import gc
 import inspect
 import itertools
@@ -20,14 +19,10 @@ from collections import deque
 from collections.abc import Iterable
 from typing import Any, NamedTuple
 
-import numpy as np
 from torch import Tensor
-
-from course_lib.leaks.census import LruCache
 
 _DEEPEST = 24
 _WIDEST = 16
-_MOST_SEARCHED = 200
 _UNNAMED = (list, tuple, set, frozenset, deque, types.CellType, types.MethodType, types.TracebackType)
 # What IPython keeps of outputs and inputs: Out, _, __, _12, _i12 ...
 _NOTEBOOK = re.compile(r"_+|_i*\d*|Out|In|_oh|_ih|_dh")
@@ -46,8 +41,6 @@ def holder_of(target: Any) -> str | None:
     Locals of functions that are running have no name here, unless an inner function or a generator holds them.
     """
     modules = {id(vars(m)): m.__name__ for m in list(sys.modules.values()) if isinstance(m, types.ModuleType)}
-    if type(target) is LruCache:
-        return f"functools.lru_cache of `{target.__name__}`"
     ring: dict[int, tuple[Any, ...]] = {id(target): (target,)}  # by the outermost object: the way to it
     seen = {id(target)}
     found: list[_Name] = []
@@ -69,34 +62,6 @@ def holder_of(target: Any) -> str | None:
     if not found:
         return None
     return f"{kind_of(target)} {min(found).text}"
-
-
-def held_by_python(tensors: list[Tensor], besides: tuple[Any, ...]) -> list[Tensor]:
-    """Those of the last 200 of `tensors` that some Python object holds, other than the lists of the search itself."""
-    searched = tensors[-_MOST_SEARCHED:]
-    mine = {id(searched), id(tensors), *map(id, besides)}
-    holders = [holder for holder in _referrers(searched) if id(holder) not in mine]
-    held = {id(o) for o in gc.get_referents(*holders)}
-    return [tensor for tensor in searched if id(tensor) in held]
-
-
-def arrays_over(tensors: Iterable[Tensor]) -> list[np.ndarray]:
-    """The arrays that are views of these tensors, as ``.numpy()`` makes them: gc knows neither them nor their bases."""
-    wanted = {id(tensor) for tensor in tensors}
-    # Modules are left out for the reason that Census has.
-    holders = [o for o in gc.get_objects() if not issubclass(type(o), types.ModuleType)]
-    held = gc.get_referents(*holders)  # millions: no line of Python runs for each
-    kinds = {t for t in set(map(type, held)) if issubclass(t, np.ndarray)}
-    arrays = {id(o): o for o in itertools.compress(held, map(kinds.__contains__, map(type, held)))}
-    return [array for array in arrays.values() if id(_owner(array)) in wanted]
-
-
-def _owner(array: np.ndarray) -> Any:
-    """Whose memory an array shows: that of a slice is not the array it was cut from."""
-    base: Any = array.base
-    while issubclass(type(base), np.ndarray):
-        base = base.base
-    return base
 
 
 def _referrers(objects: Iterable[Any]) -> list[Any]:
@@ -140,10 +105,6 @@ def _name_at(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _N
         return _Name(1, outputs[0]) if outputs else None
     if isinstance(holder, types.FunctionType):
         return _name_in_function(holder, chain)
-    if isinstance(holder, functools.partial):
-        return _name_in_partial(holder, chain)
-    if type(holder) is LruCache:
-        return _Name(0, f"in functools.lru_cache of `{holder.__name__}`")
     if isinstance(holder, types.GeneratorType | types.FrameType):
         return _name_in_frame(holder, chain)
     if isinstance(holder, _UNNAMED) or _is_dict(holder):
@@ -163,20 +124,6 @@ def _name_in_function(function: types.FunctionType, chain: tuple[Any, ...]) -> _
         if child is inside and len(chain) > 1:
             return _Name(0, f"`{_key(inside, chain[-2])}{_way(chain[:-1])}` ({where} of `{name}`)")
     return None
-
-
-def _name_in_partial(partial: functools.partial[Any], chain: tuple[Any, ...]) -> _Name | None:
-    child, name = chain[-1], getattr(partial.func, "__name__", "its function")
-    if len(chain) < 2 or (child is not partial.args and child is not partial.keywords):
-        return None
-    if child is partial.keywords:
-        argument = _key(child, chain[-2])
-    else:
-        try:
-            argument = list(inspect.signature(partial.func).parameters)[_index(child, chain[-2])]
-        except (TypeError, ValueError, IndexError):
-            argument = f"argument {_index(child, chain[-2])}"
-    return _Name(0, f"`{argument}{_way(chain[:-1])}` (argument of `{name}`, in a functools.partial)")
 
 
 def _name_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Name | None:

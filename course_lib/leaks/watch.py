@@ -8,17 +8,17 @@ The rule: *what is alive after a step must be the same after every step; what is
     print(report)           # graph: tensor `total` (global of __main__) has 14 more graph nodes a step ...
     assert report.ok
 
-The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of containers
-that were there before, the bytes of the arrays in their places, live tensors and the bytes of their storages, the nodes
-of autograd's graphs. The resident bytes of processes are noisy. They are counted when every child process waits for
-something, as a worker that still starts would seem to grow, and only above a threshold, for what Python cannot see.
+The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of lists, dicts,
+sets and deques; the bytes and graph nodes of the tensors that a closure, an attribute or a module's global holds;
+live tensors, their bytes and the nodes of autograd's graphs in all. The resident bytes of processes are noisy. They are
+counted when every child process waits for something, as a worker that still starts would seem to grow, and only above a
+threshold.
 
-Not seen: strings that a *variable* replaces by longer ones (`text += line`), and new lists of what are no tensors
-(`rows = [*rows, row]`), buffers that are no containers (`bytearray`, `BytesIO`, `array.array`), and tuples that hold
-one another, until the process itself grows by a mebibyte a step; a log of numbers, texts or small objects that gets
-less than 1,024 bytes a step (a list of floats gets 32 a number), and a tensor or an array that gets less than 128;
-cycles of Python objects, as they are collected after each step. `del` and `gc.collect()` don't cure what this reports:
-they drop a name and a cycle, and it is held by neither.
+Bounds: tensors in tuples, or in a list that each step makes anew, are told without a name, and only where nothing else
+grows. Arrays and strings that a variable replaces by longer ones, and buffers (`bytearray`, `BytesIO`, `array.array`),
+are seen when the process grows by a mebibyte a step; a log of numbers, texts or small objects from 1,024 bytes a step.
+
+`del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by neither.
 
 Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #13246 (workers copy what they read).
 """
@@ -77,10 +77,8 @@ def watch_growth(
     watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
     called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
-    What is no container, NumPy array, tensor or graph node is not seen to grow: one string, `bytearray`, `array.array`
-    or `io.BytesIO`, or a chain of objects of which each holds the last.
-
-    A child process that never rests is waited for once, for half a minute.
+    Bounds: what is no container, tensor or graph node is not seen to grow: one string, one array, one `bytearray`. A
+    child process that never rests is waited for once, for half a minute.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.
@@ -107,5 +105,5 @@ def watch_growth(
         for _ in range(steps):
             step()
             counts.append(census.count())
-        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "lengths"}
+        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "changed"}
         return GrowthReport(steps, find_culprits(census, counts, series), series)

@@ -7,15 +7,16 @@ operator that made it to its last reference, and ask at the peak what each is fo
 (a measurement) and on fake ones, which have shapes and no data (a prediction, without a GPU):
 
     prediction = predict_peak(make_model, make_batch, make_optimizer, batch_size=64)
-    print(prediction)                                   # by category, by phase, and what is doubtful
+    print(prediction)                                   # by category, by phase
     prediction.fits(24 * 2**30)
     print(measure_peak(lambda: train_step(batch), model=model, optimizer=optimizer))
 
 On a CPU both count what operators return, and agree to the byte or nearly so. By the CPU allocator's own events that is
-all there is for linear layers and attention; inside of convolutions and LSTMs oneDNN takes more (0 to 21 % of the peaks
-of six small models, torch 2.13, x86-64), which no ledger of operators sees. For CUDA the prediction follows PyTorch's
-sources. One step was compared on a GPU (``data/gpu/memory.json``: a convolutional net and AdamW, H100, torch
-2.11+cu130): 1.97 GB were predicted, and the allocator's peak was 2.09 GB, 6 % more.
+all there is for linear layers and attention; inside of convolutions oneDNN takes more (0 to 20 % of the peaks of three
+small models, torch 2.13, x86-64), which no ledger of operators sees. For CUDA a prediction counts the same operators in
+the allocator's blocks; kernels' workspaces are not predicted. One step was compared on a GPU (``data/gpu/memory.json``:
+a convolutional net and AdamW, H100, torch 2.11+cu130): 1.97 GB were predicted, and the allocator's peak was 2.09 GB,
+6 % more.
 
 Sources: ``c10/cuda/CUDACachingAllocator.cpp``; ``torch.distributed._tools.mem_tracker``, which tracks categories under
 fake tensors too; pytorch's "Understanding CUDA memory usage".

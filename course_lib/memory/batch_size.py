@@ -55,7 +55,7 @@ class FittedBatchSize:
     """What this rank's step may hold."""
     trials: list[BatchSizeTrial]
     doubts: list[str] = field(default_factory=list)
-    """Why the next run may need more than was measured, or why the prediction was off."""
+    """Why the next run may need more than was measured, or that the prediction was off or impossible."""
 
     def __str__(self) -> str:
         predicted = "-" if self.predicted_bytes is None else readable_bytes(self.predicted_bytes)
@@ -86,9 +86,9 @@ def find_batch_size(
     is one that has run within the limit, as a rule at most some 4 % below the largest.
 
     Two predictions at small sizes give the lines, and a third checks them where they meet the limit. One real trial
-    there verifies them. If they were off, they are corrected and tried again: at most three trials. Where a prediction
-    has doubts (kernels that it cannot see into), the first trial takes half the size. Each rank may have a limit of its
-    own; the smallest answer counts. The optimizer's hooks run in trials.
+    there verifies them. If they were off, they are corrected and tried again: at most three trials. On a GPU the first
+    trial takes half the size, as kernels' workspaces are not predicted. Each rank may have a limit of its own; the
+    smallest answer counts. The optimizer's hooks run in trials.
 
     Args:
         model: The trials run where its parameters are. Of a DDP model the module inside runs, so that no rank waits.

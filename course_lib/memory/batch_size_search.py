@@ -148,9 +148,9 @@ class Search:
         )
         moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
         self.lines[size] = [self.elsewhere + held for held in moments]
-        self.tables[size], self.doubts = str(prediction), list(prediction.doubts)
+        self.tables[size] = str(prediction)
         if self.batches.differ:
-            self.doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
+            self.doubts = ["batches of one size differ in shape: let batch_fn make them of the longest samples"]
 
     def on_lines(self, size: int) -> int:
         """The highest of the lines through the two known sizes that are nearest."""
@@ -160,7 +160,7 @@ class Search:
         if len(near) == 1:  # as the constant is at least 0, it can't be more than this
             return max(self.lines[near[0]]) * max(size, near[0]) // near[0]
         first, second = (self.lines[known] for known in near)
-        if len(first) != len(second):  # other kernels at another size
+        if len(first) != len(second):  # other operators at another size
             first, second = [max(first)], [max(second)]
         distance, ahead = near[1] - near[0], size - near[0]
         return max(a + (b - a) * ahead // distance for a, b in zip(first, second, strict=True))
@@ -190,8 +190,8 @@ class Search:
             raise MemoryError(self._too_large())
         if not self.predicted:
             careful = min(largest, self._farthest())
-        if self.predicted and self.doubts and not self.trials:
-            careful = (largest + 1) // 2  # kernels that a prediction can't see into
+        if self.predicted and self.device.type == "cuda" and not self.trials:
+            careful = (largest + 1) // 2  # the workspaces of kernels are not predicted
         if last and not self.fitted:
             careful = max(1, careful * 9 // 10)
         size = self.rounded(careful)

@@ -7,7 +7,7 @@ import functools
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import torch
@@ -29,12 +29,16 @@ from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
-from course_lib.memory.doubts import custom_functions, doubts_about
-from course_lib.memory.kernels import AsOnCuda, AttentionMasks, FakeCopies, FakeLedger, without_data
+from course_lib.memory.fakes import CpuForCuda, FakeCopies, FakeLedger, without_data
 from course_lib.memory.ledger import Entry, Moment, Storage, in_categories, peak_by_phase, tensors_in
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 Precision = Literal["fp32", "bf16", "bf16-true"]
+WORKSPACES = "kernels' workspaces are not predicted"
+
+
+class Unpredictable(RuntimeError):
+    """A step whose values, or what a kernel keeps of it, would have to be known."""
 
 
 @dataclass(frozen=True)
@@ -53,8 +57,6 @@ class PeakPrediction:
     device: str
     precision: str
     batch_size: int | None
-    doubts: list[str] = field(default_factory=list)
-    """What was noticed and isn't in these numbers, or is a guess."""
 
     def fits(self, total_bytes: int, fraction: float = 0.9) -> bool:
         """Whether the peak, and on CUDA what is reserved for it, stays within a fraction of the memory there is."""
@@ -65,7 +67,7 @@ class PeakPrediction:
         return peak_by_phase(self.timeline)
 
     def table(self) -> str:
-        """The peak by category, the peak of each phase, and the doubts."""
+        """The peak by category, the peak of each phase, and what is not in it."""
         at = "" if self.batch_size is None else f" at batch size {self.batch_size}"
         lines = [f"predicted peak: {readable_bytes(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
         lines += in_categories(self.by_category)
@@ -74,7 +76,7 @@ class PeakPrediction:
             lines.append(f"  about {reserved} reserved by the allocator, without the CUDA context")
         phases = [f"{name} {readable_bytes(most)}" for name, most in self.peak_by_phase().items()]
         lines.append(f"by phase: {', '.join(phases)}")
-        return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
+        return "\n".join([*lines, WORKSPACES])
 
     __str__ = table
 
@@ -119,13 +121,14 @@ def predict_peak(
         accumulate_grad_batches: Micro-batches of a window. The loss is divided by it.
         ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
             ``gradient_as_bucket_view`` is False by default.
-        device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole), with the kernels that CUDA
-            is known to choose; ``"cpu"``: not rounded.
+        device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole); ``"cpu"``: not rounded. On
+            both the operators are those of a CPU: on a GPU dropout's masks are smaller, and attention with dropout
+            keeps no matrix.
         accumulate: The old name of ``accumulate_grad_batches``.
 
-    Not seen: what kernels take inside themselves (workspaces of cuDNN and cuBLAS, NCCL's buffers), extensions that
-    allocate by themselves or work on ``data_ptr``, what a custom ``autograd.Function`` keeps outside of tensors.
-    ``doubts`` says which of these were noticed. Checkpointing (``torch.utils.checkpoint``) is seen.
+    Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Nor is what
+    extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors. Checkpointing
+    (``torch.utils.checkpoint``) is seen.
 
     Afterwards the random generators, the default dtype and the grad mode are as before.
 
@@ -133,8 +136,8 @@ def predict_peak(
         TypeError: A module, an optimizer or a batch is given where a function that makes one is asked for.
         ValueError: An argument out of range, functions that return something else than asked for, a loss that isn't
             0-dim or has no graph.
-        RuntimeError: The step needs values that no kernel has computed, an operator that has no fake kernel, or tensors
-            that are on another device.
+        RuntimeError: The model has a recurrent layer; the step needs values that no kernel has computed, an operator
+            that has no fake kernel, or tensors that are on another device.
     """
     _check_functions(model_fn, batch_fn, optimizer_fn, loss_fn)
     if precision not in PRECISIONS:
@@ -159,14 +162,12 @@ def predict_peak(
         batch_size = int_of_at_least(1, "batch_size", batch_size)
         batch_fn = functools.partial(batch_fn, batch_size)
     ledger = FakeLedger()
-    cuda = AsOnCuda() if device == "cuda" else None
     with _undisturbed(), ExitStack() as stack:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         # Module.to swaps its tensors, which needs them without weak references: the memo's.
         fake.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
         stack.enter_context(fake)
-        stack.enter_context(cuda or nullcontext())
-        masks = stack.enter_context(AttentionMasks())
+        stack.enter_context(CpuForCuda() if device == "cuda" else nullcontext())
         stack.enter_context(_explained(device))
         model = _model(model_fn, precision)
         stack.enter_context(ledger)
@@ -177,7 +178,6 @@ def predict_peak(
         if ddp:
             buckets = [torch.empty(n, dtype=dtype) for n, dtype in _buckets(model)]
             ledger.name("gradients", buckets)
-        custom: set[str] = set()
         for micro_batches in (1, window_size):  # the first step is for the optimizer's state
             mark = ledger.mark()
             for _ in range(micro_batches):
@@ -187,13 +187,9 @@ def predict_peak(
                 ledger.watching = True
                 ledger.arrive("inputs", tensors_in(batch))
                 ledger.begin("forward")
-                ledger.workspace_bytes = 0
-                if cuda is not None:
-                    cuda.reserve_bytes = 0
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
                     loss = (loss_fn or default_loss)(model, batch)
                 _check_loss(loss)
-                custom |= custom_functions(loss)
                 loss = loss / window_size if window_size > 1 else loss
                 ledger.begin("backward")
                 torch.autograd.backward(loss)
@@ -215,7 +211,6 @@ def predict_peak(
         device=device,
         precision=precision,
         batch_size=batch_size,
-        doubts=list(doubts_about(ledger, model, cuda, custom, ddp, masks.seen)),
     )
 
 
@@ -240,7 +235,7 @@ def _explained(device: str) -> Iterator[None]:
     try:
         yield
     except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise RuntimeError(
+        raise Unpredictable(
             f"the step reads a value, or has a shape that depends on one ({error.func}), and a prediction has no "
             "values: take .item(), print, boolean indexing and packed sequences out of loss_fn and the model, or use "
             "measure_peak"
@@ -293,6 +288,11 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     model = _made(model_fn)
     if not isinstance(model, nn.Module):
         raise ValueError(f"model_fn must return a torch.nn.Module, got {_kind(model)}")
+    if any(isinstance(module, nn.RNNBase) for module in model.modules()):
+        raise Unpredictable(
+            "the model has a recurrent layer (LSTM, GRU, RNN), and what it keeps for backward is its kernel's choice: "
+            "use measure_peak"
+        )
     tensors = [*model.parameters(), *model.buffers()]
     given = [t for t in tensors if not isinstance(t, FakeTensor) or t.device.type == "meta"]
     if given:

@@ -303,7 +303,7 @@ def _tensors_in(value: Any) -> list[Tensor]:
 
 def graph_nodes(tensors: Sequence[Tensor]) -> set[Any]:
     """All nodes of autograd's graphs that these tensors keep alive."""
-    return {node for _, nodes in graph_roots(tensors, {}) for node in nodes}
+    return {node for _, nodes in graph_roots(tensors) for node in nodes}
 
 
 def validate_with(

@@ -9,7 +9,7 @@ from dataclasses import fields
 from pathlib import Path
 
 from course_lib._words import counted
-from course_lib.leaks.census import Census, Count, LruCache
+from course_lib.leaks.census import Census, Count
 from course_lib.leaks.culprits import Culprit, find_culprits
 from course_lib.leaks.holders import holder_of
 from course_lib.leaks.trend import growth
@@ -65,7 +65,7 @@ def _watched(found: list[Culprit]) -> Generator[None]:
             yield
             counts.append(census.count())
         grown = _grown(census, counts)
-        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "lengths"}
+        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "changed"}
         found += find_culprits(census, counts, series)
     filled = _filled(grown, {culprit.holder for culprit in found})
     lengths: list[dict[str, int]] = []
@@ -81,22 +81,19 @@ def _grown(census: Census, counts: list[Count]) -> set[int]:
     containers = census.containers()
     return {
         id(containers[place])
-        for place in counts[-1].lengths
+        for place in counts[-1].changed
         if place < len(containers)
-        and growth([count.lengths.get(place, census.lengths.item(place)) for count in counts])
+        and growth([count.changed.get(place, census.measures.item(place)) for count in counts])
     }
 
 
 def _filled(grown: set[int], culprits: set[str]) -> dict[int, str]:
-    """Fill up the lists among them, and give their names by their ids; and those of caches that are full in the end."""
+    """Fill up the lists among them, and give their names by their ids."""
     filled: dict[int, str] = {}
     for one in gc.get_objects():
-        if id(one) in grown and isinstance(one, list | deque | LruCache) and (holder := holder_of(one)) in culprits:
-            if not isinstance(one, LruCache):
-                one.extend([one[-1]] * FILLED)
-                filled[id(one)] = holder
-            elif one.cache_info().maxsize is not None:
-                filled[id(one)] = holder
+        if id(one) in grown and isinstance(one, list | deque) and (holder := holder_of(one)) in culprits:
+            one.extend([one[-1]] * FILLED)
+            filled[id(one)] = holder
     return filled
 
 

@@ -12,17 +12,20 @@ from typing import Any, Literal
 import psutil
 import torch
 from torch import nn
-from torch._subclasses.fake_tensor import DataDependentOutputException, DynamicOutputShapeException
 
 from course_lib._tensors import parameters_of
 from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
+<<<<<<< HEAD:rehearse/checks/memory.py
 from rehearse.report import Judgement, not_applicable, not_judged
 from rehearse.runs.run import Settings, TrainingRun
-
-MOST_DOUBTS = 2
+=======
+from course_lib.memory.predicting import WORKSPACES, Unpredictable
+from course_lib.preflight.report import Judgement, not_applicable, not_judged
+from course_lib.preflight.runs.run import Settings, TrainingRun
+>>>>>>> h2:course_lib/preflight/checks/memory.py
 
 
 @dataclass(frozen=True)
@@ -128,14 +131,11 @@ def _predicted(
             ddp=settings.world_size > 1,
             device=device,
         )
-    except RuntimeError as error:
-        if not isinstance(error.__cause__, DataDependentOutputException | DynamicOutputShapeException):
-            raise
-        why = "the step reads values of tensors, and a prediction has none (see memory.measure_peak)"
-        return not_applicable("memory", why)
+    except Unpredictable as error:
+        return not_applicable("memory", str(error))
     needs = max(predicted.peak_bytes, predicted.reserved_bytes)
     judgement = Judgement(facts={"predicted peak of the largest batch": readable_bytes(needs)})
-    judgement.notes += [f"memory: {doubt}" for doubt in predicted.doubts[:MOST_DOUBTS]]
+    judgement.notes.append(f"memory: {WORKSPACES}")
     if not largest.all_read:
         judgement.notes.append(
             f"memory: the largest of the first {counted(largest.read, 'batch', 'batches')} was tried"

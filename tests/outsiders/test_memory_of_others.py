@@ -96,8 +96,8 @@ MODELS = {
     "ConvNeXt": (convnext, images),
     "ResNet": (resnet, images),
 }
-DOUBTED = {"Llama, with a mask of ones": "a batch without padding may need less"}
-"""Where the prediction is too high by more than 2 %, and says why."""
+MASKED = "Llama, with a mask of ones"
+"""The prediction is too high, as transformers reads the mask, and drops one that masks nothing."""
 
 
 def loss_of(model, batch):
@@ -119,14 +119,14 @@ def measured_peak(model_fn, batch):
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("batch_size", [2, 16])
-def test_the_prediction_is_the_measured_peak_or_says_why_not(name, batch_size):
+def test_the_prediction_is_the_measured_peak(name, batch_size):
     model_fn, batch_fn = MODELS[name]
     predicted = predict_peak(model_fn, batch_fn, adamw, batch_size=batch_size, device="cpu")
     measured = measured_peak(model_fn, batch_fn(batch_size))
     error = predicted.peak_bytes / measured - 1
     print(f"{name:<27} {batch_size:>3}  predicted {predicted.peak_bytes:>11,}  measured {measured:>11,}  {error:+.3%}")
-    if name in DOUBTED:
-        assert 0.02 < error < 0.1 and any(DOUBTED[name] in doubt for doubt in predicted.doubts)
+    if name == MASKED:
+        assert 0.02 < error < 0.1
     else:
         assert abs(error) < 0.0001  # a few counters of steps
 
@@ -139,69 +139,4 @@ def test_a_model_that_exists_is_predicted_as_one_that_is_made(name):
         ready, made = (
             predict_peak(make, batch_fn, adamw, batch_size=2, device=device) for make in (lambda: model, model_fn)
         )
-        assert ready.peak_bytes == made.peak_bytes and ready.doubts == made.doubts
-
-
-# --------------------------------------------------------------------------------------------------------- on a GPU
-
-LARGE = {
-    "GPT-2": (lambda: transformers.GPT2LMHeadModel(transformers.GPT2Config()), 50257, 16),
-    "Llama, 6 layers": (
-        lambda: transformers.LlamaForCausalLM(
-            transformers.LlamaConfig(
-                vocab_size=32000, hidden_size=512, intermediate_size=1376, num_hidden_layers=6, num_attention_heads=8
-            )
-        ),
-        32000,
-        16,
-    ),
-    "BERT, 6 layers": (lambda: transformers.BertForMaskedLM(transformers.BertConfig(num_hidden_layers=6)), 30000, 32),
-    "ResNet-50": (lambda: timm.create_model("resnet50"), None, 64),
-    "ViT, small": (lambda: timm.create_model("vit_small_patch16_224"), None, 64),
-    "Swin, tiny": (lambda: timm.create_model("swin_tiny_patch4_window7_224"), None, 64),
-    "ConvNeXt, tiny": (lambda: timm.create_model("convnext_tiny"), None, 64),
-    "EfficientNet-B0": (lambda: timm.create_model("efficientnet_b0"), None, 64),
-}
-"""The model, its vocabulary (None: images of 224 pixels a side) and the batch size."""
-
-
-def large_batch(vocabulary, n):
-    if vocabulary is None:
-        return torch.randn(n, 3, 224, 224), torch.randint(0, 1000, (n,))
-    ids = torch.randint(0, vocabulary, (n, 256))
-    return {"input_ids": ids, "labels": ids}
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
-@pytest.mark.parametrize("name", LARGE)
-def test_a_prediction_on_a_gpu(name, precision):
-    model_fn, vocabulary, batch_size = LARGE[name]
-    predicted = predict_peak(
-        model_fn, lambda: large_batch(vocabulary, batch_size), adamw, loss_fn=loss_of, precision=precision
-    )
-    torch.cuda.empty_cache()
-    model = model_fn().cuda()
-    optimizer = adamw(model.parameters())
-    host = large_batch(vocabulary, batch_size)
-
-    def step():
-        batch = {key: t.cuda() for key, t in host.items()} if vocabulary else [t.cuda() for t in host]
-        with torch.autocast("cuda", torch.bfloat16, enabled=precision == "bf16"):
-            loss = loss_of(model, batch)
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    step()  # the optimizer's state
-    torch.cuda.reset_peak_memory_stats()
-    step()
-    peak = torch.cuda.max_memory_allocated()
-    measured = measure_peak(step, model=model, optimizer=optimizer)
-    tensors = measured.peak_bytes - measured.by_category["unseen"]
-    print(
-        f"{name:<16} {precision} × {batch_size}  predicted {predicted.peak_bytes / 1e6:>8,.0f} MB  "
-        f"max_memory_allocated {peak / 1e6:>8,.0f} MB  {predicted.peak_bytes / peak:.3f}"
-    )
-    assert 0.99 <= predicted.peak_bytes / tensors <= 1.02
-    assert 0.9 * peak <= predicted.peak_bytes <= 1.02 * peak
+        assert ready.peak_bytes == made.peak_bytes

@@ -1,0 +1,85 @@
+"""Fake tensors for a prediction: on the CPU whatever the device, copied without data."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.overrides import TorchFunctionMode
+
+from course_lib.memory.ledger import StorageLedger
+
+
+class CpuForCuda(TorchFunctionMode):
+    """Takes the name of a CUDA device for the CPU's.
+
+    A prediction runs fake *CPU* tensors on every machine, so that it says the same on all of them; torch without CUDA
+    can make fake CUDA tensors, but runs no backward through them.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._copies: dict[int, tuple[Tensor, Tensor]] = {}
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        name = getattr(func, "__name__", "")
+        if name == "__get__":  # a property, as x.shape
+            return func(*args)
+        args = tuple(self._cpu_instead(arg) for arg in args)
+        kwargs = {key: self._cpu_instead(value) for key, value in (kwargs or {}).items()}
+        return args[0] if name == "cuda" else func(*args, **kwargs)
+
+    def _cpu_instead(self, leaf: Any) -> Any:
+        if isinstance(leaf, torch.device) and leaf.type == "cuda":
+            return torch.device("cpu")
+        if isinstance(leaf, str) and (leaf == "cuda" or leaf.startswith("cuda:")):
+            return "cpu"
+        if isinstance(leaf, Tensor) and not isinstance(leaf, FakeTensor) and leaf.device.type == "cuda":
+            # A loss_fn closes over the weights of its classes, which are on the GPU already.
+            if id(leaf) not in self._copies:
+                self._copies[id(leaf)] = leaf, without_data(leaf)
+            return self._copies[id(leaf)][1]
+        return leaf
+
+
+class FakeLedger(StorageLedger):
+    """A ledger that gives the scalars of some losses the storages that real ones have."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = super().__torch_dispatch__(func, types, args, kwargs)
+        if func.overloadpacket in _LOSSES_IN_PLACE and result.dim() == 0:
+            result = args[0].new_empty(args[0].shape).as_strided((), ())
+            self._meet(result, made_here=True)
+        return result
+
+
+_LOSSES_IN_PLACE = {torch.ops.aten.mse_loss, torch.ops.aten.smooth_l1_loss, torch.ops.aten.binary_cross_entropy}
+"""They write the loss of each element and reduce it in place: the scalar keeps a storage as large as the input."""
+
+
+class FakeCopies(TorchFunctionMode):
+    """Lets modules of fake tensors be deep-copied, as ``nn.TransformerEncoder`` does with its layer.
+
+    Without it the copies' views don't share the copies' storages, and each ``weight.t()`` counts once more.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is not Tensor.__deepcopy__:
+            return func(*args, **(kwargs or {}))
+        tensor, memo = args
+        if id(tensor) not in memo:
+            fake = without_data(tensor)
+            if tensor.grad is not None:
+                fake.grad = without_data(tensor.grad)
+            memo[id(tensor)] = fake
+        return memo[id(tensor)]
+
+
+def without_data(tensor: Tensor) -> Tensor:
+    """Under a fake mode: a fake tensor of this one's kind."""
+    fake = torch.empty_strided(tensor.shape, tensor.stride(), dtype=tensor.dtype)
+    if isinstance(tensor, nn.Parameter):
+        return nn.Parameter(fake, requires_grad=tensor.requires_grad)
+    return fake.requires_grad_(tensor.requires_grad)
