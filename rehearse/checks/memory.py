@@ -18,14 +18,9 @@ from course_lib._words import counted, readable_bytes
 from course_lib.launch import RankError, run_ranks
 from course_lib.memory import predict_peak
 from course_lib.memory.ledger import tensors_in
-<<<<<<< HEAD:rehearse/checks/memory.py
+from course_lib.memory.predicting import WORKSPACES, Unpredictable
 from rehearse.report import Judgement, not_applicable, not_judged
 from rehearse.runs.run import Settings, TrainingRun
-=======
-from course_lib.memory.predicting import WORKSPACES, Unpredictable
-from course_lib.preflight.report import Judgement, not_applicable, not_judged
-from course_lib.preflight.runs.run import Settings, TrainingRun
->>>>>>> h2:course_lib/preflight/checks/memory.py
 
 
 @dataclass(frozen=True)
