@@ -1417,21 +1417,31 @@ def test_a_copy_and_a_trace_leave_a_loaded_state_as_it_is():
     assert [batch.item() for batch in resumed] == [0, 1, 2, 3, 4, 5]
 
 
-class OtherRandomness(Once):
-    """Without a length, and with a generator that is not torch's."""
-
-    __len__ = None
+class Own(Once):
+    """An author's sampler, which has no state."""
 
     def __init__(self):
         super().__init__(range(6))
-        self.generator = np.random.default_rng(0)
 
 
-def test_any_sampler_will_do():
-    loader, resumed = (MiniDataLoader(range(6), 2, sampler=OtherRandomness()) for _ in range(2))
-    next(iter(loader))
-    resumed.load_state_dict(loader.state_dict())
-    assert [batch.tolist() for batch in resumed] == [[2, 3], [4, 5]]
+class OwnWithState(Own):
+    def state_dict(self):
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+def test_within_an_epoch_a_sampler_of_ones_own_needs_a_state():
+    state = within_an_epoch(MiniDataLoader(range(6), batch_sampler=BatchSampler(Own(), 2, False)))
+    with pytest.raises(ValueError, match=r"within an epoch that BatchSampler has ordered, .* Give it state_dict"):
+        MiniDataLoader(range(6), batch_sampler=BatchSampler(Own(), 2, False)).load_state_dict(state)
+    loader, resumed = (MiniDataLoader(range(6), None, sampler=OwnWithState()) for _ in range(2))
+    resumed.load_state_dict(within_an_epoch(loader))
+    assert [int(sample) for sample in resumed] == [1, 2, 3, 4, 5]
+    ended, new = (MiniDataLoader(range(6), 2, sampler=Own()) for _ in range(2))
+    new.load_state_dict((len(list(ended)), ended.state_dict())[1])
+    assert [batch.tolist() for batch in new] == [[0, 1], [2, 3], [4, 5]]
 
 
 def test_a_bad_state_is_refused():

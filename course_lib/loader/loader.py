@@ -164,21 +164,20 @@ class MiniDataLoader(DataLoader[Sample]):
         if set(state) != set(start):
             raise ValueError(f"not a state of {type(self).__name__}: its keys are {sorted(map(str, state))}")
         delivered = state["batches_delivered"]
-        order_comes_again = is_of_torch(self._index_sampler) or hasattr(self._index_sampler, "load_state_dict")
-        if not order_comes_again and 0 < delivered != length_hint(self._index_sampler, -1):  # something is left of it
+        sampler = self._index_sampler
+        comes_again = is_of_torch(sampler) or hasattr(sampler, "load_state_dict")
+        if not comes_again and 0 < delivered != length_hint(sampler, -1):  # something is left of it
             raise ValueError(
-                f"the state is within an epoch whose order {type(self._index_sampler).__name__} has made, which is no "
-                "sampler of torch's and has no state: another order may come, with some samples twice and others "
-                "never. Wrap the batch sampler in a ShardedBatchSampler, and read that through a "
-                "course_lib.resume.ResumableDataLoader; or give it state_dict and load_state_dict; or take a state "
-                "from between two epochs"
+                f"the state is within an epoch that {type(sampler).__name__} has ordered, which has no state: another "
+                "order may come. Give it state_dict and load_state_dict, wrap it in a ShardedBatchSampler that a "
+                "ResumableDataLoader reads, or take a state from between two epochs"
             )
         if delivered and state["ranks"] != start["ranks"]:
             raise ValueError(
                 f"the state is within an epoch that {state['ranks']} rank(s) shared, here {start['ranks']} do: "
                 "course_lib.resume.ResumableDataLoader can go on with other ranks"
             )
-        if not self._is_stream and delivered > length_hint(self._index_sampler, delivered):
+        if not self._is_stream and delivered > length_hint(sampler, delivered):
             raise ValueError(
                 f"the state is {delivered} batches into an epoch, this loader's has {len(self)}: it was saved with "
                 "another dataset, sampler or batch size"
@@ -279,9 +278,7 @@ class _Batches:
         self._position, self._told_length, self._yielded = loader._begin_epoch(), loader._IterableDataset_len_called, 0
         self._read = 0 if self._is_stream else self._position["batches_delivered"]  # those that failed count too
         self._order_generator = loader.order_generator
-        before = self._order_generator.get_state()
         self._indices = iter(self._index_sampler)
-        self._drawn_at_once = not torch.equal(before, self._order_generator.get_state())
         self._first_index = not self._is_stream
         if self._position["draws_worker_seed"]:
             self._base_seed = _draw_seed(loader.generator)
@@ -336,12 +333,9 @@ class _Batches:
     def _draw_order(self) -> None:
         """Draw the first index from where the state says; without one, say where the generator stands now.
 
-        Since ``iter(loader)`` somebody may have seeded it, as a Trainer's callback does. An order that
-        ``iter(sampler)`` has drawn at once is not moved by that.
+        Since ``iter(loader)`` somebody may have seeded it, as a Trainer's callback does.
         """
         position = self._position
-        if self._drawn_at_once:
-            return
         if position["order_drawn"]:
             self._order_generator.set_state(position["order_generator"])
             if position["draws_worker_seed"] and self._seeds_workers:

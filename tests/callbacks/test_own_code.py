@@ -298,36 +298,6 @@ class HasSparseBuffers(Plain):
         return super().loss(x, y) * (1 + 0.1 * self.another_name.sum().clamp(0, 1))
 
 
-class Noisy:
-    def __init__(self):
-        self.draws = [np.random.default_rng(1)]
-
-    def __call__(self, x):
-        return x + torch.from_numpy(self.draws[0].standard_normal(x.shape)).to(x)
-
-
-class AddsNoise(Callback):
-    def __init__(self):
-        self.by_name = {"noise": torch.Generator().manual_seed(4)}
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        for parameter in pl_module.net.parameters():
-            parameter.grad += 0.1 * torch.randn(parameter.shape, generator=self.by_name["noise"])
-
-
-class HasGeneratorsInHelpers(Plain):
-    @staticmethod
-    def ahead():
-        return [AddsNoise()]
-
-    def __init__(self):
-        super().__init__()
-        self.noisy, self.choices = Noisy(), {"sign": random.Random(2)}
-
-    def loss(self, x, y):
-        return super().loss(self.choices["sign"].choice([-1, 1]) * self.noisy(x), y)
-
-
 class Grows:
     """Four batches in epoch 0, six in epoch 1, and so on."""
 
@@ -415,7 +385,6 @@ KINDS = [
     HasEpochsThatGrow,
     KeepsPlainAttributes,
     HasSparseBuffers,
-    HasGeneratorsInHelpers,
 ]
 TOLD = [
     "ignore:.*does not call DrawsEverywhere.on_train_epoch_start again",

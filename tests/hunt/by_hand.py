@@ -50,7 +50,7 @@ def can_be_trained_by_hand(run: DrawnRun) -> bool:
     otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith(("plateau", "every other"))
     # It may stop within a window, whose gradients are then left.
     otherwise |= run.stops_early == "val" and run.val_check_interval is not None
-    drawn = run.dropout or run.noisy_forward or run.own_generator != ""
+    drawn = run.dropout or run.noisy_forward
     otherwise |= run.own_code != () or run.precision == "bf16-true" or run.second_loader != ""
     otherwise |= run.batch_norm and max(run.ranks) > 1
     return not (drawn or run.goes_by_metrics or averages or run.more_epochs or otherwise)

@@ -15,7 +15,6 @@ from tests.hunt.pieces import (
     DRAWS,
     LOOP_SAVES,
     OWN_CODE,
-    OWN_GENERATORS,
     PLACES,
     SAMPLERS,
     SAVES,
@@ -98,7 +97,7 @@ def _with_data(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         shuffle=draw(MOSTLY),
         tail=draw(one_of("spread", "spread", "drop", "pad")),
         sampler=sampler,
-        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("own",), ("torch", "numpy", "python", "own"))),
+        noise=draw(one_of((), ("torch",), ("numpy",), ("python",), ("torch", "numpy", "python"))),
         collate_draws=draw(RARELY),
         asks_epoch=draw(RARELY),
         workers=tuple(draw(st.lists(one_of(0, 0, 0, 0, 0, 1, 2), min_size=1, max_size=2))),
@@ -115,7 +114,6 @@ def _with_a_network(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
         dropout=run.trainer and draw(OFTEN),
         frozen=draw(RARELY),
         noisy_forward=run.trainer and draw(RARELY),
-        own_generator=draw(one_of(*[""] * 3, *OWN_GENERATORS)) if run.trainer else "",
         precision=draw(one_of(*precisions)) if run.trainer else "",
     )
 
@@ -232,9 +230,7 @@ def _with_another_optimizer(draw: st.DrawFn, run: DrawnRun) -> DrawnRun:
     if draw(one_of("LBFGS", "by hand")) == "LBFGS":
         return replace(run, optimizer="LBFGS", clip=False, schedule=run.schedule.replace("one cycle", "plateau"))
     # Nothing here goes on within an epoch of it.
-    quiet = dict(
-        dropout=False, noisy_forward=False, own_generator="", clip=False, schedule="", frozen=False, saves="every epoch"
-    )
+    quiet = dict(dropout=False, noisy_forward=False, clip=False, schedule="", frozen=False, saves="every epoch")
     quiet |= dict(goes_by_metrics=False, own_code=(), saves_the_best=False)  # ExactResume keeps them
     quiet |= dict(beside=tuple(name for name in run.beside if name != "a checkpoint of an exception"))
     quiet |= dict(stops_early="", max_steps=-1)  # with which Lightning counts the epoch that has ended once more

@@ -111,15 +111,4 @@ WITH_THE_SAME_OBJECTS = {
         kills=(Kill(1, "end"), Kill(1, "end")),
         same_objects=True,
     ),
-    # Their first seeds were forgotten where a fit began that had no loader yet.
-    "generators of a dataset's own, in a third fit": DrawnRun(
-        samples=2,
-        batch_size=1,
-        sampler="",
-        loader="MiniDataLoader",
-        noise=("own",),
-        max_epochs=1,
-        kills=(Kill(2), Kill(1)),
-        same_objects=True,
-    ),
 }

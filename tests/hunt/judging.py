@@ -34,7 +34,7 @@ MAY_BE_REFUSED: dict[str, str] = {
     r"StochasticWeightAveraging has been in a fit before": "it makes its schedule once",
     r"without a length: Lightning fetches a batch ahead": "its position is that of what has been fetched",
     r"does not know where it was": "torch's loader, within an epoch",
-    r"whose order Batches drew from": "only the states of torch's generators are kept",
+    r"within an epoch that Batches has ordered": "a sampler of the author's own has no state",
     r"had drawn its order": "torch's loader with workers, or over a sampler that draws at once, ahead of a first batch",
     r"and so it is in no checkpoint": "a loader saves a state, but none of its sampler's",
     r"which needs frequency=1: Lightning counts a larger one in batches": "updates that are skipped are no batches",

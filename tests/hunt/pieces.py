@@ -24,7 +24,6 @@ OWN_CODE = (
     *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None", "keeps plain attributes"),
 )
 """What a module does by itself, beside its optimizer. On several ranks, the first five."""
-OWN_GENERATORS = ("torch", "numpy", "python", "numpy in a list", "python in a dict")
 BESIDE = (
     *("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode"),
     "a callback that draws",
@@ -82,7 +81,7 @@ class DrawnRun:
     reload_every: int = 0
     """Epochs after which a data module makes the loader again."""
     noise: tuple[str, ...] = ()
-    """Generators that a sample draws from: ``python``, ``numpy``, ``torch``, and the dataset's ``own``."""
+    """Generators that a sample draws from: ``python``, ``numpy`` and ``torch``."""
     collate_draws: bool = False
     asks_epoch: bool = False
     sized: bool = False
@@ -98,8 +97,6 @@ class DrawnRun:
     thaws: bool = False
     """Whether what is frozen is trained from epoch 1 on, and dropout is left out from there on."""
     noisy_forward: bool = False
-    own_generator: str = ""
-    """Of which kind the generator is that the module holds and draws from, in a validation too."""
     own_code: tuple[str, ...] = ()
     precision: str = ""
     optimizer: str = "SGD"

@@ -65,20 +65,6 @@ CALLBACKS_BESIDE = {
     "a checkpoint of an exception": "OnExceptionCheckpoint(Path(folder, 'exception'))",
     "a callback that draws": "Draws()",
 }
-OWN_GENERATORS = {
-    "torch": "torch.Generator(DEVICE).manual_seed(7)",
-    "numpy": "np.random.default_rng(7)",
-    "python": "random.Random(7)",
-    "numpy in a list": "[np.random.default_rng(7)]",
-    "python in a dict": "{'noise': random.Random(7)}",
-}
-OWN_NOISE = {
-    "torch": "torch.rand((), generator=self.generator, device=DEVICE).item()",
-    "numpy": "self.generator.random()",
-    "python": "self.generator.random()",
-    "numpy in a list": "self.generator[0].random()",
-    "python in a dict": "self.generator['noise'].random()",
-}
 
 
 class OwnCode(NamedTuple):
@@ -178,8 +164,6 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "numpy_noise": "x = x + np.random.rand()" if "numpy" in run.noise else "",
         "torch_noise": "x = x + torch.rand(()).item()" if "torch" in run.noise else "",
         "asks_epoch": "x = x + resume.epoch_of_this_batch()" if run.asks_epoch else "",
-        "samples_own": "self.own = SimpleNamespace(parts=[np.random.default_rng(5)])" if "own" in run.noise else "",
-        "sample_noise": "x = x + self.own.parts[0].random()" if "own" in run.noise else "",
         "collate_noise": "x = x + torch.rand(()).item()" if run.collate_draws else "",
         "layers": ", ".join([*layers, "nn.Tanh()", "nn.Linear(4, 1)"]),
         "trained": "list(net.parameters())" if run.thaws else "[one for one in net.parameters() if one.requires_grad]",
@@ -244,9 +228,6 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "thaws": run.thaws,
         "asks_length": "self.trainer.estimated_stepping_batches" if run.asks_length else "",
         "noise": "x = x + torch.randn_like(x)" if run.noisy_forward else "",
-        "own_generator": f"self.generator = {OWN_GENERATORS[run.own_generator]}" if run.own_generator else "",
-        "own_noise": f"x = x + {OWN_NOISE[run.own_generator]}" if run.own_generator else "",
-        "draws_in_validation": OWN_NOISE[run.own_generator] if run.own_generator else "",
         "goes_by_metrics": f"x = x + {LOGGED_LAST}" if run.goes_by_metrics else "",
         "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
         **_own_code(run),

@@ -12,7 +12,6 @@ import random
 import signal
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
@@ -58,7 +57,6 @@ class Samples(Dataset):
         self.x = torch.randn($samples, 3, generator=generator, dtype=torch.float64)
         self.y = torch.randn($samples, 1, generator=generator, dtype=torch.float64)
         $bad_sample
-        $samples_own
 
     def __len__(self):
         return len(self.x)
@@ -72,7 +70,6 @@ class Samples(Dataset):
         $python_noise
         $numpy_noise
         $torch_noise
-        $sample_noise
         $asks_epoch
         return x, self.y[index], index
 
@@ -200,7 +197,6 @@ class Module(LightningModule):
         super().__init__()
         self.net, self.log_path = make_net(), log
         $own_parts
-        $own_generator
         $frozen
         $by_hand
 
@@ -211,7 +207,6 @@ class Module(LightningModule):
         line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
         write(self.log_path, **line)
         $noise
-        $own_noise
         $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
         $loss_of_a_second_batch
@@ -245,7 +240,6 @@ class Module(LightningModule):
 
     def validation_step(self, batch):
         self.may_die("within validation")
-        $draws_in_validation
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):

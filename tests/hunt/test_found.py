@@ -502,24 +502,6 @@ FOUND = {
         saves="an exception",
         kills=(Kill(4, "within step"),),
     ),
-    # What a module drew from a generator of its own began again with each life.
-    "torch's generator that a module holds, within a window": DrawnRun(
-        samples=12, own_generator="torch", accumulate_grad_batches=3, saves="an exception", kills=(Kill(5, "start"),)
-    ),
-    "NumPy's, and an exception within a validation": DrawnRun(
-        samples=8,
-        own_generator="numpy",
-        max_epochs=1,
-        validates_epochs=True,
-        saves="an exception",
-        kills=(Kill(1, "within validation"),),
-    ),
-    "torch's on two ranks, of which one dies": DrawnRun(
-        samples=12, batch_size=1, own_generator="torch", ranks=(2,), kills=(Kill(4, "forward", hard=True, of_rank=1),)
-    ),
-    "Python's, in a second fit": DrawnRun(
-        samples=12, own_generator="python", more_epochs=1, kills=(Kill(16, "forward", hard=True), Kill(1))
-    ),
     # An epoch that was begun by a resume, and saved ahead of its first batch again, was taken for one that has ended.
     "an epoch's start, saved by hand, twice": DrawnRun(
         samples=1,
