@@ -14,7 +14,7 @@ PAGE = ROOT / "docs" / "pages" / "gallery.md"
 START = """\
 # Public scripts, judged
 
-{scripts} training scripts of {repositories} public repositories, at the commits that are named here, were played or tried as they stand: `make corpus` does it again, and fails where a report differs from what was read in the script by hand. The data alone is generated, in the form of the true data, so nothing here says how well a model learns.
+{scripts} training scripts of {repositories} public repositories, at the commits that are named here, were rehearsed or tried as they stand: `make corpus` does it again, and fails where a report differs from what was read in the script by hand. The data alone is generated, in the form of the true data, so nothing here says how well a model learns.
 
 **{right} of the {judged} that could be judged have nothing against them.** {found} below have a finding that is true.{failing} Most are examples, written to show one thing in few lines, and they show it: a finding says what a longer run would do that is built on one. Each can be read at its link; none of their code is quoted.
 

@@ -28,7 +28,7 @@ from course_lib._processes import cpu_seconds, interrupts_held, started_by
 from rehearse.scripts.journal import Journal
 
 GONE_SECONDS = 10.0
-"""How long a play may wait until what it has killed is gone."""
+"""How long a rehearsal may wait until what it has killed is gone."""
 IDLE_SECONDS = 60.0
 """Without any use of the CPU, after which a script waits for something that does not come."""
 GRACE_SECONDS = 5.0
@@ -62,7 +62,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be played, as the stage is told."""
+    """What is to be rehearsed, as the stage is told."""
 
     script: str
     arguments: tuple[str, ...]
@@ -99,17 +99,17 @@ def play(
     turned: tuple[str, bool] | None = None,
     folder: str | os.PathLike[str] | None = None,
 ) -> Journal:
-    """The journal of a script that is played in a process of its own.
+    """The journal of a script that is rehearsed in a process of its own.
 
     Args:
         script: The path of the script; it stays as it is, and so do the files that it would write.
         arguments: The script's own.
-        seconds: Of CPU time that the play may take; what was played until then is in the journal.
-        ranks: How many processes the run has, of which one is played; for a script that torchrun starts.
-        rank: Which of them is played.
+        seconds: Of CPU time that the rehearsal may take; what was rehearsed until then is in the journal.
+        ranks: How many processes the run has, of which one is rehearsed; for a script that torchrun starts.
+        rank: Which of them is rehearsed.
         turned: A line that compares a value, ``"train.py:57"``, and what it answers each time.
         folder: Where the script's output is kept; by default it is not. The files that the script writes are gone with
-            the play.
+            the rehearsal.
 
     Raises:
         FileNotFoundError: There is no such script.
@@ -159,7 +159,7 @@ def stage_each(plays: Sequence[Play], *, at_once: int = 2) -> list[tuple[Any, st
 
 
 class _Playing:
-    """A play that goes on in its process."""
+    """A rehearsal that goes on in its process."""
 
     def __init__(self, asked: Play) -> None:
         path = Path(asked.script).resolve()
@@ -200,7 +200,7 @@ class _Playing:
         if self.process.poll() is not None:
             self.why = f"its process ended with exit code {self.process.returncode}"
             if self.told_to_end and self.process.returncode == -signal.SIGTERM:  # nothing of ours had taken that over
-                self.why = f"nothing was played yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
+                self.why = f"nothing was rehearsed yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
         elif time.monotonic() > self.looked + LOOK_SECONDS:
             self._look()
         if self.why:
@@ -256,7 +256,7 @@ def _terminal() -> tuple[BinaryIO, int]:
     try:
         keyboard, screen = os.openpty()
     except OSError:  # a container may have none
-        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # closed with the play
+        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # closed with the rehearsal
     termios.tcsetwinsize(screen, TERMINAL_SIZE)
     os.write(keyboard, END_OF_INPUT * 64)
     return os.fdopen(keyboard, "wb"), screen

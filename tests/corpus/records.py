@@ -10,7 +10,7 @@ from typing import Any
 
 RECORDS = Path(__file__).with_name("records.toml")
 BY_SCRIPT = {"workers", "bad_step", "memory", "growth"}
-"""What no play of a script sees."""
+"""What no rehearsal of a script sees."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Script:
     data: str = ""
     """The function of data.py that generates what it reads, before it starts."""
     by: str = "script"
-    """``"fit"``: its first ``Trainer.fit`` is judged by ``rehearse(trainer, model, data)``, and no play of it."""
+    """``"fit"``: its first ``Trainer.fit`` is judged by ``rehearse(trainer, model, data)``, and no rehearsal of it."""
     ranks: int = 1
     seconds: float = 300.0
-    """Of CPU time that a play may take."""
+    """Of CPU time that a rehearsal may take."""
     steps: int | None = None
     """The optimizer steps that it makes, reckoned by hand; None where values decide, or where they are not counted."""
     reckoned: str = ""

@@ -1,4 +1,4 @@
-"""resume: whether what a played script saves is taken up again by some line of it."""
+"""resume: whether what a rehearsed script saves is taken up again by some line of it."""
 
 from __future__ import annotations
 
@@ -61,7 +61,7 @@ def _without_states(journal: Journal, begun: str, trees: Iterable[ast.AST]) -> J
     """The run goes on from a number in the checkpoint, and nothing else of the optimizer is in it."""
     optimizers = {optimizer.name for optimizer in journal.optimizers}
     begins_anew = bool(journal.schedules) and not _is_moved_to_its_epoch(trees)
-    if not begins_anew and optimizers <= {"SGD"}:  # which may keep nothing; a play does not know its momentum
+    if not begins_anew and optimizers <= {"SGD"}:  # which may keep nothing; a rehearsal does not know its momentum
         return Judgement(notes=[f'resume: what begins at the checkpoint\'s "{begun}" has no state of the optimizer'])
     lost = "the schedule begins anew" if begins_anew else f"{' and '.join(sorted(optimizers))} has no averages"
     return Judgement().find(

@@ -1,6 +1,6 @@
 """``python -m tests.rehearse.scripts.night_search CASES SEED``: search for a script that is rehearsed wrongly.
 
-Each drawn script is really run and counted, and played and judged. What is counted has to be equal; a right script has
+Each drawn script is really run and counted, and rehearsed. What is counted has to be equal; a right script has
 no finding, and one with a fault planted in it has findings of the check that is for it alone. The first that is wrong
 is shrunk to the fewest pieces and printed.
 """
@@ -96,7 +96,7 @@ def _be_rank(rank: int, script: Path, out: Path) -> NoReturn:
 
 
 def wrong_about(night: Night) -> str:
-    """In what the play of it is wrong; empty where it is right."""
+    """In what the rehearsal of it is wrong; empty where it is right."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("real", "played"):
@@ -112,7 +112,7 @@ def wrong_about(night: Night) -> str:
         try:
             report = rehearse_script("train.py", ranks=night.ranks)
         except NotRehearsed as error:
-            return f"not played: {error}"
+            return f"not rehearsed: {error}"
         finally:
             os.chdir(here)
         return "\n".join([*_counted_otherwise(report, real, night), *_judged_otherwise(report, night)])

@@ -241,8 +241,8 @@ def test_plays_with_other_answers_take_no_longer_in_all_than_the_seconds_given(s
     assert len(others.turned) == tried
     notes = of_scripts._what_hangs_on_values(journal, others)
     left = ", ".join(places[tried:])
-    said = [note for note in notes if "was not played" in note]
-    assert said == ([f"What the script does with another answer in {left} was not played{why}"] if left else [])
+    said = [note for note in notes if "was not rehearsed" in note]
+    assert said == ([f"What the script does with another answer in {left} was not rehearsed{why}"] if left else [])
 
 
 @pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])

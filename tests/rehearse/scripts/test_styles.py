@@ -1012,7 +1012,7 @@ def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_p
     for line in range(first, first + 4):
         assert f"while train.py:{line} goes on answering False (8 times); with the other answer: " in notes
     others = ", ".join(f"train.py:{line}" for line in range(first + 4, first + len(stops)))
-    assert f"What the script does with another answer in {others} was not played" in notes
+    assert f"What the script does with another answer in {others} was not rehearsed" in notes
 
 
 @pytest.mark.thorough
