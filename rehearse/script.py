@@ -29,7 +29,6 @@ from rehearse.checks.scripts.horizon import judge_horizon
 from rehearse.checks.scripts.length import judge_length
 from rehearse.checks.scripts.no_sync import judge_no_sync
 from rehearse.checks.scripts.order import judge_order
-from rehearse.checks.scripts.resume import judge_resume
 from rehearse.checks.scripts.setup import judge_setup
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
@@ -53,6 +52,7 @@ UNSEEN = {
     "bad_step": "a rehearsal computes no gradients that could be bad",
     "memory": "a rehearsal holds no graphs",
     "growth": "a rehearsal holds no graphs",
+    "resume": "a rehearsal of a script stops nowhere",
 }
 """The checks that ask for what a rehearsal leaves out."""
 EXPECTATIONS = ("final_lr",)
@@ -226,7 +226,6 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         "no_sync": lambda: judge_no_sync(journal),
         "changes": lambda: judge_changes(journal),
         "setup": lambda: judge_setup(journal),
-        "resume": lambda: judge_resume(journal),
         "validation": lambda: judge_validation(journal),
     }
     judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})

@@ -102,20 +102,10 @@ class Saved(NamedTuple):
     """A file was written with ``torch.save`` or safetensors."""
 
     file: str
-    states: tuple[tuple[str, str], ...]
-    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"``, ``"scaler"``, ``"number"`` (a
-    whole one) or ``"nested"`` (an optimizer's or a schedule's state further down)."""
-
-
-class Loaded(NamedTuple):
-    """``load_state_dict`` took a state up."""
-
-    what: str
-    """``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"model"``."""
 
 
 Event = (
-    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
+    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved
 )
 
 

@@ -1,4 +1,4 @@
-"""Play a script through to its end in seconds: ``play("train.py", ["--epochs", "14"])`` -> its journal.
+"""A script is rehearsed to its end in seconds: ``play_each([Play("train.py", ("--epochs", "14"))])`` -> its journal.
 
 A training script's control flow is cheap, its arithmetic is dear. So the first micro-batches are real, and after them a
 forward returns what it returned for inputs of these shapes, steps are recorded and not computed, and a loader hands
@@ -45,7 +45,7 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Play:
-    """What :func:`play` is asked for."""
+    """What is asked of a process that rehearses a script, whose files stay as they are."""
 
     script: str | os.PathLike[str]
     arguments: tuple[str, ...] = ()
@@ -87,35 +87,6 @@ class Task:
         unfinished = Path(self.folder, "unfinished")
         unfinished.write_bytes(pickle.dumps(value))
         unfinished.rename(Path(self.folder, "given_back"))
-
-
-def play(
-    script: str | os.PathLike[str],
-    arguments: Sequence[str] = (),
-    *,
-    seconds: float = 300.0,
-    ranks: int = 1,
-    rank: int = 0,
-    turned: tuple[str, bool] | None = None,
-    folder: str | os.PathLike[str] | None = None,
-) -> Journal:
-    """The journal of a script that is rehearsed in a process of its own.
-
-    Args:
-        script: The path of the script; it stays as it is, and so do the files that it would write.
-        arguments: The script's own.
-        seconds: Of CPU time that the rehearsal may take; what was rehearsed until then is in the journal.
-        ranks: How many processes the run has, of which one is rehearsed; for a script that torchrun starts.
-        rank: Which of them is rehearsed.
-        turned: A line that compares a value, ``"train.py:57"``, and what it answers each time.
-        folder: Where the script's output is kept; by default it is not. The files that the script writes are gone with
-            the rehearsal.
-
-    Raises:
-        FileNotFoundError: There is no such script.
-    """
-    [journal] = play_each([Play(script, tuple(arguments), seconds, ranks, rank, turned, folder)])
-    return journal
 
 
 def play_each(plays: Sequence[Play]) -> list[Journal]:

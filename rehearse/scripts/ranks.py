@@ -76,7 +76,7 @@ def _count_processes(lapse: Lapse) -> None:
         started += 1
         lapse.journal.elsewhere = (
             f"it starts {counted(started, 'process', 'processes')} by multiprocessing.Process, and a rehearsal sees "
-            "its own alone. Start its ranks by torchrun (--ranks 2 rehearses one of them) or torch.multiprocessing.spawn"
+            "its own alone. Start its ranks by torchrun (--ranks 2 rehearses one) or torch.multiprocessing.spawn"
         )
         begin(process)
 

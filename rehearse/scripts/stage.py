@@ -1,4 +1,4 @@
-"""The process in which a script is rehearsed: ``python -m rehearse.scripts.stage TASK``, begun by ``play``.
+"""The process in which a script is rehearsed: ``python -m rehearse.scripts.stage TASK``, begun by ``player``.
 
 The rooms take the places of torch's functions, the script runs as ``__main__``, and the journal is written to a file,
 however the script ends.

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).with_name("records.toml")
-BY_SCRIPT = {"workers", "bad_step", "memory", "growth"}
+BY_SCRIPT = {"workers", "bad_step", "memory", "growth", "resume"}
 """What no rehearsal of a script sees."""
 
 
@@ -49,6 +49,8 @@ class Script:
     not_judged: dict[str, str] = field(default_factory=dict)
     """Check, and a part of the reason."""
     findings: list[Finding] = field(default_factory=list)
+    missed: list[Finding] = field(default_factory=list)
+    """What is true and is not found."""
 
     @property
     def unjudged(self) -> set[str]:
@@ -81,8 +83,8 @@ def read_records(path: Path = RECORDS) -> list[Repository]:
 
 
 def _script(written: dict[str, Any]) -> Script:
-    findings = [Finding(**finding) for finding in written.pop("findings", [])]
-    return Script(findings=findings, **written)
+    findings, missed = ([Finding(**one) for one in written.pop(name, [])] for name in ("findings", "missed"))
+    return Script(findings=findings, missed=missed, **written)
 
 
 def differences(script: Script, report: Mapping[str, Any] | None, says: str = "") -> list[str]:

@@ -39,7 +39,6 @@ FOUND = (
     Night(loss="decay", accumulate=3, fault="loss not divided"),
     Night(loss="sum", accumulate=2, fault="loss not divided"),
     Night(loss="twice", accumulate=2, fault="loss not divided"),
-    Night(schedule="sequential", save="each epoch", fault="schedule not loaded"),
     Night(schedule="one cycle", epochs=1, fault="stepped by epoch"),
     Night(windows=2, epochs=1, fault="no zero_grad"),
     Night(validation="within an epoch", over="loader"),

@@ -6,7 +6,7 @@ import pytest
 
 from rehearse.report import Judgement, Kind, Unjudged, report_of
 from rehearse.script import SCRIPT_CHECKS, add_fit, rehearse_script
-from rehearse.scripts.player import play
+from tests.rehearse.scripts.playing import play
 from tests.rehearse.scripts.test_counts import assert_equal, really_run
 from tests.rehearse.scripts.test_faults import planted
 

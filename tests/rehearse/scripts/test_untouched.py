@@ -19,7 +19,7 @@ from rehearse.script import NotRehearsed, rehearse_script
 from rehearse.scripts import player
 from rehearse.scripts.journal import Journal
 from rehearse.scripts.lapse import Lapse, is_librarys
-from rehearse.scripts.player import play
+from tests.rehearse.scripts.playing import play
 
 SCRIPTS = Path(__file__).with_name("examples")
 TRAIN = """
