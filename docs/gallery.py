@@ -14,11 +14,14 @@ PAGE = ROOT / "docs" / "pages" / "gallery.md"
 START = """\
 # Public scripts, judged
 
-{scripts} training scripts of {repositories} public repositories, at the commits that are named here, were played or tried as they stand: `make corpus` does it again, and fails where a report differs from what was read in the script by hand. The data alone is generated, in the form of the true data, so nothing here says how well a model learns.
+{scripts} training scripts of {repositories} public repositories, at the commits that are named here, were rehearsed or tried as they stand: `make corpus` does it again, and fails where a report differs from what was read in the script by hand. The data alone is generated, in the form of the true data, so nothing here says how well a model learns.
 
-**{right} of the {judged} that could be judged have nothing against them.** {found} below have a finding that is true.{failing} Most are examples, written to show one thing in few lines, and they show it: a finding says what a longer run would do that is built on one. Each can be read at its link; none of their code is quoted.
+**{right} of the {judged} that could be judged have nothing against them.** {found} below have a finding that is true, and in {missed} more something is true that no check looks for.{failing} Most are examples, written to show one thing in few lines, and they show it: a finding says what a longer run would do that is built on one. Each can be read at its link; none of their code is quoted.
 
 ## What was found
+"""
+MISSED = """
+## What was not found
 """
 RIGHT = """
 ## What was right
@@ -44,21 +47,19 @@ def gallery_page(records: str) -> str:
     scripts = [(repository, script) for repository in written["repository"] for script in repository["scripts"]]
     found = [pair for pair in scripts if pair[1].get("findings")]
     failing = [pair for pair in scripts if pair[1].get("fails")]
-    right = [pair for pair in scripts if pair not in found and pair not in failing]
+    missed = [pair for pair in scripts if pair[1].get("missed")]
+    right = [pair for pair in scripts if pair not in [*found, *missed, *failing]]
     page = START.format(
         scripts=len(scripts),
         repositories=len(written["repository"]),
         judged=len(scripts) - len(failing),
         right=len(right),
         found=len(found),
+        missed=len(missed),
         failing=f" {len(failing)} did not start here." if failing else "",
     )
-    for repository, script in found:
-        page += f"\n### {repository['name']}, {script['file']}\n\n"
-        page += f"[The script]({_address(repository, script)}) at {repository['commit'][:7]}, {_started(script)}.\n"
-        for finding in script["findings"]:
-            page += f"\n**`{finding['check']}`**: {finding['what']} *Why it is true:* {finding['why']} "
-            page += f"*What it costs their run:* {finding['costs']}\n"
+    page += "".join(_told(*pair, "findings") for pair in found)
+    page += MISSED + "".join(_told(*pair, "missed") for pair in missed)
     page += RIGHT
     for repository, script in right:
         steps = f"{script['steps']:,}: " if "steps" in script else ""
@@ -67,6 +68,15 @@ def gallery_page(records: str) -> str:
         page += FAILING
         page += "".join(f"| {_link(*pair)} | {pair[1]['because']} |\n" for pair in failing)
     return page
+
+
+def _told(repository: dict[str, Any], script: dict[str, Any], name: str) -> str:
+    text = f"\n### {repository['name']}, {script['file']}\n\n"
+    text += f"[The script]({_address(repository, script)}) at {repository['commit'][:7]}, {_started(script)}.\n"
+    for finding in script[name]:
+        text += f"\n**`{finding['check']}`**: {finding['what']} *Why it is true:* {finding['why']} "
+        text += f"*What it costs their run:* {finding['costs']}\n"
+    return text
 
 
 def _link(repository: dict[str, Any], script: dict[str, Any]) -> str:

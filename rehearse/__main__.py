@@ -1,6 +1,6 @@
 """``python -m rehearse package.module:make_run``, or ``… [options] train.py [its arguments]``.
 
-A script is played to its end as it stands; see :func:`rehearse.rehearse_script`. ``make_run()`` returns
+A script is rehearsed to its end as it stands; see :func:`rehearse.rehearse_script`. ``make_run()`` returns
 ``(trainer, model, data)``, and the validation's loaders where the fit is given them, or ``(trainer, model)``, or a dict
 of the arguments of ``rehearse_loop``.
 The exit code is 0 where the run is ready, 1 where something was found, and 2 where that is not known: the run could
@@ -95,9 +95,9 @@ def _script_judged(
 
 
 def _script_parser() -> argparse.ArgumentParser:
-    parser = _parser("a training script before it starts, by playing it to its end; its own arguments stand behind it")
+    parser = _parser("a training script by rehearsing it to its end; its own arguments stand behind its path")
     parser.usage = "%(prog)s [options] train.py [its arguments]"
-    parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that each play may take (300)")
+    parser.add_argument("--seconds", type=float, default=300.0, help="of CPU time that each rehearsal may take (300)")
     parser.add_argument("--ranks", type=int, default=1, help="processes that torchrun would start (1)")
     parser.add_argument("--plot", metavar="FILE", help="write a picture of the night there, a PNG")
     return parser

@@ -38,11 +38,9 @@ from rehearse.checks.own_windows import judge_own_windows
 from rehearse.checks.restart import judge_restarts
 from rehearse.checks.resume import Stop, go_on, judge_resume, stop
 from rehearse.checks.setup import (
-    judge_callback_order,
     judge_counting,
     judge_refusal,
     judge_setup,
-    with_callbacks_in_order,
 )
 from rehearse.checks.validation import judge_validation
 from rehearse.checks.window import judge_windows
@@ -199,13 +197,6 @@ def _judged_one_by_one(
     if "resume" not in skip:
         now_trying("a stop and a resume (resume)")
         judgement.add(_judged_by_resuming(run, deep, seconds))
-    names = run.callback_names()
-    if deep and "setup" not in skip and len(names) > 1:
-        now_trying("the callbacks in the opposite order (setup)")
-        trials = [with_callbacks_in_order(run, opposite=opposite) for opposite in (False, False, True)]
-        answers = try_on_copies(trials, seconds=seconds)
-        if not any(answer.error for answer in answers):  # setup says it, or the opposite order is impossible
-            judgement.add(guarded("setup", judge_callback_order, names, *(answer.value for answer in answers)))
     return judgement
 
 

@@ -48,7 +48,7 @@ class Finding:
     chapter: str
     """The chapter that explains it: ``"05_counting_steps"``."""
     micro_batch: int | None = None
-    """The first at which it shows, of a script that was played; None where it has no place in the run."""
+    """The first at which it shows, of a script that was rehearsed; None where it has no place in the run."""
 
     def __str__(self) -> str:
         parts = {"means": self.means, "cure": self.cure, "read": self.chapter}

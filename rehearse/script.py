@@ -1,9 +1,9 @@
-"""Is a training script right, before it costs a night? It is played to its end, unchanged, and what it did is judged.
+"""Is a training script right, before it costs a night? It is rehearsed, unchanged, and what it did is judged.
 
     report = rehearse_script("train.py", ["--epochs", "90"])
     print(report)
 
-The checks are those of :func:`rehearse.rehearse`, by the same names, on the journal of the play.
+The checks are those of :func:`rehearse.rehearse`, by the same names, on the journal of the rehearsal.
 """
 
 from __future__ import annotations
@@ -29,7 +29,6 @@ from rehearse.checks.scripts.horizon import judge_horizon
 from rehearse.checks.scripts.length import judge_length
 from rehearse.checks.scripts.no_sync import judge_no_sync
 from rehearse.checks.scripts.order import judge_order
-from rehearse.checks.scripts.resume import judge_resume
 from rehearse.checks.scripts.setup import judge_setup
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
@@ -49,15 +48,16 @@ from rehearse.scripts.player import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
 UNSEEN = {
-    "workers": "a play starts no workers: take the loader to rehearse_loop",
-    "bad_step": "a play computes no gradients that could be bad",
-    "memory": "a play holds no graphs",
-    "growth": "a play holds no graphs",
+    "workers": "a rehearsal starts no workers: take the loader to rehearse_loop",
+    "bad_step": "a rehearsal computes no gradients that could be bad",
+    "memory": "a rehearsal holds no graphs",
+    "growth": "a rehearsal holds no graphs",
+    "resume": "a rehearsal of a script stops nowhere",
 }
-"""The checks that ask for what a play leaves out."""
+"""The checks that ask for what a rehearsal leaves out."""
 EXPECTATIONS = ("final_lr",)
 MOST_FLIPS = 4
-"""Lines that are played with the other answer."""
+"""Lines that are rehearsed with the other answer."""
 STEERING = ("callback", "handler", "stop", "finder")
 """In the path of a library's file: what may end or turn a run, as ignite/handlers/early_stopping.py does."""
 LINES_OF_OUTPUT = 6
@@ -78,17 +78,17 @@ def rehearse_script(
     ranks: int = 1,
     picture: str | os.PathLike[str] | None = None,
 ) -> RehearsalReport:
-    """Judge a training script by playing it to its end in another process; its files stay as they are.
+    """Judge a training script by rehearsing it to its end in another process; its files stay as they are.
 
     Args:
         path: The script, which stays unchanged.
         args: Its own arguments.
-        seconds: Of CPU time that a play may take. What takes longer is judged up to there, and length and horizon are
-            not. The plays with other answers of deciding values may take as much in all.
+        seconds: Of CPU time that a rehearsal may take. What takes longer is judged up to there, and length and horizon
+            are not. Those with other answers of deciding values may take as much in all.
         expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged.
-        ranks: How many processes the run has, for a script that torchrun starts; one of them is played, and another
+        ranks: How many processes the run has, for a script that torchrun starts; one of them is rehearsed, and another
             to hold what they are dealt against each other.
         picture: Where the picture of the run is written to, a PNG.
 
@@ -131,7 +131,7 @@ def fit_of(journal: Journal, asked: Play, skip: Collection[str]) -> RehearsalRep
 
 
 ALSO_SAID_AS = {"validation": "dealing"}
-"""A check of a played script, and that of a fit which tells of the same."""
+"""A check of a rehearsed script, and that of a fit which tells of the same."""
 
 
 def add_fit(judgement: Judgement, fit: RehearsalReport | str) -> None:
@@ -162,15 +162,15 @@ class Others:
     again: Journal | None = None
     other_rank: Journal | None = None
     turned: tuple[tuple[Comparison, bool, Journal], ...] = ()
-    """A line that goes by a value, what it answers each time, and what is played then."""
+    """A line that goes by a value, what it answers each time, and what is rehearsed then."""
     unplayed: tuple[Comparison, ...] = ()
-    """Lines whose other answers were not played."""
+    """Lines whose other answers were not rehearsed."""
     in_time: bool = True
-    """Whether all that were chosen were played before the time was over."""
+    """Whether all that were chosen were rehearsed before the time was over."""
 
 
 def others_of(journal: Journal, again: Journal, asked: Play, skip: Collection[str]) -> Others:
-    """Play it as another rank, and with the other answer in each line that goes by a value; it was played twice."""
+    """Rehearse it as another rank, and with the other answer in each line that goes by a value."""
     own = {Path(source).name for source in journal.sources}
     asked_for = [
         one
@@ -212,10 +212,10 @@ def _played_within(seconds: float, plays: Sequence[Play]) -> list[Journal | None
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
     """What all checks say; one that fails by itself leaves what the others say."""
-    why_no_other = "no other rank was played"
+    why_no_other = "no other rank was rehearsed"
     other = others.other_rank
     if other is not None and other.end != ENDED:
-        why_no_other = f"rank {other.rank} could not be played: {other.says or other.end}"
+        why_no_other = f"rank {other.rank} could not be rehearsed: {other.says or other.end}"
         other = None
     checks: dict[str, Callable[[], Judgement]] = {
         "length": lambda: judge_length(journal),
@@ -226,13 +226,12 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         "no_sync": lambda: judge_no_sync(journal),
         "changes": lambda: judge_changes(journal),
         "setup": lambda: judge_setup(journal),
-        "resume": lambda: judge_resume(journal),
         "validation": lambda: judge_validation(journal),
     }
     judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})
     unseen = [name for name in SCRIPT_CHECKS if name not in {*checks, *UNSEEN}]
     for name in unseen:
-        judgement.not_judged[name] = Unjudged("a play does not see it", Kind.NOT_APPLICABLE)
+        judgement.not_judged[name] = Unjudged("a rehearsal does not see it", Kind.NOT_APPLICABLE)
     for name, check in checks.items():
         judgement.add(guarded(name, check))
     if journal.end != ENDED:
@@ -240,7 +239,7 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         made = counted(counts["optimizer steps"], "optimizer step")
         if not journal.optimizers:
             made = counted(counts["backward passes"], "backward pass", "backward passes")
-        why = f"the play was ended after {made}, before the script's end{_steered(journal)}"
+        why = f"the rehearsal was ended after {made}, before the script's end{_steered(journal)}"
         if journal.end != CUT:
             why = (
                 f"the script fails after {made}. If it does not when it is run by itself, it asks for a value that a "
@@ -275,7 +274,7 @@ def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others
 
 def _steered(journal: Journal) -> str:
     asked = max(journal.comparisons.values(), key=lambda one: one.answers.total(), default=None)
-    return f"; it looks at a value in {asked.place}, which a play holds still" if asked else ""
+    return f"; it looks at a value in {asked.place}, which a rehearsal holds still" if asked else ""
 
 
 COMPARED = ("micro-batches", "optimizer steps", "scheduler steps", "validations", "saves")
@@ -293,8 +292,8 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
         for name, number in _numbers(others.again).items():
             if number != mine[name]:
                 notes.append(
-                    f"The script is not deterministic in what it does: a second play has {number:,} {name}, and the "
-                    f"first has {mine[name]:,}"
+                    f"The script is not deterministic in what it does: a second rehearsal has {number:,} {name}, and "
+                    f"the first has {mine[name]:,}"
                 )
                 break
     elsewhere: dict[str, str] = {}
@@ -318,7 +317,7 @@ def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
     if others.unplayed:
         places = [one.place for one in others.unplayed]
         why = "" if others.in_time else ", as the seconds given were over"
-        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not played{why}")
+        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not rehearsed{why}")
     return notes
 
 
@@ -342,7 +341,7 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
     if journal.end in (FAILED, REFUSED) and journal.lapsed:
         return
     if journal.end == FAILED:
-        cure = "\n(Nobody types at a play's terminal, and what it prints goes to a file.)"
+        cure = "\n(Nobody types at a rehearsal's terminal, and what it prints goes to a file.)"
         if journal.asked_for_gpu:
             cure = (
                 "\nIt asks for a GPU, and there is none: let it use the CPU where torch.cuda.is_available() is False."
@@ -351,7 +350,7 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
     if journal.end == REFUSED:
         raise NotRehearsed(f"{name} ends by itself ({journal.says}):{_output(journal)}")
     if journal.end not in (ENDED, CUT):
-        raise NotRehearsed(f"{name} could not be played: {journal.says}.{_output(journal)}")
+        raise NotRehearsed(f"{name} could not be rehearsed: {journal.says}.{_output(journal)}")
     if journal.counts()["optimizer steps"] or journal.changed_by_hand or journal.counts()["backward passes"]:
         return
     if journal.end == CUT:

@@ -2,16 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from pathlib import Path
-from typing import Any
-
-import torch
+from collections.abc import Collection, Sequence
 
 from course_lib._words import counted, plural
-from rehearse.checks.first_steps import FirstSteps, WatchedParameter, enough
+from rehearse.checks.first_steps import FirstSteps, WatchedParameter
 from rehearse.report import Judgement, not_judged
-from rehearse.runs.run import Enough, Settings, Started, TrainingRun, seed_as_another_process
+from rehearse.runs.run import Settings, Started
 
 
 def judge_setup(steps: FirstSteps, settings: Settings, frozen: Collection[str] = ()) -> Judgement:
@@ -150,43 +146,3 @@ def judge_counting(steps: FirstSteps, started: Started) -> Judgement:
 def _named(names: Sequence[str], most: int = 3) -> str:
     shown = ", ".join(names[:most])
     return f"{shown} and {len(names) - most} more" if len(names) > most else shown
-
-
-# ----------------------------------------------------------------------------------------- deeper: the callbacks' order
-
-
-Weights = dict[str, torch.Tensor]
-
-
-def with_callbacks_in_order(run: TrainingRun, *, opposite: bool) -> Callable[[Path], Weights]:
-    """A trial: train the first windows, with the callbacks as they stand or turned round; gives the weights."""
-
-    def end(*_: Any) -> None:
-        if run.batches_begun >= enough(run):
-            raise Enough
-
-    def trial(folder: Path) -> Weights:
-        run.start(
-            folder,
-            turned=opposite,
-            on_train_start=lambda *_: seed_as_another_process(0),
-            on_train_batch_start=lambda *_: seed_as_another_process(run.batches_begun - 1),
-            on_train_batch_end=end,
-        )
-        tensors = ((name, one) for name, one in run.model.state_dict().items() if isinstance(one, torch.Tensor))
-        return {name: tensor.detach().clone() for name, tensor in tensors}
-
-    return trial
-
-
-def judge_callback_order(names: Sequence[str], once: Weights, again: Weights, turned: Weights) -> Judgement:
-    """A note where the order matters: which of the two is meant, only the reader knows."""
-    if _differ(once, again) or not _differ(once, turned):
-        return Judgement()
-    return Judgement(
-        notes=[f"setup: the order of the callbacks matters ({', '.join(names)}): the opposite one trains other weights"]
-    )
-
-
-def _differ(weights: Weights, others: Weights) -> bool:
-    return any(not value.equal(others[name]) for name, value in weights.items() if name in others)

@@ -76,15 +76,12 @@ class LightningRun(TrainingRun):
         prepare_loader: Callable[[Any], Any] | None = None,
         ckpt_path: Path | None = None,
         averages: bool = False,
-        turned: bool = False,
         validates: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
         """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
         self._saves = saves_of(self.trainer, self.model)
         self._limit_val_batches = self.trainer.limit_val_batches
-        if turned:
-            self.trainer.callbacks.reverse()
         self._calm_down(folder, validates)
         self._become_rank(rank, self.trainer.world_size if world_size is None else world_size, averages)
         self._prepare_loaders_by(prepare_loader, workers)
@@ -230,9 +227,6 @@ class LightningRun(TrainingRun):
     def gpu(self) -> torch.device | None:
         device = self.trainer.strategy.root_device
         return device if device.type == "cuda" else None
-
-    def callback_names(self) -> list[str]:
-        return [type(one).__name__ for one in self.trainer.callbacks if not is_any_of(one, WRITING)]
 
     # ----------------------------------------------------------------------------------------------------- its loaders
 

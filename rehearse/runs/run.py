@@ -120,7 +120,6 @@ class TrainingRun(ABC):
         prepare_loader: Callable[[Any], Any] | None = None,
         ckpt_path: Path | None = None,
         averages: bool = False,
-        turned: bool = False,
         validates: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
@@ -132,8 +131,7 @@ class TrainingRun(ABC):
         ``on_train_batch_start``, ``on_before_optimizer_step`` and ``on_train_batch_end``. Other ranks are pretended:
         the process group says who this rank is, and its collectives return at once with what this rank gave. With
         ``averages`` the run's own DDP strategy wraps the model for that group; otherwise the model is trained as on
-        one device. ``turned``: with the run's callbacks in the opposite order. ``validates``: one epoch of two batches,
-        and its validation, which is left out otherwise.
+        one device. ``validates``: one epoch of two batches, and its validation, which is left out otherwise.
         """
 
     def at_start(self, folder: Path, look: Callable[[], Found], **options: Any) -> Found | None:
@@ -214,10 +212,6 @@ class TrainingRun(ABC):
         return self.model
 
     # ------------------------------------------------------------------- callbacks and checkpoints, where there are any
-
-    def callback_names(self) -> list[str]:
-        """The callbacks that take part in trials, in their order."""
-        return []
 
     def validation(self) -> Validation | None:
         """What there is of one, and who monitors what; to be asked before a start. None where that is not known."""

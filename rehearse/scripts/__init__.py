@@ -1,1 +1,1 @@
-"""An unchanged training script is played to its end, in ``player.py``: what it did is its journal."""
+"""An unchanged training script is rehearsed to its end, in ``player.py``: what it did is its journal."""

@@ -232,7 +232,7 @@ def keep_what_is_computed(answered: Callable[[bool], bool]) -> None:
     for name in OF_ARRAYS:
         for of_numpy in (*OF_NUMPY, HeldArray):
             setattr(of_numpy, name, _computing_plainly(name))
-    setattr(HeldArray, "__getitem__", _computing_plainly("__getitem__"))  # noqa: B010  # for a play alone, as the others
+    setattr(HeldArray, "__getitem__", _computing_plainly("__getitem__"))  # noqa: B010  # for a rehearsal alone, as the others
     _have_yaml_write_them()
     for module in (math, statistics):
         for name, compute in vars(module).copy().items():

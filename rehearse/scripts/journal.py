@@ -1,6 +1,6 @@
-"""What a script did while it was played: its events in their order, and what took part in them.
+"""What a script did while it was rehearsed: its events in their order, and what took part in them.
 
-The checks of a played script are functions of this alone, so it holds plain values, and no tensor and no module.
+The checks of a rehearsed script are functions of this alone, so it holds plain values, and no tensor and no module.
 """
 
 from __future__ import annotations
@@ -102,20 +102,10 @@ class Saved(NamedTuple):
     """A file was written with ``torch.save`` or safetensors."""
 
     file: str
-    states: tuple[tuple[str, str], ...]
-    """What is in it at its top: key, and ``"model"``, ``"optimizer"``, ``"schedule"``, ``"scaler"``, ``"number"`` (a
-    whole one) or ``"nested"`` (an optimizer's or a schedule's state further down)."""
-
-
-class Loaded(NamedTuple):
-    """``load_state_dict`` took a state up."""
-
-    what: str
-    """``"optimizer"``, ``"schedule"``, ``"scaler"`` or ``"model"``."""
 
 
 Event = (
-    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved | Loaded
+    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved
 )
 
 
@@ -197,7 +187,7 @@ class LossWeight:
     """What one real backward pass gave a loss in it that is a mean over its micro-batch, without its sign."""
 
     backward: int
-    """Which pass of the play it was."""
+    """Which pass of the rehearsal it was."""
     line: str
     weight: float
 
@@ -213,7 +203,7 @@ class _Loop:
 
 
 ENDED, FAILED, REFUSED, CUT, SILENT = "ended", "failed", "refused", "cut", "silent"
-"""How a play ends: with the script, by its exception, by its own ``exit`` with a code, at the limit, without a sign."""
+"""How a rehearsal ends: with the script, by its exception, by its own ``exit``, at the limit, without a sign."""
 
 
 @dataclass
@@ -275,7 +265,7 @@ class Journal:
     elsewhere: str = ""
     """Where it may train, if not here."""
     seconds: float = 0.0
-    """Of CPU time that the play took."""
+    """Of CPU time that the rehearsal took."""
     end: str = SILENT
     says: str = ""
     """The exception, shortened, where the script failed."""

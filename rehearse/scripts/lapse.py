@@ -1,4 +1,4 @@
-"""The state of a play: whether it is in the lapse yet, and the journal that its rooms write to."""
+"""The state of a rehearsal: whether it is in the lapse yet, and the journal that its rooms write to."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Lapse:
         """How deep the script is in each of these."""
 
     def write(self, event: Event) -> None:
-        """Take an event down; ends the play where its time is up."""
+        """Take an event down; ends the rehearsal where its time is up."""
         self.journal.events.append(event)
         if len(self.journal.events) % 256 == 0 and time.process_time() > self.limit:
             self._end(CUT)

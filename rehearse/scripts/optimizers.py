@@ -166,6 +166,6 @@ class RecordedOptimizers:
             if scaler.is_enabled():
                 self.gradients.scale = float(scaler.get_scale())
                 self.lapse.note(
-                    "A GradScaler's scale adapts to overflows, which the lapse cannot foresee: each leaves a step out."
+                    "A GradScaler adapts to overflows, which a rehearsal cannot foresee: each leaves a step out."
                 )
             return result

@@ -18,7 +18,7 @@ def draw_night(journal: Journal, file: str | os.PathLike[str], findings: Sequenc
     """Write a PNG.
 
     Args:
-        journal: A script that was played.
+        journal: A script that was rehearsed.
         file: Where the picture is written to.
         findings: Sentences that are told under it, each with the micro-batch that is marked with its number. Where
             there are some, what was lost, left over or used twice is marked as well.

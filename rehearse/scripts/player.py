@@ -1,4 +1,4 @@
-"""Play a script through to its end in seconds: ``play("train.py", ["--epochs", "14"])`` -> its journal.
+"""A script is rehearsed to its end in seconds: ``play_each([Play("train.py", ("--epochs", "14"))])`` -> its journal.
 
 A training script's control flow is cheap, its arithmetic is dear. So the first micro-batches are real, and after them a
 forward returns what it returned for inputs of these shapes, steps are recorded and not computed, and a loader hands
@@ -28,7 +28,7 @@ from course_lib._processes import cpu_seconds, interrupts_held, started_by
 from rehearse.scripts.journal import Journal
 
 GONE_SECONDS = 10.0
-"""How long a play may wait until what it has killed is gone."""
+"""How long a rehearsal may wait until what it has killed is gone."""
 IDLE_SECONDS = 60.0
 """Without any use of the CPU, after which a script waits for something that does not come."""
 GRACE_SECONDS = 5.0
@@ -45,7 +45,7 @@ LOOK_SECONDS = 0.5
 
 @dataclass(frozen=True)
 class Play:
-    """What :func:`play` is asked for."""
+    """What is asked of a process that rehearses a script, whose files stay as they are."""
 
     script: str | os.PathLike[str]
     arguments: tuple[str, ...] = ()
@@ -62,7 +62,7 @@ class Play:
 
 @dataclass(frozen=True)
 class Task:
-    """What is to be played, as the stage is told."""
+    """What is to be rehearsed, as the stage is told."""
 
     script: str
     arguments: tuple[str, ...]
@@ -87,35 +87,6 @@ class Task:
         unfinished = Path(self.folder, "unfinished")
         unfinished.write_bytes(pickle.dumps(value))
         unfinished.rename(Path(self.folder, "given_back"))
-
-
-def play(
-    script: str | os.PathLike[str],
-    arguments: Sequence[str] = (),
-    *,
-    seconds: float = 300.0,
-    ranks: int = 1,
-    rank: int = 0,
-    turned: tuple[str, bool] | None = None,
-    folder: str | os.PathLike[str] | None = None,
-) -> Journal:
-    """The journal of a script that is played in a process of its own.
-
-    Args:
-        script: The path of the script; it stays as it is, and so do the files that it would write.
-        arguments: The script's own.
-        seconds: Of CPU time that the play may take; what was played until then is in the journal.
-        ranks: How many processes the run has, of which one is played; for a script that torchrun starts.
-        rank: Which of them is played.
-        turned: A line that compares a value, ``"train.py:57"``, and what it answers each time.
-        folder: Where the script's output is kept; by default it is not. The files that the script writes are gone with
-            the play.
-
-    Raises:
-        FileNotFoundError: There is no such script.
-    """
-    [journal] = play_each([Play(script, tuple(arguments), seconds, ranks, rank, turned, folder)])
-    return journal
 
 
 def play_each(plays: Sequence[Play]) -> list[Journal]:
@@ -159,7 +130,7 @@ def stage_each(plays: Sequence[Play], *, at_once: int = 2) -> list[tuple[Any, st
 
 
 class _Playing:
-    """A play that goes on in its process."""
+    """A rehearsal that goes on in its process."""
 
     def __init__(self, asked: Play) -> None:
         path = Path(asked.script).resolve()
@@ -200,7 +171,7 @@ class _Playing:
         if self.process.poll() is not None:
             self.why = f"its process ended with exit code {self.process.returncode}"
             if self.told_to_end and self.process.returncode == -signal.SIGTERM:  # nothing of ours had taken that over
-                self.why = f"nothing was played yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
+                self.why = f"nothing was rehearsed yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
         elif time.monotonic() > self.looked + LOOK_SECONDS:
             self._look()
         if self.why:
@@ -256,7 +227,7 @@ def _terminal() -> tuple[BinaryIO, int]:
     try:
         keyboard, screen = os.openpty()
     except OSError:  # a container may have none
-        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # closed with the play
+        return open(os.devnull, "wb"), os.open(os.devnull, os.O_RDONLY)  # closed with the rehearsal
     termios.tcsetwinsize(screen, TERMINAL_SIZE)
     os.write(keyboard, END_OF_INPUT * 64)
     return os.fdopen(keyboard, "wb"), screen

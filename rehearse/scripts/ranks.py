@@ -26,7 +26,7 @@ COLLECTIVES = (
 
 
 def pretend_ranks(lapse: Lapse) -> None:
-    """Let every process group be of one process, and every ``spawn`` run here, as the rank that is played."""
+    """Let every process group be of one process, and every ``spawn`` run here, as the rank that is rehearsed."""
     _play_spawned_ranks(lapse)
     _count_processes(lapse)
     if dist.is_available():
@@ -36,7 +36,7 @@ def pretend_ranks(lapse: Lapse) -> None:
 
 
 class _Ended:
-    """In place of what ``spawn(..., join=False)`` returns: its processes have been played, and have ended."""
+    """In place of what ``spawn(..., join=False)`` returns: its processes have been rehearsed, and have ended."""
 
     processes: tuple[Any, ...] = ()
 
@@ -53,13 +53,13 @@ def _play_spawned_ranks(lapse: Lapse) -> None:
     ) -> _Ended | None:
         if nprocs < 1:
             lapse.journal.elsewhere = (
-                f"it starts {nprocs} processes by spawn, maybe as many as there are GPUs, of which a play sees none. "
+                f"it starts {nprocs} processes by spawn, maybe as many as there are GPUs, of which it sees none. "
                 "Give it a number"
             )
             return None if join else _Ended()
         rank = min(lapse.journal.rank, nprocs - 1)
         lapse.journal.world_size = max(lapse.journal.world_size, nprocs)
-        lapse.note(f"Of {nprocs} processes that the script starts, rank {rank} was played.")
+        lapse.note(f"Of {nprocs} processes that the script starts, rank {rank} was rehearsed.")
         fn(rank, *args)
         return None if join else _Ended()
 
@@ -75,8 +75,8 @@ def _count_processes(lapse: Lapse) -> None:
         nonlocal started
         started += 1
         lapse.journal.elsewhere = (
-            f"it starts {counted(started, 'process', 'processes')} by multiprocessing.Process, and a play sees its own "
-            "alone. Start its ranks by torchrun (--ranks 2 plays one of them) or torch.multiprocessing.spawn"
+            f"it starts {counted(started, 'process', 'processes')} by multiprocessing.Process, and a rehearsal sees "
+            "its own alone. Start its ranks by torchrun (--ranks 2 rehearses one) or torch.multiprocessing.spawn"
         )
         begin(process)
 

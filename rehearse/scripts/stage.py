@@ -1,4 +1,4 @@
-"""The process in which a script is played: ``python -m rehearse.scripts.stage TASK``, begun by ``play``.
+"""The process in which a script is rehearsed: ``python -m rehearse.scripts.stage TASK``, begun by ``player``.
 
 The rooms take the places of torch's functions, the script runs as ``__main__``, and the journal is written to a file,
 however the script ends.
@@ -55,7 +55,7 @@ class Stage:
 
     @property
     def is_closed(self) -> bool:
-        """Whether it is known how the play ends; the journal may still be written."""
+        """Whether it is known how the rehearsal ends; the journal may still be written."""
         return self.journal.end in (ENDED, FAILED, REFUSED, CUT)
 
     def close(self, end: str, says: str = "") -> None:

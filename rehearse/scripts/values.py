@@ -2,8 +2,8 @@
 
 ``item()``, ``tolist()`` and ``numpy()`` give numbers that survive arithmetic, also NumPy's where the script's own
 lines call it, but not in a dataset, nor ahead of the training; a tensor that is asked whether it is true, or equal to
-another, is seen as well. A play in which one line gives the same answer each time, the rarer one, shows what hangs on
-it. What goes through a text is not seen, nor what is written into an array that was there before.
+another, is seen as well. A rehearsal in which one line gives the same answer each time, the rarer one, shows what
+hangs on it. What goes through a text is not seen, nor what is written into an array that was there before.
 """
 
 from __future__ import annotations
@@ -201,7 +201,7 @@ class Comparisons:
             for name in COMPARISONS:
                 setattr(kind, name, self._comparing(base, name))
             is_true = self._asked_by_the_script(base.__bool__)
-            setattr(kind, "__bool__", is_true)  # noqa: B010  # a play installs it, and no import
+            setattr(kind, "__bool__", is_true)  # noqa: B010  # a rehearsal installs it, and no import
         keep_what_is_computed(self.answered)
 
         @instead_of(Tensor)
@@ -235,7 +235,7 @@ class Comparisons:
         @instead_of(ReduceLROnPlateau)
         def step(take: Any, schedule: Any, *arguments: Any, **options: Any) -> None:
             self.lapse.note(
-                "ReduceLROnPlateau goes by a metric, which a play does not compute: its rates are a guess, and so is "
+                "ReduceLROnPlateau goes by a metric, which a rehearsal does not compute: its rates are guessed, as is "
                 "what hangs on them"
             )
             take(schedule, *arguments, **options)

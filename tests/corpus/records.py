@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).with_name("records.toml")
-BY_SCRIPT = {"workers", "bad_step", "memory", "growth"}
-"""What no play of a script sees."""
+BY_SCRIPT = {"workers", "bad_step", "memory", "growth", "resume"}
+"""What no rehearsal of a script sees."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Script:
     data: str = ""
     """The function of data.py that generates what it reads, before it starts."""
     by: str = "script"
-    """``"fit"``: its first ``Trainer.fit`` is judged by ``rehearse(trainer, model, data)``, and no play of it."""
+    """``"fit"``: its first ``Trainer.fit`` is judged by ``rehearse(trainer, model, data)``, and no rehearsal of it."""
     ranks: int = 1
     seconds: float = 300.0
-    """Of CPU time that a play may take."""
+    """Of CPU time that a rehearsal may take."""
     steps: int | None = None
     """The optimizer steps that it makes, reckoned by hand; None where values decide, or where they are not counted."""
     reckoned: str = ""
@@ -49,6 +49,8 @@ class Script:
     not_judged: dict[str, str] = field(default_factory=dict)
     """Check, and a part of the reason."""
     findings: list[Finding] = field(default_factory=list)
+    missed: list[Finding] = field(default_factory=list)
+    """What is true and is not found."""
 
     @property
     def unjudged(self) -> set[str]:
@@ -81,8 +83,8 @@ def read_records(path: Path = RECORDS) -> list[Repository]:
 
 
 def _script(written: dict[str, Any]) -> Script:
-    findings = [Finding(**finding) for finding in written.pop("findings", [])]
-    return Script(findings=findings, **written)
+    findings, missed = ([Finding(**one) for one in written.pop(name, [])] for name in ("findings", "missed"))
+    return Script(findings=findings, missed=missed, **written)
 
 
 def differences(script: Script, report: Mapping[str, Any] | None, says: str = "") -> list[str]:

@@ -1,4 +1,4 @@
-"""changes: whether the epochs of a played script are of one length."""
+"""changes: whether the epochs of a rehearsed script are of one length."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""dealing: which samples the ranks of a played script are given, and whether all come."""
+"""dealing: which samples the ranks of a rehearsed script are given, and whether all come."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ SHARE_OUT = (
 
 
 def judge_dealing(journal: Journal, other: Journal | None, why_no_other: str = "") -> Judgement:
-    """``other``: the same script, played as another rank; None where it has one rank, or could not be played so."""
+    """``other``: the same script, played as another rank; None where it has one rank, or could not be rehearsed so."""
     passes = [one for one in passes_of(journal, training=True) if one.ended and one.indices() is not None]
     if not passes:
         return not_applicable("dealing", "no epoch has samples that are known by an index")

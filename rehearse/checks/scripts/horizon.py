@@ -1,4 +1,4 @@
-"""horizon: where each schedule of a played script ended, and where it meant to end."""
+"""horizon: where each schedule of a rehearsed script ended, and where it meant to end."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""no_sync: in which micro-batches of a played script's windows the ranks average their gradients."""
+"""no_sync: in which micro-batches of a rehearsed script's windows the ranks average their gradients."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""order: whether each epoch of a played script has an order of its own."""
+"""order: whether each epoch of a rehearsed script has an order of its own."""
 
 from __future__ import annotations
 

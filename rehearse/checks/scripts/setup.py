@@ -1,4 +1,4 @@
-"""setup: parameters of a played script that no optimizer holds or that get no gradient, and modes that are left on."""
+"""setup: parameters of a rehearsed script that no optimizer holds or that get no gradient, and modes left on."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""validation: whether what a played script evaluates on is also what it trains on."""
+"""validation: whether what a rehearsed script evaluates on is also what it trains on."""
 
 from __future__ import annotations
 

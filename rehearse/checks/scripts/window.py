@@ -1,4 +1,4 @@
-"""window: what each micro-batch of a played script counts in its step, what is lost, and what counts twice."""
+"""window: what each micro-batch of a rehearsed script counts in its step, what is lost, and what counts twice."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def _are_tails(lost: list[Pass], of: OptimizerWindows) -> bool:
 def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """Micro-batches that wait for a step behind an epoch's end, or behind the run's."""
     used = {one.line for window in of.windows for one in window.passes}
-    # A play that did not come to its end may have ended within a window.
+    # A rehearsal that did not come to its end may have ended within a window.
     left = [one for one in _untrained(of.left_over, of) if one.line in used and journal.end == ENDED]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
     sizes = Counter(len(window.passes) for window in of.windows)

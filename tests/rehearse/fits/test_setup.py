@@ -1,13 +1,13 @@
-"""A rehearsal's setup: what a fit refuses is said before it, and the order of the callbacks."""
+"""A rehearsal's setup: what a fit refuses is said before it."""
 
 import pytest
-from lightning.pytorch import Callback, LightningDataModule, Trainer
+from lightning.pytorch import LightningDataModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.optim import SGD
 from torch.utils.data import DataLoader, Subset
 
-from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
+from course_lib.callbacks import ExactAccumulation
 from rehearse import CHECKS, NotReady, Rehearsal, rehearse
 from rehearse.__main__ import judged
 from tests import effort
@@ -16,36 +16,6 @@ from tests.rehearse.fits.parts import Net, loader, quiet_trainer
 
 PAIRS = [*together.REFUSED, *together.PAIRS[:: effort.cases(quick=24, thorough=1)]]
 ONLY_SETUP = [name for name in CHECKS if name != "setup"]
-
-
-class Scales(Callback):
-    def __init__(self, factor):
-        self.factor = factor
-
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        for parameter in pl_module.parameters():
-            parameter.grad *= self.factor
-
-
-class Adds(Callback):
-    def on_before_optimizer_step(self, trainer, pl_module, optimizer):
-        for parameter in pl_module.parameters():
-            parameter.grad += 1
-
-
-@pytest.mark.thorough
-@pytest.mark.parametrize(
-    ("callbacks", "matters"),
-    [
-        ([Scales(0.5), Adds()], True),
-        ([Scales(0.5), Scales(0.25)], False),
-        ([SkipBadSteps(), StepAudit()], False),
-        ([Adds()], False),
-    ],
-)
-def test_the_order_of_callbacks(callbacks, matters):
-    report = rehearse(quiet_trainer(callbacks=callbacks), Net(), loader(), deep=True, skip=ONLY_SETUP)
-    assert report.ok and any("order of the callbacks matters" in note for note in report.notes) == matters
 
 
 @pytest.mark.thorough

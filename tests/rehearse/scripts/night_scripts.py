@@ -157,8 +157,7 @@ def _saved(night: Night) -> str:
 def _loaded(night: Night) -> str:
     if night.save != "each epoch":
         return "first_epoch = 0\n"
-    names = [name for name in _states(night) if name != "schedule" or night.fault != "schedule not loaded"]
-    loads = "\n".join(f'    {name}.load_state_dict(states["{name}"])' for name in names)
+    loads = "\n".join(f'    {name}.load_state_dict(states["{name}"])' for name in _states(night))
     return (
         f'first_epoch = 0\nif os.path.exists("last.pt"):\n    states = torch.load("last.pt")\n{loads}\n'
         '    first_epoch = states["epoch"] + 1\n'

@@ -1,6 +1,6 @@
 """``python -m tests.rehearse.scripts.night_search CASES SEED``: search for a script that is rehearsed wrongly.
 
-Each drawn script is really run and counted, and played and judged. What is counted has to be equal; a right script has
+Each drawn script is really run and counted, and rehearsed. What is counted has to be equal; a right script has
 no finding, and one with a fault planted in it has findings of the check that is for it alone. The first that is wrong
 is shrunk to the fewest pieces and printed.
 """
@@ -39,7 +39,6 @@ FOUND = (
     Night(loss="decay", accumulate=3, fault="loss not divided"),
     Night(loss="sum", accumulate=2, fault="loss not divided"),
     Night(loss="twice", accumulate=2, fault="loss not divided"),
-    Night(schedule="sequential", save="each epoch", fault="schedule not loaded"),
     Night(schedule="one cycle", epochs=1, fault="stepped by epoch"),
     Night(windows=2, epochs=1, fault="no zero_grad"),
     Night(validation="within an epoch", over="loader"),
@@ -96,7 +95,7 @@ def _be_rank(rank: int, script: Path, out: Path) -> NoReturn:
 
 
 def wrong_about(night: Night) -> str:
-    """In what the play of it is wrong; empty where it is right."""
+    """In what the rehearsal of it is wrong; empty where it is right."""
     here = os.getcwd()
     with tempfile.TemporaryDirectory() as folder:
         for name in ("real", "played"):
@@ -112,7 +111,7 @@ def wrong_about(night: Night) -> str:
         try:
             report = rehearse_script("train.py", ranks=night.ranks)
         except NotRehearsed as error:
-            return f"not played: {error}"
+            return f"not rehearsed: {error}"
         finally:
             os.chdir(here)
         return "\n".join([*_counted_otherwise(report, real, night), *_judged_otherwise(report, night)])

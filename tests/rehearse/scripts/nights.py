@@ -132,7 +132,6 @@ class Night:
             self.over != "loader" or self.layout == "flat" or not self.fresh,
             self.aside != "critic" or not by_closure,
             self.aside not in ("critic", "embedding", "adversary", "critics") or self.ranks == 1,
-            self.fault != "schedule not loaded" or not self.resumed,
             self.aside != "embedding" or self.loader != "stream",
         ]
         return all(facts) and self._fault_fits()
@@ -173,7 +172,6 @@ class Night:
             and self.windows > 1
             and self.steps > 3,
             "stepped by step": plans and not by_step and self.walk == "epochs" and self.windows > 1 and self.epochs > 1,
-            "schedule not loaded": self.save == "each epoch" and SCHEDULES[self.schedule][1] in ("step", "epoch"),
             "set_epoch never called": self.loader == "distributed" and self.by_epochs and self.epochs > 1,
             "validated on training": validates and self.over == "validating" and split and self.loader != "listed",
             "seeded in each epoch": split

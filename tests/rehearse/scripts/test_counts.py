@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from rehearse.scripts.journal import Journal
-from rehearse.scripts.player import play
 from tests import effort
+from tests.rehearse.scripts.playing import play
 
 SCRIPTS = Path(__file__).with_name("examples")
 COUNTER = Path(__file__).with_name("counter.py")

@@ -5,11 +5,9 @@ from collections import Counter
 from pathlib import Path
 
 import pytest
-import torch
 
 from rehearse import script as of_scripts
 from rehearse.checks.scripts.horizon import judge_horizon
-from rehearse.checks.scripts.resume import judge_resume
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
 from rehearse.report import Judgement
@@ -25,13 +23,11 @@ from rehearse.scripts.journal import (
     LoaderPlayed,
     OptimizerPlayed,
     PassBegun,
-    Saved,
     SchedulePlayed,
     ScheduleStep,
     Step,
 )
 from rehearse.scripts.player import Play, play_each
-from rehearse.scripts.saves import states_in
 
 SCRIPTS = Path(__file__).with_name("examples")
 
@@ -116,90 +112,6 @@ def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_oth
     assert ("horizon" in judgement.not_judged) == (not found)
 
 
-@pytest.mark.parametrize(
-    ("line", "told"),
-    [("", True), ('ema = checkpoint["ema"]', False), ("part.load_state_dict(checkpoint[name])", False)],
-)
-def test_averages_that_are_saved_and_not_read_again_are_told(line: str, told: bool, tmp_path):
-    script = tmp_path / "train.py"
-    script.write_text(f'checkpoint = {{}}\nstates = checkpoint["model"], checkpoint["optimizer"]\n{line}\n')
-    states = (("model", "model"), ("ema", "model"), ("optimizer", "optimizer"))
-    judgement = judge_resume(Journal([Saved("last.pt", states)], sources=[str(script)], end=ENDED))
-    assert not judgement.findings and any('reads "ema" from' in note for note in judgement.notes) == told
-
-
-GOES_ON = """
-checkpoint = {"net": 0, "epoch": 3}
-args.start = checkpoint["epoch"] + 1
-for epoch in range(args.start, 200):
-    pass
-"""
-
-
-PRINTED = GOES_ON.replace("args.start = checkpoint", "print(checkpoint").replace("+ 1", ")")
-ANEW, NO_AVERAGES = "the schedule begins anew", "AdamW has no averages"
-
-
-@pytest.mark.parametrize(
-    ("script", "optimizer", "scheduled", "told"),
-    [
-        (GOES_ON, "SGD", True, ANEW),
-        (GOES_ON.replace("pass", "scaler.step(optimizer)"), "SGD", True, ANEW),
-        (GOES_ON, "AdamW", False, NO_AVERAGES),
-        (GOES_ON.replace("for epoch in range(args.start, 200)", "while args.start < 9"), "SGD", True, ANEW),
-        (
-            GOES_ON.replace("for epoch in range(args.start, 200)", "while True") + "    if args.start > 9: break\n",
-            *("SGD", True, ANEW),
-        ),
-        (GOES_ON, "SGD", False, ""),  # without a momentum it has nothing to save: a note
-        (GOES_ON.replace("pass", "schedule.step(epoch)"), "AdamW", True, NO_AVERAGES),
-        (GOES_ON + "for _ in range(args.start):\n    schedule.step()\n", "AdamW", True, NO_AVERAGES),
-        (GOES_ON + "StepLR(optimizer, 9, last_epoch=args.start - 1)\n", "AdamW", True, NO_AVERAGES),
-        (GOES_ON.replace("range(args.start, 200)", "range(200)"), "AdamW", True, ""),
-        (GOES_ON.replace('["epoch"] + 1', '["net"]'), "AdamW", True, ""),
-        (PRINTED, "AdamW", True, ""),
-    ],
-)
-def test_weights_alone_with_which_a_run_goes_on_are_told(script, optimizer, scheduled, told, tmp_path):
-    (tmp_path / "train.py").write_text(script)
-    saved = Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, "accuracy": 0.5}))
-    schedules = [SchedulePlayed("CosineAnnealingLR", 0)] if scheduled else []
-    sources = [str(tmp_path / "train.py")]
-    journal = Journal([saved], [], [OptimizerPlayed(optimizer)], schedules, sources=sources, end=ENDED)
-    judgement = judge_resume(journal)
-    assert [finding.means for finding in judgement.findings] == (
-        [f"A run that is resumed is another one: {told}."] if told else []
-    )
-    assert bool(judgement.notes) == (script == GOES_ON and not told)
-    assert bool(judgement.not_judged) == (script != GOES_ON and not told)
-
-
-OPTIMIZER = torch.optim.SGD([torch.ones(1)])
-
-
-@pytest.mark.parametrize("state", [OPTIMIZER.state_dict(), OPTIMIZER])
-def test_a_state_that_a_run_goes_on_without_is_told(state, tmp_path):
-    (tmp_path / "train.py").write_text(GOES_ON)
-    states = {"net": {"weight": torch.ones(1)}, "epoch": 3, "optimizer": state}
-    sources = [str(tmp_path / "train.py")]
-    journal = Journal([Saved("last.pt", states_in(states))], [], [OptimizerPlayed("SGD")], sources=sources, end=ENDED)
-    says = 'The checkpoint holds the optimizer\'s state under "optimizer", and no line of the script reads it again; '
-    assert [finding.says for finding in judge_resume(journal).findings] == [f'{says}"epoch" is read.']
-    (tmp_path / "train.py").write_text(GOES_ON.replace("(args.start, 200)", "(200)"))
-    assert not judge_resume(journal).findings
-
-
-@pytest.mark.parametrize("beside", [{}, {"all": {"of": [OPTIMIZER.state_dict()]}}])
-def test_a_state_that_is_saved_elsewhere_is_no_missing_one(beside, tmp_path):
-    (tmp_path / "train.py").write_text(GOES_ON)
-    saves = [Saved("last.pt", states_in({"net": {"weight": torch.ones(1)}, "epoch": 3, **beside}))]
-    if not beside:
-        saves.append(Saved("optimizer.pt", states_in(OPTIMIZER.state_dict())))
-    sources = [str(tmp_path / "train.py")]
-    judgement = judge_resume(Journal(saves, [], [OptimizerPlayed("AdamW")], [], sources=sources, end=ENDED))
-    assert not judgement.findings and not any("begins at" in note for note in judgement.notes)
-
-
 def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
     journal = cosine_run(4)
     journal.schedules.clear()
@@ -241,8 +153,8 @@ def test_plays_with_other_answers_take_no_longer_in_all_than_the_seconds_given(s
     assert len(others.turned) == tried
     notes = of_scripts._what_hangs_on_values(journal, others)
     left = ", ".join(places[tried:])
-    said = [note for note in notes if "was not played" in note]
-    assert said == ([f"What the script does with another answer in {left} was not played{why}"] if left else [])
+    said = [note for note in notes if "was not rehearsed" in note]
+    assert said == ([f"What the script does with another answer in {left} was not rehearsed{why}"] if left else [])
 
 
 @pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])
@@ -383,11 +295,6 @@ FAULTS = {
             ("    model[-1] = nn.Linear(16, 3)\n", ""),
             ("    start, best = 0, 0.0\n", "    start, best = 0, 0.0\n    model[-1] = nn.Linear(16, 3)\n"),
         ],
-    ),
-    "the schedule saved and never loaded": (
-        "resume",
-        'holds the schedule\'s state under "schedule", and no line of the script reads it again',
-        [('        schedule.load_state_dict(checkpoint["schedule"])\n', "")],
     ),
     "validation samples in the training": (
         "validation",

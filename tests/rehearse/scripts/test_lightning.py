@@ -1,4 +1,4 @@
-"""A script with a Trainer of Lightning is judged by its play and by the fit's own checks."""
+"""A script with a Trainer of Lightning is judged by its rehearsal and by the fit's own checks."""
 
 from pathlib import Path
 
@@ -6,7 +6,7 @@ import pytest
 
 from rehearse.report import Judgement, Kind, Unjudged, report_of
 from rehearse.script import SCRIPT_CHECKS, add_fit, rehearse_script
-from rehearse.scripts.player import play
+from tests.rehearse.scripts.playing import play
 from tests.rehearse.scripts.test_counts import assert_equal, really_run
 from tests.rehearse.scripts.test_faults import planted
 
@@ -53,9 +53,9 @@ def test_findings_of_both_are_told_once(played: str | None, of_the_fit: str | No
 def test_a_check_is_not_judged_where_neither_judged_it_or_the_fits_failed():
     judgement = judgement_of(
         None,
-        bad_step=Unjudged("a play computes no gradients", Kind.NOT_APPLICABLE),
-        growth=Unjudged("a play holds no graphs", Kind.NOT_APPLICABLE),
-        memory=Unjudged("a play holds no graphs", Kind.NOT_APPLICABLE),
+        bad_step=Unjudged("a rehearsal computes no gradients", Kind.NOT_APPLICABLE),
+        growth=Unjudged("a rehearsal holds no graphs", Kind.NOT_APPLICABLE),
+        memory=Unjudged("a rehearsal holds no graphs", Kind.NOT_APPLICABLE),
         no_sync=Unjudged("one rank", Kind.NOT_APPLICABLE),
     )
     fit = judgement_of(None, growth=Unjudged("no time"), memory=Unjudged("deep", Kind.LEFT_OUT), order=Unjudged("no"))

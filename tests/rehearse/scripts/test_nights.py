@@ -1,4 +1,4 @@
-"""Scripts drawn at random, each really run and played: what is counted is equal, and what is found is what is wrong."""
+"""Scripts drawn at random, each really run and rehearsed: what is counted is equal, what is found is what is wrong."""
 
 import subprocess
 import sys

@@ -7,7 +7,7 @@ import pytest
 
 from rehearse.script import Others, judged
 from rehearse.scripts.picture import draw_night, marks_of
-from rehearse.scripts.player import play
+from tests.rehearse.scripts.playing import play
 from tests.rehearse.scripts.test_faults import planted
 
 SCRIPTS = Path(__file__).with_name("examples")

@@ -103,7 +103,7 @@ def test_a_spawn_that_is_waited_for_is_played(tmp_path: Path):
             "    mp.spawn(main, args=(0,), nprocs=0)\n",
             "it starts 0 processes by spawn, maybe as many as there are GPUs",
         ),
-        (BY_PROCESS, "it starts 2 processes by multiprocessing.Process, and a play sees its own alone"),
+        (BY_PROCESS, "it starts 2 processes by multiprocessing.Process, and a rehearsal sees its own alone"),
     ],
 )
 def test_what_trains_in_no_process_that_is_played_is_told_so(start: str, says: str, tmp_path: Path):

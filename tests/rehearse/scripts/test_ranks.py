@@ -1,4 +1,4 @@
-"""Whether ranks train together: what a play says of a script, against two real ranks that run it."""
+"""Whether ranks train together: what a rehearsal says of a script, against two real ranks that run it."""
 
 import contextlib
 import io

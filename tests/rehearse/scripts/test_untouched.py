@@ -1,4 +1,4 @@
-"""A play leaves files, environment and processes as they were; and what goes wrong is told in a sentence."""
+"""A rehearsal leaves files, environment and processes as they were; and what goes wrong is told in a sentence."""
 
 import json
 import os
@@ -19,7 +19,7 @@ from rehearse.script import NotRehearsed, rehearse_script
 from rehearse.scripts import player
 from rehearse.scripts.journal import Journal
 from rehearse.scripts.lapse import Lapse, is_librarys
-from rehearse.scripts.player import play
+from tests.rehearse.scripts.playing import play
 
 SCRIPTS = Path(__file__).with_name("examples")
 TRAIN = """
@@ -121,7 +121,7 @@ def test_a_signal_ends_the_judge_and_all_that_it_has_started(
     while any(is_alive(process) for process in started):
         pass
     if number == signal.SIGKILL:  # which leaves empty folders, and what the script had printed
-        # A process of the play that began behind the last look may be removing its links to what it reads.
+        # A process of the rehearsal that began behind the last look may be removing its links to what it reads.
         paths = [os.path.join(folder, name) for folder, _, names in os.walk(temporary) for name in names]
         files = [path for path in paths if not os.path.islink(path) and os.path.isfile(path)]
         assert {os.path.basename(path) for path in files} <= {"output.txt"}
@@ -145,7 +145,7 @@ def is_alive(process: psutil.Process) -> bool:
         ("print('nothing to do')\n", [], "without a backward pass and without an optimizer step"),
         ("name = input('Which run? ')\n", [], "asks for an input (Which run? )"),
         ("import torch\ntorch.nn.Linear(2, 2).to('cuda')\n", [], "It asks for a GPU, and there is none"),
-        ("import os\nos.ttyname(1)\n", [], "(Nobody types at a play's terminal, and what it prints goes to a file.)"),
+        ("import os\nos.ttyname(1)\n", [], "(Nobody types at a rehearsal's terminal, and what it prints goes to a "),
         (TRAIN + "sys.exit('no data found')\n", [], "no data found"),
         ("import torch.distributed as d\nd.init_process_group('gloo')\n", [], "give the number of ranks, --ranks 2"),
     ],
@@ -178,7 +178,7 @@ def test_a_play_that_is_ended_while_torch_is_imported_says_so(tmp_path: Path, mo
     (tmp_path / "slow_to_import.py").write_text("while True:\n    pass\n")
     [(given_back, why)] = player.stage_each([player.Play(tmp_path / "train.py", seconds=0.1, stage="slow_to_import")])
     assert given_back is None
-    assert re.fullmatch(r"nothing was played yet after \d\.\d s of CPU time: give it more \(seconds=\)", why)
+    assert re.fullmatch(r"nothing was rehearsed yet after \d\.\d s of CPU time: give it more \(seconds=\)", why)
 
 
 @pytest.mark.thorough
@@ -234,7 +234,7 @@ def test_a_script_that_fails_for_want_of_training_is_judged_up_to_there(fails: s
     assert (report.ok, report.findings) == (None, ())
     assert set(report.failed) == {"length", "horizon"}
     assert "the script fails after 3" in report.not_judged["length"]
-    assert "it asks for a value that a play does not have" in report.not_judged["length"]
+    assert "it asks for a value that a rehearsal does not have" in report.not_judged["length"]
     assert "window" in report.passed
 
 

@@ -246,11 +246,11 @@ print(f"{np.mean(losses):.3f} {np.sum(right):d} {round(np.mean(left), 2)}", repr
 
 @pytest.mark.thorough
 def test_what_fails_where_a_value_stands_still_is_not_said_to_fail_by_itself(tmp_path: Path):
-    """The third loss is the second one in a play, and never in a run."""
+    """The third loss is the second one in a rehearsal, and never in a run."""
     stands_still = LOSSES.replace(
         "        losses.append", "        assert loss.item() not in losses\n        losses.append"
     )
     report = report_of(tmp_path, stands_still)
     assert report.ok is None, str(report)
     for name in ("length", "horizon"):
-        assert "asks for a value that a play does not have" in report.not_judged[name], report.not_judged
+        assert "asks for a value that a rehearsal does not have" in report.not_judged[name], report.not_judged
