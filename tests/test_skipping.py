@@ -387,34 +387,6 @@ def test_training_goes_on_with_a_read_only_disk_and_says_so_once(tmp_path, monke
     assert [skip.attempt for skip in read_journal(tmp_path / "j.jsonl")[0]] == [3]
 
 
-def test_a_disk_that_is_full_for_a_while_tears_one_line(tmp_path, monkeypatch):
-    journal, guard = Journal(tmp_path / "j.jsonl"), make_guard()
-    skip_one(guard)
-    (skip,) = guard._skips_in_a_row
-    real = Path.open
-
-    class AlmostFull:
-        def __init__(self, *arguments, **keywords):
-            self.file = real(*arguments, **keywords)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def write(self, line):
-            return self.file.write(line[:10])
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "open", lambda *arguments, **keywords: AlmostFull(*arguments, **keywords))
-        with pytest.warns(UserWarning, match="No space left"):
-            journal.write(skip)
-    journal.write(skip)
-    skips, torn = read_journal(tmp_path / "j.jsonl")
-    assert (list(map(str, skips)), torn) == ([str(skip)], 1)
-
-
 # ------------------------------------------------------------------------------------------ bad input
 
 
@@ -1110,19 +1082,6 @@ def test_what_a_forward_writes_to_a_trained_parameter_is_not_taken_back():
     norms = model.words.weight.detach().norm(dim=1)
     looked_up, others = 0.5, 3**0.5
     torch.testing.assert_close(norms, torch.tensor([others, looked_up, looked_up, others, others, others]))
-
-
-# ------------------------------------------------------------------------------------------ the command
-
-
-def test_the_command_starts_without_torch():
-    code = "import sys, course_lib.skipping.__main__; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-    names: dict[str, object] = {}
-    exec("from course_lib.skipping import *", names)
-    assert names["StepGuard"] is StepGuard and names["vote"] is vote
-    with pytest.raises(ImportError, match="cannot import name 'StepGuards'"):
-        from course_lib.skipping import StepGuards  # noqa: F401
 
 
 def test_what_cannot_be_averaged_or_stepped_is_told_before_a_step():

@@ -23,16 +23,12 @@ Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` u
 which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.
 """
 
-from typing import TYPE_CHECKING, Any
-
 from course_lib.skipping.detector import SpikeDetector
+from course_lib.skipping.gradients import gradient_norm
+from course_lib.skipping.guard import StepGuard
 from course_lib.skipping.journal import Journal, read_journal, summarize
 from course_lib.skipping.skips import Skip, TooManySkips
-
-if TYPE_CHECKING:
-    from course_lib.skipping.gradients import gradient_norm
-    from course_lib.skipping.guard import StepGuard
-    from course_lib.skipping.voting import Vote, vote
+from course_lib.skipping.voting import Vote, vote
 
 __all__ = [
     "Journal",
@@ -46,14 +42,3 @@ __all__ = [
     "summarize",
     "vote",
 ]
-
-_NEED_TORCH = {"StepGuard": "guard", "Vote": "voting", "gradient_norm": "gradients", "vote": "voting"}
-"""Imported when they are asked for, so that the command that reads a journal starts without torch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)
