@@ -16,15 +16,12 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, LambdaLR, SequentialLR
+from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
-from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate
-from course_lib.callbacks import SkipBadSteps
 from course_lib.launch import RankError, run_ranks
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from course_lib.skipping import StepGuard, TooManySkips, nan_signal, read_journal, summarize, vote
@@ -34,7 +31,6 @@ from course_lib.skipping.gradients import gradient_norm
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.skips import Skip
 from tests import effort
-from tests.trainer_oracle import quiet_trainer
 
 NAN, INF = math.nan, math.inf
 OPTIMIZERS = {
@@ -105,7 +101,7 @@ def random_case(rng):
         "optimizer": optimizer,
         "batch_norm": rng.random() < 0.6,
         "k": rng.randint(1, 3),
-        "on_device": "fused" in optimizer and rng.random() < 0.5,
+        "by_found_inf": "fused" in optimizer and rng.random() < 0.5,
         "number_of_windows": number_of_windows,
         "bad": bad,
     }
@@ -117,12 +113,11 @@ def train(rank, case, guarded):
     optimizer = OPTIMIZERS[case["optimizer"]](model.parameters())
     schedule = LambdaLR(optimizer, lambda n: 1 / (n + 1))
     average = AveragedModel(model.module, multi_avg_fn=get_ema_multi_avg_fn(0.9), use_buffers=True)
-    averages = [] if case["on_device"] else [average]
+    averages = [] if case["by_found_inf"] else [average]
     guard = None
     if guarded:
         guard = StepGuard(
-            model, optimizer, scheduler=schedule, averages=averages, spike_factor=50, min_history=3,
-            on_device=True if case["on_device"] else None,
+            model, optimizer, scheduler=schedule, averages=averages, spike_factor=50, min_history=3
         )  # fmt: skip
     outcomes = []
     for window in range(case["number_of_windows"]):
@@ -179,14 +174,14 @@ def test_a_guarded_run_ends_where_one_ends_that_never_saw_the_bad_windows():
 
 @pytest.mark.thorough
 def test_the_bit_for_bit_comparison_sees_a_window_that_left_a_trace():
-    case = {"optimizer": "adam", "batch_norm": True, "k": 1, "number_of_windows": 6, "on_device": False}
+    case = {"optimizer": "adam", "batch_norm": True, "k": 1, "number_of_windows": 6, "by_found_inf": False}
     case["bad"] = {3: ((0,), "NaN gradient")}
 
     def with_a_leak(rank, leak):
         if leak == "buffers":
             from course_lib.skipping.buffers import BufferSnapshot
 
-            BufferSnapshot.put_back = lambda self, where=None: None
+            BufferSnapshot.put_back = lambda self: None
         ours, theirs = train(rank, case, guarded=True)[0], train(rank, case, guarded=False)[0]
         return [key for key in ours if ours[key] != theirs[key]]
 
@@ -387,34 +382,6 @@ def test_training_goes_on_with_a_read_only_disk_and_says_so_once(tmp_path, monke
     assert [skip.attempt for skip in read_journal(tmp_path / "j.jsonl")[0]] == [3]
 
 
-def test_a_disk_that_is_full_for_a_while_tears_one_line(tmp_path, monkeypatch):
-    journal, guard = Journal(tmp_path / "j.jsonl"), make_guard()
-    skip_one(guard)
-    (skip,) = guard._skips_in_a_row
-    real = Path.open
-
-    class AlmostFull:
-        def __init__(self, *arguments, **keywords):
-            self.file = real(*arguments, **keywords)
-
-        def __enter__(self):
-            return self
-
-        def __exit__(self, *_):
-            self.file.close()
-
-        def write(self, line):
-            return self.file.write(line[:10])
-
-    with monkeypatch.context() as full:
-        full.setattr(Path, "open", lambda *arguments, **keywords: AlmostFull(*arguments, **keywords))
-        with pytest.warns(UserWarning, match="No space left"):
-            journal.write(skip)
-    journal.write(skip)
-    skips, torn = read_journal(tmp_path / "j.jsonl")
-    assert (list(map(str, skips)), torn) == ([str(skip)], 1)
-
-
 # ------------------------------------------------------------------------------------------ bad input
 
 
@@ -526,86 +493,6 @@ def test_buffers_that_a_forward_replaces_are_put_back():
     assert not guard.step() and model.seen == 1 and model.cache == 1
 
 
-class Codebook(nn.Module):
-    """A frozen parameter follows the inputs, by an average that each forward in training mode moves."""
-
-    def __init__(self):
-        super().__init__()
-        self.layer = nn.Linear(3, 1, dtype=torch.float64)
-        self.book = nn.Parameter(torch.zeros(3, dtype=torch.float64), requires_grad=False)
-
-    def forward(self, x):
-        if self.training:
-            with torch.no_grad():
-                self.book.lerp_(x.mean(0), 0.1)
-        return self.layer(x - self.book).square().mean()
-
-
-@pytest.mark.parametrize("on_device", [False, True])
-def test_a_frozen_parameter_that_forwards_write_to_is_put_back_from_the_second_window_on(on_device):
-    def trained(batches, averaged_between=False):
-        torch.manual_seed(0)
-        model = Codebook()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9, fused=on_device)
-        guard = StepGuard(model, optimizer, on_device=on_device)
-        for batch in batches:
-            optimizer.zero_grad()
-            for part in batch.chunk(2):
-                guard.backward(model(part))
-            guard.step()
-            if averaged_between:
-                with torch.no_grad():
-                    model.book.mul_(0.5)  # a caller's own doing is no part of a window
-        guard.flush()
-        return state_of(model), guard.skipped
-
-    batches = [torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(i)) for i in range(5)]
-    bad = batches[2] * NAN
-    expected, _ = trained(batches)
-    for places in ([1], [2, 2, 4], [5]):
-        with_bad = list(batches)
-        for place in reversed(places):
-            with_bad.insert(place, bad)
-        assert trained(with_bad) == (expected, len(places))
-    assert trained([batches[0], bad, batches[1]], averaged_between=True)[0] != trained(batches[:2])[0]
-
-
-def test_a_frozen_parameter_that_the_very_first_window_spoils_is_an_error():
-    model = Codebook()
-    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
-    guard.backward(model(torch.full((2, 3), NAN, dtype=torch.float64)))
-    with pytest.raises(RuntimeError, match="of shape \\(3,\\), has to be skipped, and left values in it that are not"):
-        guard.step()
-    model = Codebook()
-    guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), max_consecutive_skips=None)
-    guard.reject("a finite window")
-    guard.backward(model(torch.ones(2, 3, dtype=torch.float64)))
-    assert guard.step() is False and model.book.isfinite().all()
-
-
-def test_a_resumed_guard_knows_which_frozen_parameters_move():
-    def begin():
-        torch.manual_seed(0)
-        model = Codebook()
-        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-        return model, optimizer, StepGuard(model, optimizer)
-
-    def train(model, optimizer, guard, batch):
-        optimizer.zero_grad()
-        guard.backward(model(batch))
-        return guard.step()
-
-    good = torch.ones(2, 3, dtype=torch.float64)
-    first = begin()
-    assert train(*first, good)
-    second = begin()
-    for mine, its in zip(second, first, strict=True):
-        mine.load_state_dict(its.state_dict())
-    for one in (first, second):
-        assert not train(*one, good * NAN) and train(*one, good)
-    assert state_of(second[0]) == state_of(first[0])
-
-
 def test_a_validation_between_two_windows_keeps_what_it_changed():
     model = make_model()
     guard = make_guard(model)
@@ -632,7 +519,6 @@ def test_a_forward_past_the_guards_model_is_an_error():
         ({"history": 3}, "min_history must be at most history, 3, got 16"),
         ({"max_consecutive_skips": 0}, "max_consecutive_skips must be a positive int, got 0"),
         ({"max_norm": -1.0}, "max_norm must be a positive number or None, got -1.0"),
-        ({"on_device": True}, "needs a fused optimizer, no scaler and no averages, got unfused Adam"),
         ({"make_optimizer": torch.optim.LBFGS}, "must step without a closure, got LBFGS"),
     ],
 )
@@ -716,9 +602,7 @@ def test_clipping_gives_what_torch_gives():
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_too_many_skips_in_a_row_end_the_run_and_name_the_batches(fused):
-    guard = make_guard(
-        make_optimizer=lambda p: torch.optim.AdamW(p, fused=fused), max_consecutive_skips=3, on_device=fused or None
-    )
+    guard = make_guard(make_optimizer=lambda p: torch.optim.AdamW(p, fused=fused), max_consecutive_skips=3)
     guard.backward(loss_of(guard.model, make_batch(0)))
     assert guard.step()
     before = state_of(guard.model, guard.optimizer)
@@ -770,15 +654,22 @@ def test_a_closed_guard_lets_the_model_go():
 # ------------------------------------------------------------------------------------------ found_inf, scaler
 
 
-@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW", "Adagrad"])
+class NoAverage:
+    """An average, beside which the host decides, that keeps nothing."""
+
+    def update_parameters(self, model):
+        pass
+
+
+@pytest.mark.parametrize("name", ["SGD", "Adam", "AdamW"])
 def test_a_decision_left_on_the_device_is_the_same_decision(name, tmp_path):
-    def fit(on_device):
+    def fit(averages):
         model = make_model()
         optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01, fused=True)
         schedule = LambdaLR(optimizer, lambda n: 1 / (n + 1))
         guard = StepGuard(
-            model, optimizer, scheduler=schedule, spike_factor=20, min_history=3, max_norm=1.0, on_device=on_device,
-            journal=tmp_path / f"{on_device}.jsonl",
+            model, optimizer, scheduler=schedule, spike_factor=20, min_history=3, max_norm=1.0, averages=averages,
+            journal=tmp_path / f"{len(averages)}.jsonl",
         )  # fmt: skip
         kinds = set()
         for window in range(20):
@@ -793,7 +684,7 @@ def test_a_decision_left_on_the_device_is_the_same_decision(name, tmp_path):
         told = [(s.attempt, s.updates, s.batch_indices, s.reason) for s in read_journal(guard._journal.path)[0]]
         return kinds, told, state_of(model, optimizer, schedule)
 
-    host, device = fit(False), fit(True)
+    host, device = fit([NoAverage()]), fit([])
     assert (host[0], device[0]) == ({bool}, {bool, torch.Tensor})  # the first steps make the optimizer's state
     assert host[1] == device[1] and len(host[1]) == 6
     assert host[2] == device[2]
@@ -857,23 +748,23 @@ def test_two_ranks_tell_an_overflow_from_a_bad_loss():
 
 @pytest.mark.gpu
 def test_on_a_gpu_a_fused_optimizer_is_not_waited_for():
-    def fit(on_device):
+    def fit(averages):
         model = make_model().cuda()
         optimizer = torch.optim.AdamW(model.parameters(), lr=0.01, fused=True)
-        guard = StepGuard(model, optimizer, on_device=on_device)
+        guard = StepGuard(model, optimizer, averages=averages)
         kinds = []
         for window in range(6):
             optimizer.zero_grad()
             x = make_batch(window).cuda()
             torch.cuda.synchronize()
-            if on_device is None and window > 2:
+            if not averages and window > 2:
                 torch.cuda.set_sync_debug_mode("error")
             guard.backward(loss_of(model, x * (NAN if window % 2 else 1.0)))
             kinds.append(type(guard.step()))
             torch.cuda.set_sync_debug_mode("default")
         return kinds, guard.updates, state_of(model, optimizer)
 
-    device, host = fit(None), fit(False)
+    device, host = fit([]), fit([NoAverage()])
     assert device[0][-1] is torch.Tensor and host[0] == [bool] * 6
     assert device[1:] == host[1:]
 
@@ -1107,46 +998,21 @@ def test_the_signal_on_a_device_multiplies_one_small_gradient():
 SIZES = SizeSchedule({0: (16, 16), 3: (32, 8), 7: (64, 4)}, unit="optimizer_steps")
 
 
-def sizes_and_rates(bad, fused):
-    """Each attempt's batch size and learning rate (16 where the batch is 16), in a loop with a guard."""
+@pytest.mark.parametrize("fused", [False, True])
+def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=16.0, fused=fused)
-    schedule = LambdaLR(optimizer, SIZES.lr_factor("linear"))
-    guard = StepGuard(model, optimizer, scheduler=schedule, on_device=fused)
+    guard, factor = StepGuard(model, optimizer), SIZES.lr_factor("linear")
+    guard.scheduler = LambdaLR(optimizer, lambda update: factor(guard.attempts))
     pairs = []
     for number, batch in zip(range(10), ScheduledBatchSampler(1000, SIZES), strict=False):
         guard.flush()  # the schedule follows what was left to the device
-        pairs.append((len(batch), optimizer.param_groups[0]["lr"]))
+        pairs.append((len(batch), optimizer.param_groups[0]["lr"]))  # 16 where the batch is 16
         optimizer.zero_grad()
-        guard.backward(model(torch.full((len(batch), 1), NAN if number in bad else 1e-4)).sum())
+        guard.backward(model(torch.full((len(batch), 1), NAN if number in {0, 2, 6, 7} else 1e-4)).sum())
         guard.step()
-    return pairs
-
-
-@pytest.mark.parametrize("fused", [False, True])
-def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
-    pairs = sizes_and_rates({0, 2, 6, 7}, fused)
     assert [size for size, _ in pairs] == [16] * 3 + [8] * 4 + [4] * 3
     assert all(size == rate for size, rate in pairs)
-
-
-def test_a_plans_rate_follows_the_attempts_and_goes_on_from_a_state():
-    factor = SIZES.plan(1000, max_epochs=1).lr_factor("linear")
-
-    def make():
-        guard = make_guard(make_optimizer=lambda p: torch.optim.SGD(p, lr=16.0))
-        guard.scheduler = LambdaLR(guard.optimizer, factor)
-        return guard
-
-    guard = make()
-    for _ in range(5):
-        skip_one(guard)
-    assert guard.optimizer.param_groups[0]["lr"] == 8.0 and guard.updates == 0
-    again = make()
-    again.scheduler.load_state_dict(guard.scheduler.state_dict())
-    for _ in range(2):
-        skip_one(again)
-    assert again.optimizer.param_groups[0]["lr"] == 4.0
 
 
 def test_a_warm_up_by_updates_goes_with_a_rate_by_attempts():
@@ -1164,20 +1030,11 @@ def test_a_warm_up_by_updates_goes_with_a_rate_by_attempts():
     assert rates == [4, 8, 8, 4, 6, 8, 8, 4, 4, 4]
 
 
-@pytest.mark.parametrize(
-    "make_schedule",
-    [
-        lambda o: LambdaLR(o, lambda n: min(1.0, n / 4) * SIZES.lr_factor()(n)),
-        lambda o: SequentialLR(o, [ConstantLR(o), LambdaLR(o, SIZES.lr_factor())], [3]),
-        lambda o: ChainedScheduler([ConstantLR(o), LambdaLR(o, SIZES.lr_factor())]),
-    ],
-    ids=["in a lambda", "SequentialLR", "ChainedScheduler"],
-)
-def test_a_rate_that_goes_by_both_is_refused(make_schedule):
+def test_a_rate_of_sizes_that_goes_by_updates_is_refused():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match=r"the scheduler mixes lr_factor\(.*; or make the guard first"):
-        StepGuard(model, optimizer, scheduler=make_schedule(optimizer))
+    with pytest.raises(ValueError, match=r"got LambdaLR\(optimizer, lr_factor\(.*: make the guard first"):
+        StepGuard(model, optimizer, scheduler=LambdaLR(optimizer, SIZES.lr_factor()))
 
 
 # ------------------------------------------------------------------------------------------ what is not taken back
@@ -1222,127 +1079,6 @@ def test_what_a_forward_writes_to_a_trained_parameter_is_not_taken_back():
     norms = model.words.weight.detach().norm(dim=1)
     looked_up, others = 0.5, 3**0.5
     torch.testing.assert_close(norms, torch.tensor([others, looked_up, looked_up, others, others, others]))
-
-
-@pytest.mark.parametrize("in_a_trainer", [False, True])
-def test_power_sgd_begins_again_after_a_skip(in_a_trainer):
-    from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
-
-    def fit(rank):
-        torch.manual_seed(0)
-        model = DistributedDataParallel(nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1)))
-        state = PowerSGDState(None, start_powerSGD_iter=3, min_compression_rate=1)
-        model.register_comm_hook(state, powerSGD_hook)
-        guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=1e-3))
-        outcomes = []
-        for window in range(12):
-            guard.optimizer.zero_grad()
-            x = torch.randn(4, 32, generator=torch.Generator().manual_seed(2 * window + rank))
-            guard.backward((model(x * NAN if (rank, window) == (1, 6) else x) - 1).square().mean())
-            outcomes.append(guard.step())
-        return outcomes, len(state.error_dict), state_of(model, guard.optimizer)
-
-    def fit_by_trainer(rank):
-        class Net(LightningModule):
-            def __init__(self):
-                super().__init__()
-                torch.manual_seed(0)
-                self.net = nn.Sequential(nn.Linear(32, 32), nn.Linear(32, 1))
-
-            def training_step(self, batch, batch_idx):
-                loss = (self.net(batch) - 1).square().mean()
-                return loss * NAN if (rank, batch_idx) == (1, 6) else loss
-
-            def configure_optimizers(self):
-                return torch.optim.SGD(self.parameters(), lr=1e-3)
-
-            def on_train_start(self):  # DDPStrategy(ddp_comm_hook=...) registers it on GPUs alone
-                self.trainer.strategy.model.register_comm_hook(state, powerSGD_hook)
-
-        state, skip = PowerSGDState(None, start_powerSGD_iter=3, min_compression_rate=1), SkipBadSteps()
-        trainer = quiet_trainer(max_epochs=1, devices=2, strategy="ddp", callbacks=[skip])
-        trainer.fit(model := Net(), DataLoader(torch.randn(96, 32), 4))
-        return [True] * skip.updates + [False] * skip.skipped, len(state.error_dict), state_of(model)
-
-    first, second = (result.value for result in run_ranks(fit_by_trainer if in_a_trainer else fit))
-    assert first == second and first[0].count(False) == 1 and len(first[0]) == 12
-    assert first[1] > 0  # it compresses
-
-
-# ------------------------------------------------------------------------------------------ the command
-
-
-def test_the_command_starts_without_torch():
-    code = "import sys, course_lib.skipping.__main__; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True).stdout == "False\n"
-    names: dict[str, object] = {}
-    exec("from course_lib.skipping import *", names)
-    assert names["StepGuard"] is StepGuard and names["vote"] is vote
-    with pytest.raises(ImportError, match="cannot import name 'StepGuards'"):
-        from course_lib.skipping import StepGuards  # noqa: F401
-
-
-class MakesItsBuffer(nn.Module):
-    """Registers a buffer, or gives it its tensor, in a forward."""
-
-    def __init__(self, makes_it_in):
-        super().__init__()
-        self.layer, self.makes_it_in, self.forwards = nn.Linear(3, 1), makes_it_in, 0
-        if makes_it_in:
-            self.register_buffer("mean", None)
-
-    def forward(self, x):
-        self.forwards += 1
-        if self.forwards > self.makes_it_in:
-            if getattr(self, "mean", None) is None:
-                self.register_buffer("mean", torch.zeros(3))
-            self.mean.lerp_(x.mean(0), 0.1)
-        return self.layer(x).square().mean()
-
-
-@pytest.mark.parametrize(("makes_it_in", "on_device"), [(0, False), (1, True), (1, False)])
-def test_a_buffer_that_a_skipped_window_has_made_is_gone(makes_it_in, on_device):
-    model = MakesItsBuffer(makes_it_in)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=on_device)
-    guard = StepGuard(model, optimizer, on_device=on_device)
-    for x in [torch.ones(2, 3)] * makes_it_in + [torch.full((2, 3), NAN)]:
-        optimizer.zero_grad()
-        guard.backward(model(x))
-        updated = guard.step()
-    assert not updated and getattr(model, "mean", None) is None
-
-
-def test_a_buffer_that_grows_is_no_error_on_a_device():
-    class Queue(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.layer = nn.Linear(3, 1)
-            self.register_buffer("seen", torch.zeros(0, 3))
-
-        def forward(self, x):
-            self.seen = torch.cat([self.seen, x])
-            return self.layer(x).square().mean()
-
-    model = Queue()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, fused=True)
-    guard = StepGuard(model, optimizer, on_device=True)
-    for x in (torch.ones(2, 3), torch.ones(2, 3), torch.full((2, 3), NAN), torch.ones(2, 3)):
-        optimizer.zero_grad()
-        guard.backward(model(x))
-        guard.step()
-    assert guard.updates == 3 and torch.equal(model.seen, torch.ones(6, 3))
-
-
-def test_a_norm_whose_squares_overflow_is_no_overflow_of_the_scaler():
-    model = nn.Linear(2, 1, bias=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    scaler = torch.amp.GradScaler("cpu", init_scale=1.0, growth_interval=2)
-    guard = StepGuard(model, optimizer, scaler=scaler)
-    for _ in range(6):
-        optimizer.zero_grad()
-        guard.backward(model(torch.full((1, 2), 1e20)).sum())
-        assert not guard.step() and model.weight.grad.isfinite().all()
-    assert scaler.get_scale() == 1.0
 
 
 def test_what_cannot_be_averaged_or_stepped_is_told_before_a_step():

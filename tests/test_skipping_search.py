@@ -60,7 +60,6 @@ class Run:
     frozen: bool
     scaler: bool
     averages: bool
-    on_device: bool | None
     readable: bool
     """Whether the host reads each loss; it doesn't on an accelerator."""
     no_sync: bool
@@ -85,10 +84,9 @@ def runs(draw, world_size):
     )
     scaler = draw(st.booleans()) and not sparse
     averages = draw(st.booleans())
-    on_device = draw(st.booleans()) if "fused" in optimizer and not scaler and not averages else None
     return Run(
         optimizer=optimizer, k=k, windows=windows, batch_norm=draw(st.booleans()) and not sparse,
-        frozen=draw(st.booleans()) and not sparse, scaler=scaler, averages=averages, on_device=on_device,
+        frozen=draw(st.booleans()) and not sparse, scaler=scaler, averages=averages,
         readable=draw(st.booleans()), no_sync=draw(st.booleans()),
         comm_hook="none" if sparse else draw(st.sampled_from(list(COMM_HOOKS))),
         bucket_view=draw(st.booleans()) and not sparse, reload_before=draw(st.integers(0, 9)),
@@ -122,7 +120,7 @@ class Parts:
         if guarded:
             self.guard = StepGuard(
                 self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler, averages=self.averages,
-                spike_factor=50, min_history=3, max_consecutive_skips=None, on_device=run.on_device,
+                spike_factor=50, min_history=3, max_consecutive_skips=None,
             )  # fmt: skip
             self.stateful.append(self.guard)
         if before is not None:

@@ -18,7 +18,6 @@ from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from course_lib._lightning import SKIP_BACKWARD
-from course_lib._ranks import ddp_modules
 from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from course_lib.callbacks._brought import bring_exact_resume
@@ -26,9 +25,8 @@ from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import CountsSkips, require_plain_optimization
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import StepGuard, vote
-from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
+from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.found_inf import give_found_inf, take_found_inf
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits
@@ -69,8 +67,6 @@ class SkipBadSteps(CountsSkips):
         averages: ``AveragedModel(module)``, made before the fit, or several: updated after each update, and saved and
             restored with the callback.
         max_norm: Clip the accepted gradients to this norm, in place of the Trainer's ``gradient_clip_val``.
-        on_device: As in :class:`StepGuard`, but that the host learns the decision when the optimizer's step has been
-            launched. Gradients then stay as they are in a skipped step.
         spike_factor, history, min_history, max_consecutive_skips, journal, timeout: See :class:`StepGuard`.
 
     Attributes:
@@ -99,7 +95,6 @@ class SkipBadSteps(CountsSkips):
         min_history: int = 16,
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
-        on_device: bool | None = None,
         timeout: float = 60.0,
     ) -> None:
         if max_steps_means not in ("updates", "attempts"):
@@ -115,7 +110,6 @@ class SkipBadSteps(CountsSkips):
         self._guard_arguments: dict[str, Any] = dict(
             averages=self._averages,
             max_norm=max_norm,
-            on_device=on_device,
             spike_factor=spike_factor,
             history=history,
             min_history=min_history,
@@ -128,7 +122,6 @@ class SkipBadSteps(CountsSkips):
         self._window: list[_MicroBatch] = []
         self._backwards = 0
         self._skipping = False
-        self._on_device = False
         self._scaler_before: dict[str, Any] | None = None
         self._replaced = ExitStack()
         self._statistics: BufferSnapshot | None = None
@@ -225,11 +218,6 @@ class SkipBadSteps(CountsSkips):
             batch_indices=[micro_batch.number for micro_batch in window],
             sample_indices=lambda: _samples_of(window, loader),
         )
-        bad = self._guard.judge_on_device(location)
-        if bad is not None:
-            give_found_inf(optimizer, bad)
-            self._on_device = True
-            return
         skip = self._guard.judge(**location._asdict())
         self._read_counters()
         if skip is None:
@@ -305,8 +293,6 @@ class SkipBadSteps(CountsSkips):
 
     def _follow_skip(self, trainer: Trainer) -> None:
         self._skipping = True
-        assert trainer.strategy.model is not None
-        forget_compression_errors(ddp_modules(trainer.strategy.model))  # the guard knows the module inside DDP alone
         if self.max_steps_means == "updates":
             self.uncounted_attempts += 1
             _take_back_one_step(trainer)
@@ -338,14 +324,7 @@ class SkipBadSteps(CountsSkips):
         def watched_step(*args: Any, **kwargs: Any) -> None:
             updates = guard.updates
             optimizer_step(*args, **kwargs)
-            updated = guard.updates > updates  # waits for the device, where that decides
-            if self._on_device:
-                self._on_device = False
-                take_found_inf(trainer.optimizers[0])
-                self._read_counters()
-                if not updated:
-                    self._follow_skip(trainer)
-            if updated:
+            if guard.updates > updates:
                 for average in self._averages:
                     average.update_parameters(pl_module)
 

@@ -23,24 +23,9 @@ Sources: Lightning-AI/pytorch-lightning #5243 (``None`` from ``training_step`` u
 which skips for infinite gradients by the same reasoning; ``found_inf`` of torch's fused optimizers.
 """
 
-from typing import TYPE_CHECKING, Any
-
+from course_lib.skipping.guard import StepGuard
 from course_lib.skipping.journal import read_journal, summarize
 from course_lib.skipping.skips import TooManySkips
-
-if TYPE_CHECKING:
-    from course_lib.skipping.guard import StepGuard
-    from course_lib.skipping.voting import vote
+from course_lib.skipping.voting import vote
 
 __all__ = ["StepGuard", "TooManySkips", "read_journal", "summarize", "vote"]
-
-_NEED_TORCH = {"StepGuard": "guard", "vote": "voting"}
-"""Imported when they are asked for, so that the command that reads a journal starts without torch."""
-
-
-def __getattr__(name: str) -> Any:
-    if name not in _NEED_TORCH:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from importlib import import_module
-
-    return getattr(import_module(f"{__name__}.{_NEED_TORCH[name]}"), name)

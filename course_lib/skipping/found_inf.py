@@ -6,29 +6,12 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
-from torch.optim import Adagrad, Optimizer
+from torch.optim import Optimizer
 
 from course_lib.skipping.skips import WindowLocation
 
 
-def checked_on_device(wanted: bool | None, optimizer: Optimizer, scaler: Any, averages: Any) -> bool | None:
-    """What was asked for, or False where it can't be; a ValueError where it can't be and was asked for."""
-    fused = _takes_found_inf(optimizer)
-    if fused and scaler is None and not averages:
-        return wanted
-    if wanted:
-        got = f"{'fused' if fused else 'unfused'} {type(optimizer).__name__}"
-        if scaler is not None:
-            got += " with a scaler"
-        if averages:
-            got += " with averages"
-        raise ValueError(f"on_device=True needs a fused optimizer, no scaler and no averages, got {got}")
-    return False
-
-
-def _takes_found_inf(optimizer: Optimizer) -> bool:
-    if type(optimizer) is Adagrad:  # torch 2.11's takes it where it is fused, and does not say so
-        return bool(optimizer.defaults["fused"])
+def takes_found_inf(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
@@ -37,19 +20,11 @@ def step_unless(optimizer: Any, bad: Tensor) -> None:
 
     A parameter's first step makes its state, whatever ``found_inf`` says: this is for the steps after it.
     """
-    give_found_inf(optimizer, bad)
+    optimizer.grad_scale, optimizer.found_inf = None, bad.float()
     try:
         optimizer.step()
     finally:
-        take_found_inf(optimizer)
-
-
-def give_found_inf(optimizer: Any, bad: Tensor) -> None:
-    optimizer.grad_scale, optimizer.found_inf = None, bad.float()
-
-
-def take_found_inf(optimizer: Any) -> None:
-    del optimizer.grad_scale, optimizer.found_inf
+        del optimizer.grad_scale, optimizer.found_inf
 
 
 class HostCopy:

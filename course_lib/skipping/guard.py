@@ -15,10 +15,10 @@ from torch.optim import Optimizer
 from course_lib._ranks import ddp_modules, rank_of_this_process, refuse_what_ddp_never_reduces, world_size_of
 from course_lib._tensors import parameters_of
 from course_lib.skipping import requirements
-from course_lib.skipping.buffers import BufferSnapshot, forget_compression_errors
+from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.found_inf import HostCopy, PendingDecision, checked_on_device, step_unless
-from course_lib.skipping.gradients import are_finite, gradient_norm, gradients_of
+from course_lib.skipping.found_inf import HostCopy, PendingDecision, step_unless, takes_found_inf
+from course_lib.skipping.gradients import gradient_norm, gradients_of
 from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
@@ -52,9 +52,13 @@ class StepGuard:
     What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. By :func:`vote` and
     :meth:`skip` all ranks skip before their forward. Gradients stay, as after ``optimizer.step()``: zero them.
 
-    Not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one that
-    never saw the batch); what a forward writes to a parameter that is trained (``nn.Embedding(max_norm=1)``); and state
-    that is neither parameter nor buffer. PowerSGD's error feedback begins again at 0.
+    Where the optimizer takes ``found_inf``, as torch's fused ones do, and there are neither ``scaler`` nor
+    ``averages``, the device decides and the host does not wait for it: ``step`` returns a 0-dim bool tensor, and
+    counters, journal and schedule follow at the next ``step``, before its update, or at ``flush()``.
+
+    Bounds, not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one
+    that never saw the batch); what a forward writes to a parameter (``nn.Embedding(max_norm=1)``, a codebook: make it a
+    buffer); and state that is neither parameter nor buffer, that of DDP's communication hooks included.
 
     A model has one guard: one made again of the same parameters replaces the first. Its copies and files have none.
 
@@ -62,13 +66,12 @@ class StepGuard:
         model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module (on
             several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
             buffers are copied before a window's first forward that builds a graph. Those of another model that the
-            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``. A
-            frozen parameter that the forward writes to (a codebook) counts as a buffer from its second window on.
+            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
         optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
             Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
-        scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` of ``lr_factor(...)``
-            (``course_lib.schedules``) alone is stepped after a skip as well: the sizes go by attempts, and so does
-            the rate that goes with them. After a skip, any ``LambdaLR`` asks for its factor again, at the same count.
+        scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` asks for its factor again after a skip,
+            at the same count, so that a rate of ``course_lib.schedules`` can go by attempts, as the sizes do: ``lambda
+            update: factor(guard.attempts)``.
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
             finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
             A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
@@ -81,11 +84,6 @@ class StepGuard:
         min_history: How many there must be before one is judged.
         max_consecutive_skips: This many skips in a row end the run with :class:`TooManySkips`; None: never.
         journal: Where to write a line for each skip; other ranks write beside it. See :class:`Journal`.
-        on_device: Leave the decision on the device, without waiting for it, by the ``found_inf`` that fused optimizers
-            take. ``step`` then returns a 0-dim bool tensor, and the rest (counters, journal, schedule) follows at the
-            next ``step``, before its update, or at ``flush()``. Default: where the optimizer is fused, the gradients
-            are on an accelerator, and there are no ``averages``, which need the buffers of before the next forward,
-            and no scaler, which waits for its own reasons.
         group: The ranks that step together. Default: DDP's, else the default group.
         timeout: Seconds to wait for the other ranks to make their guard.
 
@@ -114,7 +112,6 @@ class StepGuard:
         min_history: int = 16,
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
-        on_device: bool | None = None,
         group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
     ) -> None:
@@ -128,7 +125,7 @@ class StepGuard:
         requirements.check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
-        self._on_device = checked_on_device(on_device, optimizer, self.scaler, self.averages)
+        self._on_device = takes_found_inf(optimizer) and self.scaler is None and not self.averages
         self._replicas = replicas
         self._group = group or (replicas[0].process_group if replicas else None)
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
@@ -191,7 +188,7 @@ class StepGuard:
     ) -> bool | Tensor:
         """Update and return True, or skip on all ranks and return False. What is given goes into the journal.
 
-        With ``on_device``, what is returned is a tensor: as a condition it works the same, but waits for the device.
+        Where the device decides, what is returned is a tensor: as a condition it works the same, but waits for it.
 
         Raises:
             TooManySkips: This was one skip too many in a row; all but a scale that has overflowed is as it was before.
@@ -199,12 +196,11 @@ class StepGuard:
                 were: other ranks have not heard of it.
         """
         check_in_charge(self)
+        self.flush()
         location = WindowLocation(epoch, batch_indices, sample_indices)
-        bad = self.judge_on_device(location)
-        if bad is not None:
-            step_unless(self.optimizer, bad)
-            return ~bad
         gradients = gradients_of(self.optimizer)
+        if self._on_device and self._have_stepped(gradients):
+            return self._step_on_device(location, gradients)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
         skip = self._judge(location, gradients)
@@ -239,29 +235,6 @@ class StepGuard:
         """
         check_in_charge(self)
         return self._judge(WindowLocation(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
-
-    def judge_on_device(self, location: WindowLocation) -> Tensor | None:
-        """As ``judge``, with ``on_device``: a 0-dim bool tensor for ``found_inf``, true where the step is skipped.
-
-        Buffers are restored by it; counters and journal follow at ``flush()``. None: ``judge`` has to decide.
-        """
-        check_in_charge(self)
-        self.flush()
-        gradients = gradients_of(self.optimizer)
-        if not self._decides_on_device(gradients):
-            return None
-        self._buffers.check_taken()
-        norm, limit = gradient_norm(gradients), self.detector.limit
-        evidence = self._signal.beside(norm)
-        bad = ~torch.isfinite(norm) | (norm > limit)
-        if self._world_size == 1:
-            bad |= evidence[1].isnan() | bool(self._signal.rejections)
-        if self.max_norm is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
-        self._buffers.put_back(where=bad)
-        self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
-        self._end_window()
-        return bad
 
     def skip(
         self,
@@ -316,9 +289,9 @@ class StepGuard:
         self._forward_hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
-        """The counters, the last skips in a row, the accepted norms, and which frozen parameters windows write to."""
+        """The counters, the last skips in a row, and the accepted norms."""
         self._settle()
-        own = {"attempts": self._attempts, "updates": self._updates, "moving": self._buffers.moving}
+        own = {"attempts": self._attempts, "updates": self._updates}
         return own | {"norms": list(self.detector.accepted), "skips": [skip.state() for skip in self._skips_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -327,7 +300,6 @@ class StepGuard:
         self._end_window()  # a forward before the checkpoint was loaded began none
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
         self.detector.restore(state["norms"])
-        self._buffers.moving = state.get("moving", ())
         self._skips_in_a_row = [Skip.of_state(skip) for skip in state.get("skips", ())]
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -346,13 +318,12 @@ class StepGuard:
         own = own_reason(self._signal.rejections, loss_factor)
         reason, kind = self._reason(norm, own, limit), Skip
         not_finite = norm is not None and not math.isfinite(norm)
-        overflow = self.scaler is not None and not_finite and not are_finite(gradients)
+        overflow = self.scaler is not None and not_finite
         if overflow and not vote(own is not None, group=self._group):
             reason, kind = OVERFLOW, ScalerOverflow
         skip = None
         if reason is not None:
             self._buffers.put_back()
-            forget_compression_errors(self._replicas)
             skip = self._count_skip(kind, reason, location, norm, limit, own is not None)
         else:
             assert norm is not None
@@ -426,12 +397,25 @@ class StepGuard:
 
     # --------------------------------------------------------------------------- without waiting for the device
 
-    def _decides_on_device(self, gradients: list[Tensor]) -> bool:
-        if not gradients or self._on_device is False or (self._on_device is None and gradients[0].device.type == "cpu"):
-            return False
-        # A parameter's first step makes its state, whatever found_inf says: that one is decided on the host.
-        stepped = self._stepped.issuperset(p for p in parameters_of(self.optimizer) if p.grad is not None)
-        return stepped and self._buffers.keep_their_shapes
+    def _have_stepped(self, gradients: list[Tensor]) -> bool:
+        """A parameter's first step makes its state, whatever found_inf says: that one is decided on the host."""
+        with_gradient = (p for p in parameters_of(self.optimizer) if p.grad is not None)
+        return bool(gradients) and self._stepped.issuperset(with_gradient)
+
+    def _step_on_device(self, location: WindowLocation, gradients: list[Tensor]) -> Tensor:
+        self._buffers.check_taken()
+        norm, limit = gradient_norm(gradients), self.detector.limit
+        evidence = self._signal.beside(norm)
+        bad = ~torch.isfinite(norm) | (norm > limit)
+        if self._world_size == 1:
+            bad |= evidence[1].isnan() | bool(self._signal.rejections)
+        if self.max_norm is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
+        self._buffers.put_back_where(bad)
+        self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
+        self._end_window()
+        step_unless(self.optimizer, bad)
+        return ~bad
 
     def _settle(self) -> None:
         """Do what follows from a decision that was left on the device."""
@@ -445,6 +429,5 @@ class StepGuard:
             self._count_update(norm)
             self._after_update()
         else:
-            forget_compression_errors(self._replicas)
             self._count_skip(Skip, reason, pending.location, norm, pending.limit, own is not None)
             follow_skip(self.scheduler)

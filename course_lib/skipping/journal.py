@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import math
 import os
@@ -31,7 +30,6 @@ class Journal:
     def __init__(self, path: str | os.PathLike[str], rank: int = 0) -> None:
         self.path = path_of_rank(Path(path), rank)
         self._prepared = False
-        self._torn = False
         self._warned = False
         self._attempt(b"")
 
@@ -41,8 +39,6 @@ class Journal:
 
     def _attempt(self, line: bytes) -> None:
         try:
-            if not self._prepared:
-                self._prepare()
             self._append(line)
         except OSError as error:
             if not self._warned:
@@ -53,24 +49,16 @@ class Journal:
                     stacklevel=5,
                 )
 
-    def _prepare(self) -> None:
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        if self.path.is_file():
-            with self.path.open("rb") as before:
-                before.seek(max(0, before.seek(0, os.SEEK_END) - 1))
-                self._torn = before.read() not in (b"", b"\n")
-        self._prepared = True
-
     def _append(self, line: bytes) -> None:
-        if line and self._torn:
-            line = b"\n" + line  # what a crash or a full disk cut off costs no other line
-        with self.path.open("ab", buffering=0) as file:
-            if not line:
-                return
-            written = file.write(line)
-            self._torn = written != len(line)
-        if self._torn:
-            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        if not self._prepared:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("a+b", buffering=0) as file:
+            if not self._prepared and file.tell():
+                file.seek(-1, os.SEEK_END)
+                line = b"\n" * (file.read(1) != b"\n") + line  # what a crash has cut off costs no other line
+            if line:
+                file.write(line)
+        self._prepared = True
 
 
 def path_of_rank(path: Path, rank: int) -> Path:
@@ -96,8 +84,7 @@ def read_journal(path: str | os.PathLike[str]) -> tuple[list[Skip], int]:
                     fields[name] = None if fields[name] is None else float(fields[name])
                 skips.append(Skip(**fields))
             except (ValueError, TypeError, KeyError):
-                if line.strip():
-                    torn += 1
+                torn += bool(line.strip())
     return sorted(skips, key=lambda skip: (skip.run, skip.attempt, skip.rank)), torn
 
 

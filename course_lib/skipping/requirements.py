@@ -15,7 +15,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib._ranks import any_outside
 from course_lib._tensors import needs_closure, parameters_of
 from course_lib._words import counted
-from course_lib.skipping.lr_schedules import goes_by_lr_factor, is_lr_factor
+from course_lib.skipping.lr_schedules import goes_by_lr_factor
 
 
 def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
@@ -45,12 +45,11 @@ def check_scheduler(scheduler: Any) -> None:
         raise ValueError(f"scheduler must be one that has a step(), got {type(scheduler).__name__}: give one")
     if isinstance(scheduler, ReduceLROnPlateau):
         raise ValueError("scheduler must be one that is stepped by updates, got ReduceLROnPlateau: step it yourself")
-    if goes_by_lr_factor(scheduler) and not is_lr_factor(scheduler):
+    if goes_by_lr_factor(scheduler):
         raise ValueError(
-            "the scheduler mixes lr_factor(...), which goes with the batch sizes and so by attempts, with what goes by "
-            "updates: after a skip they part. Give the guard LambdaLR(optimizer, lr_factor(...)) alone, which then "
-            "follows the attempts; or make the guard first, and set guard.scheduler = LambdaLR(optimizer, lambda "
-            "update: warm_up(update) * factor(guard.attempts))"
+            "the scheduler must go by updates, got LambdaLR(optimizer, lr_factor(...)), which goes with the batch "
+            "sizes, by attempts: make the guard first, and set guard.scheduler = LambdaLR(optimizer, lambda update: "
+            "factor(guard.attempts))"
         )
 
 

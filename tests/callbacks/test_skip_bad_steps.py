@@ -441,8 +441,7 @@ def fused_adamw(parameters, lr):
     "arguments",
     [
         {"max_norm": 0.1},
-        {"on_device": True, "fused": True},
-        {"on_device": True, "fused": True, "max_norm": 0.1},
+        {"fused": True, "max_norm": 0.1},
         {"averaged": True},
         {"averaged": True, "max_norm": 0.1, "fused": True},
     ],
@@ -463,16 +462,6 @@ def test_it_takes_what_a_guard_in_a_loop_takes(arguments):
     ours = state_of(model, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler)
     assert ((skip.attempts, skip.updates, skip.skipped), ours, state_of(*averages)) == expected
     assert expected[0] == (20, 15, 5) and trainer.global_step == 15
-
-
-def test_a_decision_on_the_device_is_the_same_with_averages_by_global_step_and_max_steps():
-    def end(**arguments):
-        skip, average = guard(**arguments), WeightAveraging()
-        trainer, state = fit(FAULTS, average, skip, make_optimizer=fused_adamw, max_epochs=2, max_steps=29)
-        return trainer.global_step, skip.attempts, skip.skipped, state, state_of(average._average_model)
-
-    host, device = end(on_device=False), end(on_device=True)
-    assert host == device and host[0] == 29 and host[2] > 5
 
 
 @pytest.mark.parametrize("stop", [3, 7])
@@ -507,7 +496,6 @@ def test_what_does_not_go_together_is_refused():
 
     both = refusal([SkipBadSteps(max_norm=1.0)], gradient_clip_val=2.0)
     assert both == "max_norm=1 and the Trainer's gradient_clip_val=2 would both clip: give one of them"
-    assert "needs a fused optimizer, no scaler and no averages" in refusal([SkipBadSteps(on_device=True)])
     assert "must step without a closure, got LBFGS" in refusal([SkipBadSteps()], torch.optim.LBFGS)
     assert "averages must be made of the guard's model" in refusal(
         [SkipBadSteps(averages=AveragedModel(Module().net[0]))]
@@ -581,15 +569,3 @@ def test_a_schedule_of_epochs_may_follow_the_sizes():
     trainer = quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()])
     trainer.fit(ByEpoch({4: "NaN input"}), DataLoader(range(20), 2))
     assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
-
-
-def test_a_rate_by_updates_within_a_lambda_is_refused():
-    class Mixed(Module):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            factor = SizeSchedule({0: (16, 4), 9: (32, 2)}, unit="optimizer_steps").lr_factor("linear")
-            schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: min(1.0, n / 4) * factor(n))
-            return [optimizer], [{"scheduler": schedule, "interval": "step"}]
-
-    with pytest.raises(MisconfigurationException, match="goes by updates, and sizes and batches go by attempts"):
-        quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()]).fit(Mixed(), DataLoader(range(20), 2))
