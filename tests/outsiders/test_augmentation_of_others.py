@@ -1,4 +1,7 @@
-"""ResumableDataLoader with the augmentations of other libraries, each of which draws in its own way."""
+"""ResumableDataLoader with the augmentations of other libraries, each of which draws in its own way.
+
+Those that keep generators for themselves are seeded for each sample, by a number of a global one.
+"""
 
 import random
 
@@ -44,23 +47,31 @@ def by_timm():
     return lambda number: augment(Image.fromarray(IMAGES[number]))
 
 
-def by_albumentations(seed=None):
+def by_albumentations():
     """By two generators of its own, which its transforms share."""
     names = albumentations
     one = names.OneOf([names.Blur(p=1), names.ColorJitter(p=1)], p=1)
     parts = [names.HorizontalFlip(p=0.5), names.RandomCrop(24, 24), names.GaussNoise(p=1), one]
-    augment = names.Compose(parts, seed=seed)
-    return lambda number: torch.from_numpy(augment(image=IMAGES[number])["image"])
+    augment = names.Compose(parts)
+
+    def seeded(number):
+        augment.set_random_seed(random.getrandbits(32))
+        return torch.from_numpy(augment(image=IMAGES[number])["image"])
+
+    return seeded
 
 
-def by_monai(seed=None):
+def by_monai():
     """By a RandomState of each transform's own."""
     names = monai.transforms
     crops = names.RandSpatialCrop((24, 24), random_size=False)
     augment = names.Compose([names.RandFlip(0.5), names.Compose([names.RandGaussianNoise(prob=1), crops])])
-    if seed is not None:
-        augment.set_random_state(seed)
-    return lambda number: torch.as_tensor(augment(as_tensor(number).float()))
+
+    def seeded(number):
+        augment.set_random_state(random.getrandbits(32))
+        return torch.as_tensor(augment(as_tensor(number).float()))
+
+    return seeded
 
 
 def by_kornia():
@@ -76,9 +87,7 @@ AUGMENTATIONS = {
     "torchvision, v2": by_torchvision_v2,
     "timm": by_timm,
     "albumentations": by_albumentations,
-    "albumentations, seeded": lambda: by_albumentations(5),
     "MONAI": by_monai,
-    "MONAI, seeded": lambda: by_monai(4),
     "kornia": by_kornia,
 }
 
