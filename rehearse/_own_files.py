@@ -2,9 +2,8 @@
 
 Python's functions that open, make, move and remove are redirected: each path has a twin below the folder. A trial's
 working directory is a twin as well, with links to what is in the real one, so that relative paths of C code and of
-subprocesses end there too. Trials may share these links, each as a name of its own (a hard link): where many files have
-just been removed, ext4 takes a millisecond to make one. What still aims elsewhere is refused: from Python by an audit
-hook, from C code and from subprocesses by Linux's Landlock, where the kernel has it.
+subprocesses end there too. What still aims elsewhere is refused: from Python by an audit hook, from C code and from
+subprocesses by Linux's Landlock, where the kernel has it.
 """
 
 from __future__ import annotations
@@ -24,7 +23,6 @@ import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote
 
 import torch
 
@@ -40,18 +38,15 @@ class WritesAFile(PermissionError):
     """The trial would have written to a file of the reader's."""
 
 
-def write_only_below(folder: Path, shared_links: Path | None = None) -> None:
-    """Redirect what is written, for the rest of this process and of those that it starts.
-
-    ``shared_links`` is a folder that trials keep links for each other in; None: each makes its own.
-    """
+def write_only_below(folder: Path) -> None:
+    """Redirect what is written, for the rest of this process and of those that it starts."""
     sys.dont_write_bytecode = True
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     inside = os.path.realpath(folder)
     # Of the sockets that workers are sent tensors by: a folder of this process's, made anew.
     multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
-    OwnFiles(inside, shared_links).redirect()
+    OwnFiles(inside).redirect()
     _refuse_outside(inside)
     _restrict_by_landlock(inside)
 
@@ -59,8 +54,7 @@ def write_only_below(folder: Path, shared_links: Path | None = None) -> None:
 class OwnFiles:
     """The twins of the paths that a trial writes to, below its folder."""
 
-    def __init__(self, inside: str, shared_links: Path | None = None) -> None:
-        self.shared_links = shared_links
+    def __init__(self, inside: str) -> None:
         self.inside, self.root = inside, os.path.join(inside, f"written-{os.getpid()}")
         self.removed: set[str] = set()
         self.linked: set[str] = set()
@@ -124,19 +118,7 @@ class OwnFiles:
         for entry in entries if len(entries) <= MOST_ENTRIES else ():
             link = os.path.join(twin, entry)
             if not self._is_there(link) and not self._is_gone(os.path.join(absolute, entry)):
-                self._link(os.path.join(absolute, entry), link)
-
-    def _link(self, path: str, link: str) -> None:
-        if self.shared_links is None:
-            os.symlink(path, link)
-            return
-        shared = os.path.join(self.shared_links, quote(os.fsencode(path), safe=""))  # no two paths have one name
-        try:
-            os.link(shared, link, follow_symlinks=False)
-        except OSError:
-            os.symlink(path, link)
-            with contextlib.suppress(OSError):
-                os.link(link, shared, follow_symlinks=False)
+                os.symlink(os.path.join(absolute, entry), link)
 
     def _gone(self, path: Any) -> Any:
         """Where a path is that is about to go."""

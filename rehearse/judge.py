@@ -31,7 +31,6 @@ from rehearse.checks.growth import growth_over_steps
 from rehearse.checks.horizon import judge_horizon
 from rehearse.checks.last_batch import judge_last_batch, may_be_smaller
 from rehearse.checks.length import judge_length, judge_promised_length
-from rehearse.checks.memory import peak_of_largest_batch
 from rehearse.checks.no_sync import averages_counted
 from rehearse.checks.order import judge_order
 from rehearse.checks.own_windows import judge_own_windows
@@ -52,14 +51,14 @@ from rehearse.report import (
     NotReady,
     RehearsalReport,
     Unjudged,
+    checked,
     guarded,
-    in_a_line,
     not_applicable,
     not_judged,
     report_of,
 )
 from rehearse.runs.checkpoints import is_by_the_author
-from rehearse.runs.copies import Answer, links_shared, now_trying, progress_shown, try_on_copies
+from rehearse.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from rehearse.runs.few_samples import FEWEST, Trial, judged_by
 from rehearse.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
 from rehearse.runs.plain_loop import PlainLoop
@@ -69,14 +68,14 @@ CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
 STEPPING = ("workers", "window", "no_sync", "bad_step")
 """Those that run a few micro-batches of any run."""
-BY_FIRST_STEPS = {"setup", "horizon", *STEPPING, "memory", "growth"}
+BY_FIRST_STEPS = {"setup", "horizon", *STEPPING, "growth"}
 """Those that ask what the first windows show, or how long a sample takes."""
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
 AnyRun = LightningRun | PlainLoop
 DEEP = "deep=True (in a shell: --deep)"
-EXPECTATIONS = ("final_lr", "frozen", "memory", "repeats")
+EXPECTATIONS = ("final_lr", "frozen", "repeats")
 
 
 def rehearse(
@@ -100,10 +99,10 @@ def rehearse(
             ``prepare_data`` is not called, as it may download: call it before.
         val_dataloaders: As for ``Trainer.fit``. Without them, a validation that neither the data module nor the model
             has loaders for is not tried.
-        deep: Try what takes longer as well: growth, memory, and what a checkpoint holds.
+        deep: Try what takes longer as well: growth, and what a checkpoint holds.
         expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves), ``frozen``
-            (prefixes of parameter names that are not to be trained), ``memory`` (bytes that a step may hold; by default
-            those of the device), ``repeats`` (why samples come more than once).
+            (prefixes of parameter names that are not to be trained), ``repeats`` (why samples come
+            more than once).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged, by an error or for time; without it, ``report.ok``
             is None then, and the report names them.
@@ -169,9 +168,11 @@ def _judged(
     allowed: Collection[str],
     seconds: float,
 ) -> RehearsalReport:
-    expect = _checked(expect, skip, allowed, seconds)
+    expect = checked(CHECKS, EXPECTATIONS, expect, skip, allowed, seconds)
+    if isinstance(expect.get("frozen"), str):
+        raise ValueError(f"expect['frozen'] must be prefixes of names in a list, got {expect['frozen']!r}")
     began = time.monotonic()
-    with progress_shown(), links_shared():
+    with progress_shown():
         judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
     if not landlock_version():
         told = "this system has no Landlock: what C code and subprocesses write was not kept from the files here"
@@ -203,31 +204,12 @@ def _judged_one_by_one(
 def assert_ready(trainer: Any, model: Any, data: Any = None, val_dataloaders: Any = None, **options: Any) -> None:
     """Raise the report, as an ``AssertionError``, unless :func:`rehearse` says that the run is ready; for a test.
 
-    A check that failed to be judged is named as well; ``allow_unjudged={"memory"}`` accepts that.
+    A check that failed to be judged is named as well; ``allow_unjudged={"workers"}`` accepts that.
     """
     __tracebackhide__ = True  # pytest shows the caller's line
     report = rehearse(trainer, model, data, val_dataloaders, **options)
     if not report.ok:
         raise NotReady(report)
-
-
-def _checked(
-    expect: Mapping[str, Any] | None, skip: Collection[str], allowed: Collection[str], seconds: float
-) -> dict[str, Any]:
-    for argument, names in (("skip", skip), ("allow_unjudged", allowed)):
-        for name in [names] if isinstance(names, str) else names:
-            if name not in CHECKS or isinstance(names, str):
-                raise ValueError(f"{argument} must be names of checks ({', '.join(CHECKS)}), got {name!r}")
-    for name in expect or ():
-        if name not in EXPECTATIONS:
-            raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
-    if expect is not None and "memory" in expect:
-        int_of_at_least(1, "expect['memory']", expect["memory"])
-    if expect is not None and isinstance(expect.get("frozen"), str):
-        raise ValueError(f"expect['frozen'] must be prefixes of names in a list, got {expect['frozen']!r}")
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
-    return dict(expect or {})
 
 
 def _judged_by_start(
@@ -308,14 +290,6 @@ def _judged_by_steps(
     ]
     cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in STEPPING}
     judgement = Judgement(not_judged=cannot)
-    if "memory" not in skip and (deep or "memory" in expect or run.gpu() is not None):
-        try:
-            trials.append(Trial("memory", peak_of_largest_batch(run, expect.get("memory"), seconds)))
-        except Exception as error:
-            judgement.add(not_judged("memory", in_a_line(error)))
-    else:
-        why = f"it takes longer: {DEEP}, or expect={{'memory': bytes}}"
-        judgement.add(not_judged("memory", why, Kind.LEFT_OUT))
     if deep:
         trials.append(Trial("growth", growth_over_steps(run)))
     else:

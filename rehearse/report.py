@@ -23,7 +23,6 @@ CHAPTERS = {
     "window": "04_gradient_accumulation",
     "no_sync": "04_gradient_accumulation",
     "bad_step": "07_skipping_steps",
-    "memory": "03_memory",
     "growth": "03_memory",
     "changes": "08_changing_batch_size",
     "setup": "10_check_your_run",
@@ -242,6 +241,27 @@ def report_of(
         left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
         allowed=tuple(allowed),
     )
+
+
+def checked(
+    checks: Collection[str],
+    expectations: Collection[str],
+    expect: Mapping[str, Any] | None,
+    skip: Collection[str],
+    allowed: Collection[str],
+    seconds: float,
+) -> dict[str, Any]:
+    """``expect`` as a dict; an argument that names what does not exist is a ValueError."""
+    for argument, names in (("skip", skip), ("allow_unjudged", allowed)):
+        for name in [names] if isinstance(names, str) else names:
+            if name not in checks or isinstance(names, str):
+                raise ValueError(f"{argument} must be names of checks ({', '.join(checks)}), got {name!r}")
+    for name in expect or ():
+        if name not in expectations:
+            raise ValueError(f"expect must have some of the keys {', '.join(expectations)}, got {name!r}")
+    if not seconds > 0:
+        raise ValueError(f"seconds must be positive, got {seconds!r}")
+    return dict(expect or {})
 
 
 LIBRARY = Path(str(course_lib.__file__)).parent

@@ -38,6 +38,7 @@ from rehearse.report import (
     Kind,
     RehearsalReport,
     Unjudged,
+    checked,
     guarded,
     not_applicable,
     not_judged,
@@ -50,7 +51,6 @@ SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
 UNSEEN = {
     "workers": "a rehearsal starts no workers: take the loader to rehearse_loop",
     "bad_step": "a rehearsal computes no gradients that could be bad",
-    "memory": "a rehearsal holds no graphs",
     "growth": "a rehearsal holds no graphs",
     "resume": "a rehearsal of a script stops nowhere",
 }
@@ -97,7 +97,7 @@ def rehearse_script(
         NotRehearsed: The script fails, refuses its arguments, or never steps.
         ValueError: An argument names a check or an expectation that does not exist.
     """
-    wanted = _checked(expect, skip, allow_unjudged, seconds)
+    wanted = checked(SCRIPT_CHECKS, EXPECTATIONS, expect, skip, allow_unjudged, seconds)
     ranks = int_of_at_least(1, "ranks", ranks)
     began = time.monotonic()
     kept = Path(tempfile.gettempdir(), f"rehearsal-{secrets.token_hex(8)}")
@@ -229,9 +229,6 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         "validation": lambda: judge_validation(journal),
     }
     judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})
-    unseen = [name for name in SCRIPT_CHECKS if name not in {*checks, *UNSEEN}]
-    for name in unseen:
-        judgement.not_judged[name] = Unjudged("a rehearsal does not see it", Kind.NOT_APPLICABLE)
     for name, check in checks.items():
         judgement.add(guarded(name, check))
     if journal.end != ENDED:
@@ -369,18 +366,3 @@ def _output(journal: Journal) -> str:
     except OSError:
         return ""
     return "\n".join(["\nIts output ends with:", *(f"  {line}" for line in lines[-LINES_OF_OUTPUT:])]) if lines else ""
-
-
-def _checked(
-    expect: Mapping[str, Any] | None, skip: Collection[str], allow_unjudged: Collection[str], seconds: float
-) -> dict[str, Any]:
-    for argument, names in (("skip", skip), ("allow_unjudged", allow_unjudged)):
-        for name in names:
-            if name not in SCRIPT_CHECKS:
-                raise ValueError(f"{argument} must name checks ({', '.join(SCRIPT_CHECKS)}), got {name!r}")
-    for name in expect or ():
-        if name not in EXPECTATIONS:
-            raise ValueError(f"expect must have some of the keys {', '.join(EXPECTATIONS)}, got {name!r}")
-    if not seconds > 0:
-        raise ValueError(f"seconds must be positive, got {seconds!r}")
-    return dict(expect or {})

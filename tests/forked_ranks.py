@@ -1,4 +1,4 @@
-"""Whether ranks are forked from a server, as on Linux; elsewhere, and where that is rehearsed, they are spawned."""
+"""Whether ranks are forked from a server, as on Linux; elsewhere, and where that is pretended, they are spawned."""
 
 import multiprocessing
 import sys

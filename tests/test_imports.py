@@ -143,6 +143,14 @@ def test_the_library_never_imports_what_rehearses_runs():
     assert [other for others in of_the_library for other in others if other.startswith("rehearse")] == []
 
 
+def test_nothing_is_imported_by_a_name_that_a_users_folder_may_have():
+    """A script's folder comes first where Python looks for modules."""
+    files = {name: path for name, path in modules(ROOT).items() if not name.startswith("workbook")}
+    roots = {other.partition(".")[0] for name, path in files.items() for other in imported(name, path)}
+    named = {"course_lib", "rehearse", "torch", "numpy", "psutil", "cloudpickle", "typing_extensions"}
+    assert roots - sys.stdlib_module_names <= named | {"lightning", "matplotlib"}
+
+
 FLOORS = ("rehearse.scripts", "rehearse.runs", "rehearse.checks", "rehearse.judge")
 """From the ground up: what a run is knows of no check, and no check of the judge."""
 GROUND = "report _own_files _held_out _fingerprints _lightning".split()

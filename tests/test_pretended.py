@@ -30,7 +30,7 @@ from tests.pretended.cells import (
     cells_to_run,
     cells_without,
     names_the_device,
-    send_rehearsal,
+    send_pretended,
 )
 from tests.pretended.pretend_cuda import Generator, pretend_cuda
 from tests.pretended.rounding import RoundingNoise
@@ -51,14 +51,14 @@ SLOW = {
 }
 """Cells that take seconds under the modes, and do there what another one of their notebook does; or that start ranks,
 which are outside of the modes, from a server that takes seconds to start. They and the cells that need their results
-are rehearsed by `pytest --thorough`; the functions that they define are always there."""
+are tried by `pytest --thorough`; the functions that they define are always there."""
 
 
-def rehearse(path: Path, *rehearsals: str, left_out: Collection[str] = ()) -> dict:
+def run_pretended(path: Path, *pretences: str, left_out: Collection[str] = ()) -> dict:
     """In a process of its own: a fork of the server that ranks start from, which has torch and Lightning loaded."""
     context = start_context(None)
     here, there = context.Pipe()
-    process = context.Process(target=send_rehearsal, args=(there, path, list(rehearsals), left_out))
+    process = context.Process(target=send_pretended, args=(there, path, list(pretences), left_out))
     with hidden_main():
         process.start()
     there.close()
@@ -72,33 +72,33 @@ def rehearse(path: Path, *rehearsals: str, left_out: Collection[str] = ()) -> di
 
 
 @pytest.mark.thorough
-def test_every_cell_that_names_the_device_is_rehearsed():
-    named, rehearsed = 0, 0
+def test_every_cell_that_names_the_device_is_tried():
+    named, tried = 0, 0
     for notebook in NOTEBOOKS.values():
         wanted = cells_that_use_the_device(notebook)
-        rehearsed += len(wanted)
+        tried += len(wanted)
         for cell in code_cells(notebook):
             code = re.sub(r"#.*|\"[^\"\n]*\"", "", source(cell))  # neither comments nor what is printed
             if re.search(r"\bdevice\b|\bcuda\b|_device\(", code):
                 named += 1
                 assert cell in wanted, cell["id"]
-    print(f"\n{named} cells name the device; {rehearsed} are rehearsed, in {len(ON_THE_DEVICE)} notebooks")
-    assert named >= 25 and rehearsed >= named
+    print(f"\n{named} cells name the device; {tried} are tried, in {len(ON_THE_DEVICE)} notebooks")
+    assert named >= 25 and tried >= named
     assert len(ON_THE_DEVICE) >= 7
 
 
 @pytest.mark.thorough
-@pytest.mark.timeout(600 * effort.cases(1, 7))  # 10 minutes for each of the rehearsals
+@pytest.mark.timeout(600 * effort.cases(1, 7))  # 10 minutes for each of the pretences
 @pytest.mark.parametrize("name", ON_THE_DEVICE)
 def test_cells_print_on_a_pretended_gpu_with_other_rounding_what_is_stored(name):
-    rehearsals = ["cuda+noise:1", "cuda", *(f"noise:{seed}" for seed in range(1, 6))][: effort.cases(1, 7)]
+    pretences = ["cuda+noise:1", "cuda", *(f"noise:{seed}" for seed in range(1, 6))][: effort.cases(1, 7)]
     left_out = [*SLOW.get(name, [])][: effort.cases(9, 0)]
-    found = rehearse(ROOT / "notebooks" / f"{name}.ipynb", *rehearsals, left_out=left_out)
-    assert found["differences"] == {rehearsal: [] for rehearsal in rehearsals}
+    found = run_pretended(ROOT / "notebooks" / f"{name}.ipynb", *pretences, left_out=left_out)
+    assert found["differences"] == {pretence: [] for pretence in pretences}
 
 
 @pytest.mark.parametrize("name", SLOW)
-def test_the_slow_cells_are_cells_and_others_are_rehearsed_without_them(name):
+def test_the_slow_cells_are_cells_and_others_are_tried_without_them(name):
     wanted = cells_that_use_the_device(NOTEBOOKS[name])
     quick = cells_without(SLOW[name], NOTEBOOKS[name], wanted)
     assert SLOW[name] <= {cell["id"] for cell in wanted} and wanted[0] in quick
@@ -144,7 +144,7 @@ def test_a_planted_fault_in_a_cell_is_named(tmp_path):
     ]  # fmt: skip
     path = tmp_path / "planted.ipynb"
     path.write_text(json.dumps({"cells": cells}))
-    found = rehearse(path, "plain", "cuda")["differences"]
+    found = run_pretended(path, "plain", "cuda")["differences"]
     told = dict(re.match(r"(?s)cell ([\w ,]+) printed\n(.*)\nstored is", line).groups() for line in found["cuda"])
     two_devices = "RuntimeError: Expected all tensors to be on the same device, but found at least two devices, cuda:0"
     assert {name: text.partition(" and cpu!")[0] for name, text in told.items()} == {

@@ -245,7 +245,7 @@ TOOLS = ("torchtest2", "torch-audit", "trainproof", "Lightning", "fast_dev_run",
 
 
 CHECKS_SHOWN = (
-    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "memory", "growth",
+    "length", "horizon", "dealing", "order", "resume", "workers", "window", "no_sync", "bad_step", "growth",
     "changes", "setup",
 )  # fmt: skip
 

@@ -23,8 +23,6 @@ CURE = "Use callbacks.SkipBadSteps, which skips such a step on all ranks and lea
 class PoisonedBatch:
     """What became of a few batches, one of which is NaN."""
 
-    batches: int | None = None
-    """Of an epoch, as the Trainer counts them."""
     collated: int = 0
     poisoned: int = 0
     """Float tensors that were made NaN."""
@@ -33,10 +31,7 @@ class PoisonedBatch:
     raised: str = ""
     refused: str = ""
     """What the run's own code raises for it."""
-    ended_epoch_at: int | None = None
-    """The batch in which an epoch ended early."""
     nan_parameters: tuple[str, ...] = ()
-    nan_buffers: tuple[str, ...] = ()
 
     @property
     def means_to_skip(self) -> bool:
@@ -55,7 +50,6 @@ def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
         bad = PoisonedBatch()
 
         def begin(trainer: Any, model: Any) -> None:
-            bad.batches = run.counted_batches()
             step = trainer.strategy.training_step
 
             def recorded(*arguments: Any, **options: Any) -> Any:
@@ -69,20 +63,12 @@ def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
             if batch_idx > BAD:
                 raise Enough
 
-        def epoch_ends(trainer: Any, model: Any) -> None:
-            # Where a hook returns -1, the epoch ends without a word.
-            done = trainer.fit_loop.epoch_loop.batch_progress.current.ready
-            if bad.batches is None or done < bad.batches:
-                bad.ended_epoch_at = done - 1
-            raise Enough
-
         try:
             run.start(
                 folder,
                 prepare_loader=lambda loader: _poison(loader, bad),
                 on_train_start=begin,
                 on_train_batch_end=end,
-                on_train_epoch_end=epoch_ends,
             )
         except Exception as error:
             # A Trainer of several ranks refuses a step without a loss.
@@ -93,7 +79,6 @@ def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
             else:
                 raise
         bad.nan_parameters = tuple(name for name, value in run.model.named_parameters() if not value.isfinite().all())
-        bad.nan_buffers = tuple(name for name, value in run.model.named_buffers() if not value.isfinite().all())
         return judge_bad_step(bad, run.settings.world_size)
 
     return trial
@@ -146,19 +131,6 @@ def judge_bad_step(bad: PoisonedBatch, world_size: int) -> Judgement:
         wrong = (
             f"For a batch of NaN, training_step returns None, and the run has {world_size} ranks: {bad.raised}.",
             "The run ends there, or hangs if one rank alone returns None.",
-        )
-    elif bad.ended_epoch_at is not None and bad.ended_epoch_at <= BAD:
-        left = "the rest" if bad.batches is None else f"the last {counted(bad.batches - BAD, 'batch', 'batches')}"
-        wrong = (
-            f"A hook answers batch {BAD}, which is NaN, with -1: the epoch ends there, and {left} of it "
-            "are not trained.",
-            "To a Trainer, -1 skips the rest of the epoch and not the batch; nothing says so.",
-        )
-    elif bad.returned_none and bad.nan_buffers:
-        wrong = (
-            f"training_step returns None for batch {BAD}, which is NaN, and its forward has left NaN in "
-            f"{', '.join(bad.nan_buffers[:3])}.",
-            "The weights stay right, and every evaluation from there on is NaN.",
         )
     elif bad.means_to_skip and bad.nan_parameters:
         wrong = (

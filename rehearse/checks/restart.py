@@ -5,21 +5,18 @@ Both runs are given the same batches and the same seeds, so that what is left to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from course_lib._words import counted, plural
+from course_lib._words import counted
 from course_lib.memory.ledger import tensors_in
-from rehearse._fingerprints import fingerprint
 from rehearse._lightning import SHOULD_ACCUMULATE
 from rehearse.report import Judgement, Kind, Unjudged, in_a_line, not_applicable, not_judged
-from rehearse.runs.checkpoints import is_by_the_author
 from rehearse.runs.copies import temporary_folder, try_on_copies
 from rehearse.runs.run import Enough, TrainingRun, seed_as_another_process
 
@@ -34,9 +31,6 @@ LEFT_WITHIN = "this checkpoint was saved within an epoch"
 """By which ExactResume refuses a loader that does not know its position."""
 PLACES = {"end": "at a window's end", "inside": "inside a window"}
 
-Value = int | str
-"""An attribute: a small number as it is written, anything else by a number of its content."""
-
 
 @dataclass
 class Snapshot:
@@ -47,17 +41,12 @@ class Snapshot:
     weights: dict[str, Tensor] = field(default_factory=dict)
     """Parameters and buffers, those that are in no checkpoint included."""
     optimizers: dict[str, Tensor] = field(default_factory=dict)
-    attributes: dict[str, Value] = field(default_factory=dict)
-    """Of modules and callbacks: ``"Average.mean"``."""
-    tensors: frozenset[str] = frozenset()
-    """Which of the attributes hold tensors."""
 
 
 @dataclass
 class Snapshots:
-    """A run when it begins, when it is saved, and after the last batch that is looked at."""
+    """A run when it is saved, and after the last batch that is looked at."""
 
-    begins: Snapshot = field(default_factory=Snapshot)
     saved: dict[str, Snapshot] = field(default_factory=dict)
     """By the place of the checkpoint."""
     ends: Snapshot = field(default_factory=Snapshot)
@@ -73,9 +62,6 @@ class Resumed:
     """What was raised while the checkpoint was loaded."""
     not_restored: tuple[str, ...] = ()
     """Weights and optimizer states that came back with other values."""
-    attributes: tuple[str, ...] = ()
-    """Attributes that training changes and that differ to the end, with both values."""
-    holds_tensors: bool = False
     difference: float = 0.0
     """Of a weight at the end, as a share of the largest."""
 
@@ -98,7 +84,7 @@ def judge_restarts(run: TrainingRun, *, within_epoch: bool, inside_window: bool,
             why = "two runs with the same seeds and batches differ: the run is not deterministic"
             return not_judged("resume", why)
         places = [place for place in once.saved if place == "end" or inside_window]
-        trials = [_resumed(run, place, once, again, within_epoch) for place in places]
+        trials = [_resumed(run, place, once, within_epoch) for place in places]
         judgement = Judgement()
         for answer in try_on_copies(trials, seconds=seconds, folder=folder):
             if answer.error:
@@ -134,7 +120,6 @@ class Recording:
         return batch
 
     def begin(self, trainer: Any, model: Any) -> None:
-        self.snapshots.begins = _snapshot(trainer, model)
         _give_batches(trainer, self.keep)
 
     def end_batch(self, trainer: Any, model: Any, *_: Any) -> None:
@@ -179,9 +164,7 @@ def _whole(run: TrainingRun, name: str, within_epoch: bool) -> Callable[[Path], 
     return trial
 
 
-def _resumed(
-    run: TrainingRun, place: str, once: Snapshots, again: Snapshots, within_epoch: bool
-) -> Callable[[Path], Resumed]:
+def _resumed(run: TrainingRun, place: str, once: Snapshots, within_epoch: bool) -> Callable[[Path], Resumed]:
     """A trial: the run that is resumed from one of the checkpoints."""
 
     def trial(folder: Path) -> Resumed:
@@ -209,15 +192,8 @@ def _resumed(
             return Resumed(place, saved.batch, refused=in_a_line(error))
         if last is None:
             raise RuntimeError("the resumed run ended before the other")
-        names = sorted(_differing(once, again, last))
-        return Resumed(
-            place,
-            saved.batch,
-            not_restored=missing or (),
-            attributes=tuple(_told(name, once, last) for name in names),
-            holds_tensors=any(name in once.ends.tensors for name in names),
-            difference=_difference(once.ends.weights, last.weights),
-        )
+        difference = _difference(once.ends.weights, last.weights)
+        return Resumed(place, saved.batch, not_restored=missing or (), difference=difference)
 
     return trial
 
@@ -275,13 +251,10 @@ def _give_batches(trainer: Any, give: Callable[[int, Any], Any]) -> None:
 
 
 def _snapshot(trainer: Any, model: Any) -> Snapshot:
-    attributes = dict(_attributes(trainer, model))
     return Snapshot(
         batch=int(trainer.fit_loop.epoch_loop.batch_progress.total.ready),
         weights={name: value.detach().clone() for name, value in [*model.named_parameters(), *model.named_buffers()]},
         optimizers=dict(_states(trainer.optimizers)),
-        attributes={name: value for name, (value, _) in attributes.items()},
-        tensors=frozenset(name for name, (_, is_tensor) in attributes.items() if is_tensor),
     )
 
 
@@ -293,61 +266,11 @@ def _states(optimizers: list[Any]) -> Iterator[tuple[str, Tensor]]:
                     yield f"{type(optimizer).__name__}'s {name} of parameter {number}", value.detach().clone()
 
 
-def _attributes(trainer: Any, model: Any) -> Iterator[tuple[str, tuple[Value, bool]]]:
-    """What the run's own callbacks and modules hold beside parameters and buffers, and whether that is a tensor."""
-    holders: dict[str, Any] = {type(callback).__name__: callback for callback in trainer.callbacks if _is_own(callback)}
-    holders |= {
-        f"{type(model).__name__}{'.' if name else ''}{name}": module
-        for name, module in model.named_modules()
-        if _is_own(module)
-    }
-    for holder, thing in holders.items():
-        for name, value in vars(thing).items():
-            if isinstance(thing, nn.Module) and (name.startswith("_") or name == "training"):
-                continue
-            told = _value(value)
-            if told is not None:
-                yield f"{holder}.{name}", (told, isinstance(value, Tensor | nn.Module))
-
-
-def _is_own(thing: Any) -> bool:
-    return is_by_the_author(type(thing).__module__)
-
-
-def _value(value: Any) -> Value | None:
-    if isinstance(value, bool | int | float | str):
-        return str(value)
-    if isinstance(value, nn.Module):
-        return fingerprint(list(value.state_dict().values()))
-    if isinstance(value, Tensor | np.ndarray):
-        return fingerprint(value)
-    if isinstance(value, list | tuple | Mapping) and len(value) < 10_000:
-        parts = list(value.values()) if isinstance(value, Mapping) else list(value)
-        if all(isinstance(part, bool | int | float | str | Tensor | np.ndarray) for part in parts):
-            return fingerprint(parts)
-    return None
-
-
 def _not_restored(saved: Snapshot, now: Snapshot) -> Iterator[str]:
     for before, after in ((saved.weights, now.weights), (saved.optimizers, now.optimizers)):
         for name, value in before.items():
             if name not in after or not torch.equal(value, after[name].to(value.dtype)):
                 yield name
-
-
-def _differing(once: Snapshots, again: Snapshots, resumed: Snapshot) -> Iterator[str]:
-    """Attributes that training changes in the same way each time, and that the resumed run has otherwise."""
-    for name, value in once.ends.attributes.items():
-        changes = value != once.begins.attributes.get(name)
-        if changes and value == again.ends.attributes.get(name) and value != resumed.attributes.get(name):
-            yield name
-
-
-def _told(name: str, once: Snapshots, resumed: Snapshot) -> str:
-    value, other = once.ends.attributes[name], resumed.attributes.get(name)
-    if isinstance(value, str) and isinstance(other, str):
-        return f"{name} ({value}, resumed {other})"
-    return name
 
 
 def _difference(weights: dict[str, Tensor], others: dict[str, Tensor]) -> float:
@@ -369,7 +292,6 @@ def _load(path: Path) -> Any:
 def _judge(resumed: Resumed) -> Judgement:
     where = f"saved {PLACES[resumed.place]}, after {counted(resumed.batch, 'micro-batch', 'micro-batches')}"
     changed = resumed.difference > TOLERANCE
-    held = ", ".join(resumed.attributes[:3])
     if resumed.refused:
         wrong = (
             f"A checkpoint {where}, cannot be loaded: {resumed.refused}.",
@@ -384,8 +306,6 @@ def _judge(resumed: Resumed) -> Judgement:
             "It goes on with other numbers than it was stopped with, and no error says so.",
             "Leave the checkpoint whole; register what belongs to the model as a persistent buffer.",
         )
-    elif changed and resumed.attributes:
-        wrong = _forgotten(where, held, "weights that differ from those of the run that went on")
     elif changed and resumed.place == "inside":
         wrong = (
             f"A run that is {where}, and resumed has lost the gradients of its begun window.",
@@ -397,20 +317,9 @@ def _judge(resumed: Resumed) -> Judgement:
             f"A run that is {where}, and resumed goes on to weights that differ by {resumed.difference:.1g} of the "
             "largest, with the same batches and seeds.",
             "Something that training changes is in no checkpoint.",
-            "Look for what the step reads and nobody saves.",
+            "Look for what the step reads and nobody saves, as a counter or an average: make it a buffer of the module "
+            "(register_buffer), or give its callback state_dict and load_state_dict.",
         )
-    elif resumed.attributes and resumed.holds_tensors:
-        wrong = _forgotten(where, held, f"another value of {plural(len(resumed.attributes), 'it')}")
-    elif resumed.attributes:
-        return Judgement(notes=[f"resume: no checkpoint holds {held}; the weights do not depend on it"])
     else:
         return Judgement()
     return Judgement().find("resume", *wrong, chapter="09_all_at_once")
-
-
-def _forgotten(where: str, held: str, ends: str) -> tuple[str, str, str]:
-    return (
-        f"No checkpoint holds {held}: a run that is {where}, and resumed ends with {ends}.",
-        "What was gathered before the stop is lost, and begins again.",
-        "Give the callback state_dict and load_state_dict, or make it a buffer of the module (register_buffer).",
-    )

@@ -81,20 +81,6 @@ def _can_be_forked() -> bool:
     return hasattr(os, "fork") and not torch.cuda.is_initialized()
 
 
-_shared_links: ContextVar[Path | None] = ContextVar("rehearse_shared_links", default=None)
-
-
-@contextlib.contextmanager
-def links_shared() -> Iterator[None]:
-    """Let the trials within share the links to what is beside them (see ``rehearse._own_files``)."""
-    with temporary_folder() as name:
-        token = _shared_links.set(Path(name))
-        try:
-            yield
-        finally:
-            _shared_links.reset(token)
-
-
 def temporary_folder() -> tempfile.TemporaryDirectory[str]:
     return tempfile.TemporaryDirectory(prefix="rehearse-", ignore_cleanup_errors=True)
 
@@ -289,7 +275,7 @@ def _tried_elsewhere(trials: Trials, seconds: float) -> list[Answer]:
 
 
 def _answered(trial: Callable[[Path], Any], folder: Path) -> Answer:
-    write_only_below(folder, _shared_links.get())
+    write_only_below(folder)
     try:
         return Answer(trial(folder))
     except BaseException as error:

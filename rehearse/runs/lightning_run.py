@@ -224,10 +224,6 @@ class LightningRun(TrainingRun):
     def global_step(self) -> int:
         return int(self.trainer.global_step)
 
-    def gpu(self) -> torch.device | None:
-        device = self.trainer.strategy.root_device
-        return device if device.type == "cuda" else None
-
     # ----------------------------------------------------------------------------------------------------- its loaders
 
     def loaders(self) -> list[Any]:
@@ -355,10 +351,6 @@ class LightningRun(TrainingRun):
         if not isinstance(loss, Tensor):
             raise ValueError(f"training_step gave {type(loss).__name__} for one big batch")
         return loss
-
-    def bare_model(self) -> Any:
-        self.model.trainer = None
-        return self.model
 
     # ------------------------------------------------------------------------------------------- what it says, started
 

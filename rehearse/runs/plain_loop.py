@@ -53,9 +53,6 @@ class PlainLoop(TrainingRun):
     def optimizers(self) -> list[torch.optim.Optimizer]:
         return [self.optimizer]
 
-    def gpu(self) -> torch.device | None:
-        return next((p.device for p in self.model.parameters() if p.device.type == "cuda"), None)
-
     def start(
         self, folder: Path, *, workers: bool = False, prepare_loader: Callable[[Any], Any] | None = None, **hooks: Any
     ) -> None:

@@ -87,10 +87,6 @@ class TrainingRun(ABC):
         return []
 
     @abstractmethod
-    def gpu(self) -> torch.device | None:
-        """The GPU that the run is on; asked in the caller's process."""
-
-    @abstractmethod
     def started(self, folder: Path) -> Started:
         """A trial: what the run says of itself when it has started."""
 
@@ -206,10 +202,6 @@ class TrainingRun(ABC):
     @abstractmethod
     def training_step(self, model: Any, batch: Any) -> Any:
         """What the model's step returns for a batch; what it logs is dropped."""
-
-    def bare_model(self) -> Any:
-        """The model without what a copy of it need not hold; :meth:`loss_of` brings it back."""
-        return self.model
 
     # ------------------------------------------------------------------- callbacks and checkpoints, where there are any
 

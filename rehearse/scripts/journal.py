@@ -101,12 +101,8 @@ class EpochSet(NamedTuple):
 class Saved(NamedTuple):
     """A file was written with ``torch.save`` or safetensors."""
 
-    file: str
 
-
-Event = (
-    Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved
-)
+Event = Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved
 
 
 def loop_of(event: Delivered | PassBegun | PassEnded) -> tuple[int, int]:

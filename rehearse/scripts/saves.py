@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import importlib.util
-import os
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ def record_saves(lapse: Lapse) -> None:
 
     @instead_of(torch)
     def save(write: Any, obj: object, f: Any, *arguments: Any, **options: Any) -> None:
-        lapse.write(Saved(_name_of(f)))
+        lapse.write(Saved())
         write(plain(obj), f, *arguments, **options)
 
     if importlib.util.find_spec("safetensors"):
@@ -30,12 +29,7 @@ def _record_safetensors(lapse: Lapse) -> None:
 
     @instead_of(place)  # below save_file, which libraries import by its name
     def serialize_file(write: Any, tensors: Any, filename: Any, *arguments: Any, **options: Any) -> None:
-        lapse.write(Saved(_name_of(filename)))
+        lapse.write(Saved())
         with open(filename, "ab") as file:  # where Python would write to; this is written by other code
             there = file.name
         write(tensors, there, *arguments, **options)
-
-
-def _name_of(file: Any) -> str:
-    name = file if isinstance(file, str | os.PathLike) else getattr(file, "name", "")
-    return os.path.basename(os.fspath(name)) if isinstance(name, str | os.PathLike) else ""

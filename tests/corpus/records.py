@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 RECORDS = Path(__file__).with_name("records.toml")
-BY_SCRIPT = {"workers", "bad_step", "memory", "growth", "resume"}
+BY_SCRIPT = {"workers", "bad_step", "growth", "resume"}
 """What no rehearsal of a script sees."""
 
 

@@ -2,7 +2,7 @@
 
     python -m tests.pretended.cells notebooks/04_gradient_accumulation.ipynb cuda noise:1 noise:2
 
-prints a JSON object: which cells were compared, and for each rehearsal what differed. A cell uses the device if a
+prints a JSON object: which cells were compared, and for each pretence what differed. A cell uses the device if a
 statement of it names the device, or something that such a statement made. What those need of other cells runs along.
 """
 
@@ -200,34 +200,34 @@ def _root(node: ast.expr) -> set[str]:
 # ------------------------------------------------------------------------------------------------------- running
 
 
-def rehearse(path: Path, rehearsals: list[str], left_out: Collection[str] = ()) -> dict[str, Any]:
+def run_pretended(path: Path, pretences: list[str], left_out: Collection[str] = ()) -> dict[str, Any]:
     """Run the cells once for each of ``"plain"``, ``"cuda"``, ``"noise:<seed>"`` and ``"cuda+noise:<seed>"``."""
     notebook = json.loads(path.read_text(encoding="utf-8"))
     wanted = cells_without(left_out, notebook, cells_that_use_the_device(notebook))
     cells = cells_to_run(notebook, wanted)
     differences, seconds = {}, {}
-    for rehearsal in rehearsals:
+    for pretence in pretences:
         start = time.perf_counter()
-        with _fresh_process_state(), _mode(rehearsal):
-            differences[rehearsal] = list(_differences(cells, wanted))
-        seconds[rehearsal] = round(time.perf_counter() - start, 1)
+        with _fresh_process_state(), _mode(pretence):
+            differences[pretence] = list(_differences(cells, wanted))
+        seconds[pretence] = round(time.perf_counter() - start, 1)
     return {"compared": [cell["id"] for cell in wanted], "differences": differences, "seconds": seconds}
 
 
-def send_rehearsal(connection: Connection, *arguments: Any) -> None:
+def send_pretended(connection: Connection, *arguments: Any) -> None:
     """Send what :func:`rehearse` returns, or the traceback of what it raises."""
     try:
-        connection.send(rehearse(*arguments))
+        connection.send(run_pretended(*arguments))
     except BaseException:
         connection.send(traceback.format_exc())
 
 
 @contextlib.contextmanager
-def _mode(rehearsal: str) -> Iterator[None]:
+def _mode(pretence: str) -> Iterator[None]:
     from tests.pretended.pretend_cuda import pretend_cuda
     from tests.pretended.rounding import RoundingNoise
 
-    kinds, _, seed = rehearsal.partition(":")
+    kinds, _, seed = pretence.partition(":")
     with contextlib.ExitStack() as stack:
         if "noise" in kinds:
             stack.enter_context(RoundingNoise(int(seed)))
@@ -304,4 +304,4 @@ def sanitised(text: str) -> str:
 
 
 if __name__ == "__main__":
-    print("\n" + json.dumps(rehearse(Path(sys.argv[1]), sys.argv[2:])))
+    print("\n" + json.dumps(run_pretended(Path(sys.argv[1]), sys.argv[2:])))

@@ -18,7 +18,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 from rehearse import _own_files as own_files
 from rehearse import judge, rehearse
-from rehearse.runs.copies import links_shared, try_on_copies
+from rehearse.runs.copies import try_on_copies
 from tests.rehearse.fits.parts import Net, loader, quiet_trainer
 
 
@@ -165,50 +165,6 @@ def test_a_path_that_python_was_not_redirected_for_is_refused(mine):
     before = contents(mine)
     [answer] = try_on_copies([lambda _: mkdir(mine / "new")], seconds=20)
     assert "was not allowed to write to" in answer.error and contents(mine) == before
-
-
-def of_a_link(folder):
-    """How many names it has, whether it is one, and what happens where its file and its folder are written to."""
-    names = os.lstat("data").st_nlink if os.path.islink("data") else 0
-    read, written = by_a_process("cat data/x.txt"), appended("log.txt")
-    *gone, left = removed(folder)
-    return names, read, written, *gone, *left
-
-
-@pytest.mark.thorough
-def test_trials_share_their_links_and_not_what_they_write(mine):
-    before = contents(mine)
-    with links_shared():
-        answers = [try_on_copies([lambda _: of_a_link(mine)], seconds=20)[0] for _ in range(3)]
-    assert [answer.error for answer in answers] == [""] * 3
-    assert [names for names, *_ in (answer.value for answer in answers)] == [2, 2, 2]  # this trial's and the kept one
-    assert {answer.value[1:] for answer in answers} == {("1\n", "before\nafter\n", False, False, "runs.db")}
-    assert contents(mine) == before
-
-
-@pytest.mark.thorough
-def test_shared_links_of_like_names_lead_to_their_own_files(mine):
-    names = ["data|x.txt", "data%2Fx.txt", "data%7Cx.txt"]
-    for name in names:
-        (mine / name).write_text(name)
-    with links_shared():
-        for _ in range(2):
-            [answer] = try_on_copies([lambda _: by_a_process("cat data/x.txt data*x.txt")], seconds=20)
-            assert answer.value == "1\n" + "".join(sorted(names))
-        os.chdir(mine / "data")
-        [answer] = try_on_copies([lambda _: by_a_process("cat x.txt")], seconds=20)
-        assert answer.value == "1\n"
-
-
-@pytest.mark.thorough
-def test_links_that_cannot_be_shared_are_made_anew(mine, monkeypatch):
-    def refuses(*_, **__):
-        raise OSError("no hard links here")
-
-    monkeypatch.setattr(os, "link", refuses)
-    with links_shared():
-        answers = try_on_copies([lambda _: of_a_link(mine)] * 2, seconds=20)
-    assert [answer.value[:2] for answer in answers] == [(1, "1\n")] * 2
 
 
 class Writes(Net):

@@ -79,7 +79,7 @@ def test_a_report_is_printed_without_its_seconds(capsys):
     report = rehearse(*mended.make_run())
     chapter.print_report(report)
     told = capsys.readouterr().out
-    assert re.match(r"Ready: \d+ of 13 checks judged\.\n", told) and f"{report.seconds:.1f} s" not in told
+    assert re.match(r"Ready: \d+ of 12 checks judged\.\n", told) and f"{report.seconds:.1f} s" not in told
     assert told.rstrip("\n").splitlines()[1:] == str(report).splitlines()[1:]
 
 
@@ -192,7 +192,7 @@ def test_the_test_to_copy_passes_for_a_run_that_is_ready_and_fails_with_the_repo
 
 
 def test_the_job_to_copy_is_a_workflow_that_runs_the_command():
-    job = yaml.safe_load(block("yaml", "name: preflight"))
+    job = yaml.safe_load(block("yaml", "name: rehearse"))
     steps = job["jobs"]["rehearse"]["steps"]
     assert "python -m rehearse my_project.train:make_run" in [step.get("run") for step in steps]
     assert set(job["jobs"]["rehearse"]) >= {"runs-on", "steps"}

@@ -75,9 +75,9 @@ class NoLength(Sampler):
 
 
 DEALT = {"dealing", "order", "changes"}
-STEPPED = {"setup", "bad_step", "growth", "memory", "resume"}
+STEPPED = {"setup", "bad_step", "growth", "resume"}
 RUNS = {
-    "a logger": (NeedsALogger, loader, set(), {"memory"}, {"setup", "length", "dealing", "bad_step", "growth"}),
+    "a logger": (NeedsALogger, loader, set(), set(), {"setup", "length", "dealing", "bad_step", "growth"}),
     "a Trainer": (NeedsTheTrainer, loader, set(), set(), {"setup", "length", "dealing", "growth", "resume"}),
     "a data module that downloads": (Net, Downloads, set(), set(), {"setup", "length", "dealing"}),
     "data that is not there yet": (Net, NotThereYet, set(CHECKS), set(), set()),
@@ -130,7 +130,7 @@ class HangsInOrders(Sampler):
 
 
 HANGS = [
-    (lambda: DataLoader(HangsInSamples(), 8), {"setup", "bad_step", "growth", "memory", "resume"}, {"dealing"}),
+    (lambda: DataLoader(HangsInSamples(), 8), {"setup", "bad_step", "growth", "resume"}, {"dealing"}),
     (lambda: DataLoader(HangsInSamples(), 8, num_workers=1), {"workers", "setup"}, {"length", "order"}),
     (lambda: DataLoader(Points(), 8, sampler=HangsInOrders()), {"dealing", "order", "setup"}, {"length"}),
 ]

@@ -10,7 +10,7 @@ from course_lib.launch import run_ranks
 from tests.rehearse.fits.parts import script, scripts
 
 NAMES = scripts("faults")
-CHECKS = "length horizon dealing order resume workers window no_sync bad_step memory growth changes setup".split()
+CHECKS = "length horizon dealing order resume workers window no_sync bad_step growth changes setup".split()
 
 
 def both(name: str) -> tuple[Any, Any]:

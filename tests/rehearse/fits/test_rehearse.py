@@ -157,7 +157,7 @@ def test_a_window_without_a_label_is_not_judged_if_it_ruins_the_weights():
 @pytest.mark.thorough
 def test_growth_is_looked_for_in_a_run_whose_schedule_ends_before():
     model = Scheduled(lambda optimizer: OneCycleLR(optimizer, max_lr=0.05, total_steps=6))
-    report = rehearse(quiet_trainer(max_epochs=1), model, loader(40), deep=True, skip=["resume", "memory"])
+    report = rehearse(quiet_trainer(max_epochs=1), model, loader(40), deep=True, skip=["resume"])
     assert report.ok and "growth" in report.passed, str(report)
 
 
@@ -563,9 +563,9 @@ def no_data():
 
 
 SAID = {
-    "right_run": (0, "Ready: 10 of 13 checks judged."),
-    "wrong_run": (1, "Not ready: 1 finding, 10 of 13 checks judged."),
-    "unknown_run": (2, "Not known: setup, bad_step failed to be judged; nothing was found, 8 of 13 checks judged."),
+    "right_run": (0, "Ready: 10 of 12 checks judged."),
+    "wrong_run": (1, "Not ready: 1 finding, 10 of 12 checks judged."),
+    "unknown_run": (2, "Not known: setup, bad_step failed to be judged; nothing was found, 8 of 12 checks judged."),
     "no_run": (2, "Could not judge"),
     "nothing_left_to_do": (2, "nothing_left_to_do ends by itself (exit code 0) and makes no run"),
     "no_data": (2, "no_data ends by itself (train.npz is missing) and makes no run"),
@@ -588,7 +588,7 @@ ACCEPTED = ["setup", "bad_step"]
 def test_what_failed_to_be_judged_is_not_ready_unless_it_is_accepted_by_name(capsys):
     report = rehearse(*unknown_run())
     assert report.ok is None and report.failed == report.unknown == tuple(ACCEPTED)
-    assert set(report.left_out) == {"memory", "growth"} and "resume" in report.not_judged
+    assert set(report.left_out) == {"growth"} and "resume" in report.not_judged
     with pytest.raises(NotReady, match="setup, bad_step failed to be judged"):
         assert_ready(*unknown_run())
     with pytest.raises(NotReady, match="bad_step failed to be judged"):
@@ -627,7 +627,7 @@ def test_a_run_that_cannot_be_tried_says_so_in_one_sentence():
 
     report = rehearse(quiet_trainer(), Refuses(), loader())
     assert report.ok is None and set(report.failed) == set(CHECKS)
-    assert str(report).startswith("Not known: the run could not be tried, 0 of 13 checks judged.")
+    assert str(report).startswith("Not known: the run could not be tried, 0 of 12 checks judged.")
     assert str(report).count("no such setting") == 1
 
 

@@ -228,17 +228,3 @@ def test_a_checkpoint_that_does_not_hold_what_a_resume_needs(model, callback, sa
     trainer = quiet_trainer(callbacks=[callback, saves()], enable_checkpointing=True)
     found = resume_findings(trainer, model, loader(), deep=True)
     assert len(found) == bool(says) and says in "".join(found)
-
-
-@pytest.mark.thorough
-def test_a_counter_that_no_weight_depends_on_is_a_note():
-    class Counts(Callback):
-        def __init__(self):
-            self.batches = 0
-
-        def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
-            self.batches += 1
-
-    trainer = quiet_trainer(callbacks=[Counts(), saves()], enable_checkpointing=True)
-    report = rehearse(trainer, Net(), loader(), deep=True, skip=BESIDE)
-    assert report.ok and any("no checkpoint holds Counts.batches (5, resumed 3)" in note for note in report.notes)

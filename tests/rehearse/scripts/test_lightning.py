@@ -55,12 +55,12 @@ def test_a_check_is_not_judged_where_neither_judged_it_or_the_fits_failed():
         None,
         bad_step=Unjudged("a rehearsal computes no gradients", Kind.NOT_APPLICABLE),
         growth=Unjudged("a rehearsal holds no graphs", Kind.NOT_APPLICABLE),
-        memory=Unjudged("a rehearsal holds no graphs", Kind.NOT_APPLICABLE),
+        workers=Unjudged("a rehearsal starts no workers", Kind.NOT_APPLICABLE),
         no_sync=Unjudged("one rank", Kind.NOT_APPLICABLE),
     )
-    fit = judgement_of(None, growth=Unjudged("no time"), memory=Unjudged("deep", Kind.LEFT_OUT), order=Unjudged("no"))
+    fit = judgement_of(None, growth=Unjudged("no time"), workers=Unjudged("deep", Kind.LEFT_OUT), order=Unjudged("no"))
     add_fit(judgement, report_of(SCRIPT_CHECKS, fit, (), (), 0.0))
     assert {name: (one.why, one.kind) for name, one in judgement.not_judged.items()} == {
         "growth": ("no time", Kind.FAILED),
-        "memory": ("deep", Kind.LEFT_OUT),
+        "workers": ("deep", Kind.LEFT_OUT),
     }
