@@ -239,8 +239,8 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         why = f"the rehearsal was ended after {made}, before the script's end{_steered(journal)}"
         if journal.end != CUT:
             why = (
-                f"the script fails after {made}. If it does not when it is run by itself, it asks for a value that a "
-                f"play does not have:\n{journal.says}"
+                f"the script fails after {made}. If it does not when it is run by itself, it asks for a value that "
+                f"a rehearsal does not have:\n{journal.says}"
             )
         for name in ("length", "horizon"):
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]

@@ -204,7 +204,7 @@ ENDED, FAILED, REFUSED, CUT, SILENT = "ended", "failed", "refused", "cut", "sile
 
 @dataclass
 class Journal:
-    """The whole play."""
+    """The whole rehearsal."""
 
     events: list[Event] = field(default_factory=list)
     loaders: list[LoaderPlayed] = field(default_factory=list)
