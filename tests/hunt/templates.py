@@ -12,6 +12,7 @@ import random
 import signal
 import tempfile
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import torch
