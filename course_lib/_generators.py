@@ -48,9 +48,9 @@ def keep_state(generator: Any) -> Callable[[], object]:
         return functools.partial(generator.setstate, generator.getstate())
     if isinstance(generator, np.random.RandomState):
         return functools.partial(generator.set_state, generator.get_state(legacy=False))
-    if isinstance(generator, torch.Generator):
-        return functools.partial(generator.set_state, generator.get_state())
-    return functools.partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    if isinstance(generator, np.random.Generator):
+        return functools.partial(setattr, generator.bit_generator, "state", generator.bit_generator.state)
+    return functools.partial(generator.set_state, generator.get_state())
 
 
 @contextlib.contextmanager

@@ -107,6 +107,11 @@ def random_case(rng):
     }
 
 
+def leave_to_the_device(guard):
+    """Let it decide on a CPU as on a GPU, where the host would have to wait."""
+    guard._host_would_wait = lambda gradients: True
+
+
 def train(rank, case, guarded):
     """The final state; unguarded, of a run whose loader never had the bad windows."""
     model = DistributedDataParallel(make_model(case["batch_norm"]))
@@ -119,6 +124,8 @@ def train(rank, case, guarded):
         guard = StepGuard(
             model, optimizer, scheduler=schedule, averages=averages, spike_factor=50, min_history=3
         )  # fmt: skip
+        if case["by_found_inf"]:
+            leave_to_the_device(guard)
     outcomes = []
     for window in range(case["number_of_windows"]):
         ranks, fault = case["bad"].get(window, ((), None))
@@ -603,6 +610,8 @@ def test_clipping_gives_what_torch_gives():
 @pytest.mark.parametrize("fused", [False, True])
 def test_too_many_skips_in_a_row_end_the_run_and_name_the_batches(fused):
     guard = make_guard(make_optimizer=lambda p: torch.optim.AdamW(p, fused=fused), max_consecutive_skips=3)
+    if fused:
+        leave_to_the_device(guard)
     guard.backward(loss_of(guard.model, make_batch(0)))
     assert guard.step()
     before = state_of(guard.model, guard.optimizer)
@@ -671,6 +680,7 @@ def test_a_decision_left_on_the_device_is_the_same_decision(name, tmp_path):
             model, optimizer, scheduler=schedule, spike_factor=20, min_history=3, max_norm=1.0, averages=averages,
             journal=tmp_path / f"{len(averages)}.jsonl",
         )  # fmt: skip
+        leave_to_the_device(guard)  # but for one with averages
         kinds = set()
         for window in range(20):
             optimizer.zero_grad()
@@ -1003,6 +1013,8 @@ def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=16.0, fused=fused)
     guard, factor = StepGuard(model, optimizer), SIZES.lr_factor("linear")
+    if fused:
+        leave_to_the_device(guard)
     guard.scheduler = LambdaLR(optimizer, lambda update: factor(guard.attempts))
     pairs = []
     for number, batch in zip(range(10), ScheduledBatchSampler(1000, SIZES), strict=False):

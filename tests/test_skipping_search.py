@@ -20,7 +20,7 @@ from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from course_lib.launch import run_ranks
 from course_lib.skipping import StepGuard, nan_signal
 from tests import effort
-from tests.test_skipping import make_batch, state_of
+from tests.test_skipping import leave_to_the_device, make_batch, state_of
 
 NAN, INF = math.nan, math.inf
 OPTIMIZERS = {
@@ -122,6 +122,8 @@ class Parts:
                 self.model, self.optimizer, scheduler=self.scheduler, scaler=self.scaler, averages=self.averages,
                 spike_factor=50, min_history=3, max_consecutive_skips=None,
             )  # fmt: skip
+            if "fused" in run.optimizer:
+                leave_to_the_device(self.guard)
             self.stateful.append(self.guard)
         if before is not None:
             if guarded:

@@ -17,7 +17,7 @@ from course_lib._tensors import parameters_of
 from course_lib.skipping import requirements
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.found_inf import HostCopy, PendingDecision, step_unless, takes_found_inf
+from course_lib.skipping.found_inf import HostCopy, PendingDecision, host_would_wait, step_unless, takes_found_inf
 from course_lib.skipping.gradients import gradient_norm, gradients_of
 from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
 from course_lib.skipping.journal import Journal
@@ -52,7 +52,7 @@ class StepGuard:
     What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. By :func:`vote` and
     :meth:`skip` all ranks skip before their forward. Gradients stay, as after ``optimizer.step()``: zero them.
 
-    Where the optimizer takes ``found_inf``, as torch's fused ones do, and there are neither ``scaler`` nor
+    On a GPU, where the optimizer takes ``found_inf``, as torch's fused ones do, and there are neither ``scaler`` nor
     ``averages``, the device decides and the host does not wait for it: ``step`` returns a 0-dim bool tensor, and
     counters, journal and schedule follow at the next ``step``, before its update, or at ``flush()``.
 
@@ -199,7 +199,7 @@ class StepGuard:
         self.flush()
         location = WindowLocation(epoch, batch_indices, sample_indices)
         gradients = gradients_of(self.optimizer)
-        if self._on_device and self._have_stepped(gradients):
+        if self._on_device and self._have_stepped(gradients) and self._host_would_wait(gradients):
             return self._step_on_device(location, gradients)
         if self.scaler is not None and gradients:
             self.scaler.unscale_(self.optimizer)
@@ -396,6 +396,8 @@ class StepGuard:
             raise TooManySkips(skips)
 
     # --------------------------------------------------------------------------- without waiting for the device
+
+    _host_would_wait = staticmethod(host_would_wait)
 
     def _have_stepped(self, gradients: list[Tensor]) -> bool:
         """A parameter's first step makes its state, whatever found_inf says: that one is decided on the host."""
