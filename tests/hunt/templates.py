@@ -339,6 +339,7 @@ def life(rank, folder, number, ranks, workers, kills):
         strategy=$strategy if ranks > 1 else "auto",
         accelerator=DEVICE,
         logger=$logger,
+        default_root_dir=folder,
         enable_progress_bar=False,
         enable_model_summary=False,
     )
