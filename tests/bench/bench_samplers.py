@@ -20,8 +20,8 @@ def indices_per_second(sampler) -> float:
     return count / (time.perf_counter() - begin)
 
 
-@pytest.mark.parametrize(("batch_size", "bound"), [(64, 3), (256, 4)])
-def test_a_million_indices_come_some_times_as_fast_as_torchs(batch_size, bound):
+@pytest.mark.parametrize("batch_size", [64, 256])
+def test_a_million_indices_come_three_times_as_fast_as_torchs(batch_size):
     ours, theirs = [], []
     for _ in range(9):
         ours.append(indices_per_second(ShuffledBatchSampler(MILLION, batch_size)))
@@ -29,7 +29,7 @@ def test_a_million_indices_come_some_times_as_fast_as_torchs(batch_size, bound):
     ratio = ratio_of(ours, theirs)
     rate, torchs_rate = (statistics.median(rates) / 1e6 for rates in (ours, theirs))
     print(f"\nbatches of {batch_size}: {rate:.0f} M indices/s, torch {torchs_rate:.1f} M, ratio {ratio}")
-    assert ratio.median >= bound
+    assert ratio.median >= 3
 
 
 def seconds_to_first_batch(state=None) -> float:
