@@ -34,6 +34,8 @@ ROOT = Path(__file__).parent
 LOADED = pytest.StashKey[bool]()
 LOADED_SERVER = pytest.StashKey[LoadedServer]()
 BEFORE = pytest.StashKey[set[str]]()
+"""The files of the tree ahead of the run; LEFT: those that it has added."""
+LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -130,9 +132,6 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
         if left:
             session.config.stash[LEFT] = left
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
-
-
-LEFT = pytest.StashKey[list[str]]()
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
