@@ -63,43 +63,21 @@ SHOULD_ACCUMULATE = Private(
     "_TrainingEpochLoop", "_should_accumulate", "whether a micro-batch is the last one of its window"
 )
 LAST_BATCH_REACHED = Private("_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all batches")
-BATCHES_THAT_STEPPED = Private(
-    "_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step, where a run goes on behind an epoch's last batch"
-)
 VALIDATION_IS_DUE = Private("_TrainingEpochLoop", "_should_check_val_fx", "a validation that a checkpoint is ahead of")
 EVALUATION_STAGE = Private("_EvaluationLoop", "_restart_stage", "the same, which is made when the run is resumed")
-STOPPING_CHECK = Private(
-    "EarlyStopping", "_run_early_stopping_check", "the epoch at whose end it looked at its metric last"
-)
-CAN_STOP_EARLY = Private("_FitLoop", "_can_stop_early", "a stop that min_epochs or min_steps has put off")
-VALIDATION_HAS_RUN = Private("_EvaluationLoop", "_has_run", "a run that is resumed with the objects of one that ended")
-MODULE_MODE = Private("_EvaluationLoop", "_module_mode", "the modules that an exception in a validation leaves in eval")
-RESULTS = Private("_TrainingEpochLoop", "_results", "the sums behind an epoch's metrics, where it is resumed within")
-SKIP_BACKWARD = Private("_FitLoop", "_skip_backward", "the epoch without steps that StochasticWeightAveraging adds")
+RESULTS = Private("_TrainingEpochLoop", "_results", "the metrics of which an epoch has gathered a part")
 COMBINED_LOADER = Private("_FitLoop", "_combined_loader", "the training loaders, and how many batches of each are read")
 DATA_FETCHER = Private("_FitLoop", "_data_fetcher", "counting an epoch again, in a run that changed its ranks")
-DATA_SOURCE = Private("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
 RESTARTING = Private("_FitLoop", "_restarting", "a run that goes on with the next epoch, and not within the last one")
 RESUMING = Private(
     "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"
 )
 STATES_TO_LOAD = Private("_FitLoop", "_combined_loader_states_to_load", "loaders, which go on from their states")
-LOADERS_MADE_IN = Private(
-    "_FitLoop",
-    "_last_train_dl_reload_epoch",
-    "the epoch in which the training loaders were made, for when they are again",
-)
 LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
 LOADED_CHECKPOINT = Private("_CheckpointConnector", "_loaded_checkpoint", "what a run that is resumed had done")
 CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoint that a Trainer has loaded")
-LAST_STEP_SAVED = Private("ModelCheckpoint", "_last_global_step_saved", "a run that is resumed with the same objects")
-SAVE_IS_PUT_OFF = Private("ModelCheckpoint", "_defer_save_until_validation", "the same, stopped ahead of a validation")
-EPOCHS_BEFORE_AVERAGING = Private("StochasticWeightAveraging", "_max_epochs", "the number of epochs that step")
-AVERAGING_SCHEDULE = Private("StochasticWeightAveraging", "_scheduler_state", "whether its schedule is to go on")
-AVERAGE = Private("WeightAveraging", "_average_model", "an epoch's average, where a resume passes the epoch's end")
-AVERAGED_UNTIL = Private("WeightAveraging", "_latest_update_step", "whether the last update is in the average")
-AVERAGED_EPOCH = Private("WeightAveraging", "_latest_update_epoch", "an epoch's average, where its objects go on")
-SWAP_AVERAGE = Private("WeightAveraging", "_swap_models", "whether a validation has put the average into the module")
+AVERAGE = Private("WeightAveraging", "_average_model", "whether an average has moved behind a clean point")
+TIME_BETWEEN_SAVES = Private("ModelCheckpoint", "_train_time_interval", "whether it may save within a window")
 PARSE_NUM_BATCHES = Private(
     "lightning.pytorch.trainer.connectors.data_connector",
     "_parse_num_batches",

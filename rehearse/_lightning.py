@@ -4,8 +4,6 @@ import functools
 
 from course_lib._lightning import COMBINED_LOADER as COMBINED_LOADER
 from course_lib._lightning import DATA_FETCHER as DATA_FETCHER
-from course_lib._lightning import DATA_SOURCE as DATA_SOURCE
-from course_lib._lightning import EPOCHS_BEFORE_AVERAGING as EPOCHS_BEFORE_AVERAGING
 from course_lib._lightning import RESTARTING as RESTARTING
 from course_lib._lightning import SHOULD_ACCUMULATE as SHOULD_ACCUMULATE
 from course_lib._lightning import STATES_TO_LOAD as STATES_TO_LOAD
@@ -13,6 +11,8 @@ from course_lib._lightning import Private
 
 used = functools.partial(Private, user="rehearse")
 
+DATA_SOURCE = used("_FitLoop", "_data_source", "whether the training loader was given or comes from a module")
+EPOCHS_BEFORE_AVERAGING = used("StochasticWeightAveraging", "_max_epochs", "the number of epochs that step")
 VALIDATION_SOURCE = used("_EvaluationLoop", "_data_source", "whether the validation's loaders were given")
 LOADER_STATES = used("CombinedLoader", "_state_dicts", "the states of a trial's loaders")
 ROOT_FOLDER = used("Trainer", "_default_root_dir", "a trial, which writes into a folder of its own")

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import GradientAccumulationScheduler
+from lightning.pytorch.callbacks import Checkpoint, GradientAccumulationScheduler
 from torch.utils.data import DataLoader
 
 logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
@@ -47,7 +47,8 @@ class CountingModule(LightningModule):
 
 
 def quiet_trainer(**flags):
-    quiet = dict(logger=False, enable_checkpointing=False, enable_progress_bar=False, enable_model_summary=False)
+    saves = any(isinstance(callback, Checkpoint) for callback in flags.get("callbacks", ()))
+    quiet = dict(logger=False, enable_checkpointing=saves, enable_progress_bar=False, enable_model_summary=False)
     return Trainer(accelerator="cpu", **quiet | flags)
 
 

@@ -1,25 +1,12 @@
-"""A run that goes on with another number of ranks: its epochs counted again, and what it had done before.
-
-A Trainer counts a loader's batches once: before it restores the loader, and for all epochs. In a run that goes on
-*within* an epoch on other ranks both are wrong: that epoch has a length of its own, and the next ones have another. The
-rule: *count again when the loader is restored, and in every epoch.*
-"""
+"""What a run had done before it came to the ranks that it has now."""
 
 from __future__ import annotations
 
-import copy
 from typing import Any
 
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
-from lightning.pytorch.utilities.rank_zero import rank_zero_warn
-from torch.nn.parallel import DistributedDataParallel
 
-from course_lib._lightning import COMBINED_LOADER, DATA_FETCHER, SKIP_BACKWARD, count_limited, loaded_checkpoint
-from course_lib.callbacks._progress import count_batches_between_validations
-from course_lib.callbacks._replaced_methods import save_nothing_for_the_exception
-from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
-from course_lib.samplers import EpochBatchSampler
+from course_lib._lightning import loaded_checkpoint
 
 
 def run_so_far(trainer: Trainer) -> dict[str, int]:
@@ -50,68 +37,6 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
             "ResumableDataLoader over all samples. Give plan_steps steps_done and samples_done yourself"
         )
     return {"steps_done": since["steps_done"], "samples_done": since["samples_done"]}
-
-
-def say_that_batches_are_counted_again(checkpoint: dict[str, Any]) -> None:
-    """Have a resumable loader take its state from this checkpoint on other ranks, which it would refuse."""
-    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
-        if isinstance(state, dict) and "position" in state:  # others refuse a key that they do not know
-            state[COUNTED_AGAIN] = True
-
-
-def warn_of_buffers_of_other_ranks(trainer: Trainer) -> None:
-    """Where each rank of a resumed run had buffers of its own: a checkpoint holds those of the first one."""
-    model = trainer.model
-    if (
-        isinstance(model, DistributedDataParallel)
-        and not model.broadcast_buffers
-        and any(True for _ in model.buffers())
-    ):
-        rank_zero_warn(
-            "with broadcast_buffers=False each rank has buffers of its own (BatchNorm's statistics), of which this "
-            "checkpoint holds those of the first rank: the others go on with these, so that what they validate by them "
-            "is something else for a while. Leave that flag out, and all ranks have those of the first one"
-        )
-
-
-def count_batches_again(trainer: Any) -> None:
-    """Give a Trainer the number of batches that its training loaders have in the epoch at which they stand now."""
-    fit_loop = trainer.fit_loop
-    combined = COMBINED_LOADER.of(fit_loop)
-    lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
-    if None in lengths or not any(isinstance(loader, ResumableDataLoader) for loader in combined.flattened):
-        return
-    limits = [count_limited(length, trainer.limit_train_batches) for length in lengths]
-    averaging = SKIP_BACKWARD.of(fit_loop)  # there Lightning counts one batch more, and one window for all
-    if limits == combined.limits and fit_loop.max_batches - averaging in limits:
-        return
-    combined.limits = limits
-    iter(DATA_FETCHER.of(fit_loop))  # counts, and a resumable loader fetches nothing before its first batch is wanted
-    fit_loop.max_batches = sized_len(combined)
-    count_batches_between_validations(trainer)
-    if averaging:
-        fit_loop.max_batches += 1
-        trainer.accumulate_grad_batches = fit_loop.max_batches
-
-
-def refuse_an_epoch_that_ranks_cannot_share(trainer: Trainer) -> None:
-    """The rest of an epoch may divide where the next one does not; ask now, and not when it comes.
-
-    Raises:
-        ValueError: The sampler's own, with the other tails.
-    """
-    if trainer.max_epochs not in (None, -1) and trainer.current_epoch + 1 >= trainer.max_epochs:
-        return
-    for loader in COMBINED_LOADER.of(trainer.fit_loop).flattened:
-        sampler = getattr(loader, "batch_sampler", None)
-        if isinstance(loader, ResumableDataLoader) and isinstance(sampler, EpochBatchSampler):
-            later = copy.copy(sampler)
-            later.set_epoch(sampler.epoch + 1)
-            try:
-                iter(later)  # it judges, and deals nothing before its first batch is asked for
-            except ValueError:
-                save_nothing_for_the_exception(trainer)
-                raise
 
 
 def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import ExitStack
 from typing import Any, SupportsIndex
 
 from lightning.pytorch import Callback, LightningModule, Trainer
@@ -53,41 +52,23 @@ class _TakenApart:
         return (*parts[:2], kept | self.own, *parts[3:])
 
 
-def call_around_the_hooks(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    begin_batch: Callable[[], None],
-    end_batch: Callable[[], None],
-    **behind: Callable[[], None],
-) -> ExitStack:
-    """Have the functions called where no callback is: the module's own hooks, and other callbacks, may draw and move.
+def in_turn(*functions: Callable[..., Any]) -> Callable[..., Any]:
+    """What calls them all with what it is given, and returns what the first one does."""
 
-    ``begin_batch`` ahead of every callback's ``on_train_batch_start``; ``end_batch`` behind the module's
-    ``on_train_batch_end``, and ahead of those that save there; ``behind``: behind the module's hooks of these names.
-    Returns what puts the hooks back.
-    """
-    stack = ExitStack()
-    stack.callback(_call_ahead(trainer, begin_batch))
-    stack.callback(_save_behind_own_hook(trainer, pl_module, end_batch))
-    own = {name: _and_then(getattr(pl_module, name), ran) for name, ran in behind.items()}
-    stack.callback(replace_methods(pl_module, **own))
-    return stack
+    def called(*given: Any, **named: Any) -> Any:
+        returned = [function(*given, **named) for function in functions]
+        return returned[0] if returned else None
+
+    return called
 
 
-def _call_ahead(trainer: Trainer, ran: Callable[[], None]) -> Callable[[], None]:
-    first = trainer.callbacks[0]  # type: ignore[attr-defined]
-    own = first.on_train_batch_start
-
-    def on_train_batch_start(*given: Any, **named: Any) -> None:
-        ran()
-        own(*given, **named)
-
-    return _replace_hook(first, "on_train_batch_start", on_train_batch_start)
+def ignoring_arguments(function: Callable[..., None], *own: Any) -> Callable[..., None]:
+    return lambda *given, **named: function(*own)
 
 
-def _replace_hook(callback: Callback, name: str, hook: Callable[..., Any]) -> Callable[[], None]:
-    """Return what puts back the callback's own, which it may hold itself, as a LambdaCallback does."""
-    attributes = vars(callback)
+def replace_hook(holder: object, name: str, hook: Callable[..., Any]) -> Callable[[], None]:
+    """Return what puts back the holder's own, which it may hold itself, as a LambdaCallback does."""
+    attributes = vars(holder)
     own = {name: attributes[name]} if name in attributes else {}
     attributes[name] = hook
 
@@ -96,39 +77,6 @@ def _replace_hook(callback: Callback, name: str, hook: Callable[..., Any]) -> Ca
         attributes.update(own)
 
     return put_back
-
-
-def _and_then(own: Callable[..., Any], ran: Callable[[], None]) -> Callable[..., Any]:
-    def hook(*given: Any, **named: Any) -> Any:
-        returned = own(*given, **named)
-        ran()
-        return returned
-
-    return hook
-
-
-def _save_behind_own_hook(trainer: Trainer, pl_module: LightningModule, ran: Callable[[], None]) -> Callable[[], None]:
-    """Have the callbacks that save at a batch's end do so behind the module's own ``on_train_batch_end``.
-
-    Lightning calls the callbacks first, and what the module does there (an average, a rate) would be in no checkpoint.
-    """
-    savers = list(trainer.checkpoint_callbacks)
-    own = pl_module.on_train_batch_end
-
-    def on_train_batch_end(*batch: Any, **named: Any) -> None:
-        own(*batch, **named)
-        ran()
-        for saver in savers:
-            type(saver).on_train_batch_end(saver, trainer, pl_module, *batch, **named)
-
-    stack = ExitStack()
-    for saver in savers:
-        stack.callback(_replace_hook(saver, "on_train_batch_end", _does_nothing))
-    stack.callback(replace_methods(pl_module, on_train_batch_end=on_train_batch_end))
-    return stack.close
-
-
-def _does_nothing(*_: Any, **__: Any) -> None: ...
 
 
 def save_nothing_for_the_exception(trainer: Trainer) -> None:

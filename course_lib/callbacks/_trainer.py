@@ -5,10 +5,14 @@ from __future__ import annotations
 from typing import TypeVar
 
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import BatchSizeFinder, GradientAccumulationScheduler, LearningRateFinder
+from lightning.pytorch.callbacks import (
+    BatchSizeFinder,
+    GradientAccumulationScheduler,
+    LearningRateFinder,
+    StochasticWeightAveraging,
+)
 from lightning.pytorch.strategies import DDPStrategy, SingleDeviceStrategy
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch import Tensor
 
 
 def refuse_another_lightning(user: str, trainer: object) -> None:
@@ -36,6 +40,11 @@ def require_plain_optimization(
     if not isinstance(strategy, SingleDeviceStrategy | DDPStrategy) or strategy.handles_gradient_accumulation:
         raise MisconfigurationException(
             f"{name} knows one device and DDP, got {type(strategy).__name__}, {other_strategies}"
+        )
+    if callbacks_of_kind(trainer, StochasticWeightAveraging):
+        raise MisconfigurationException(
+            f"{name} does not know the epoch without gradients that StochasticWeightAveraging adds, in which Lightning "
+            "makes a step all the same. Take WeightAveraging or EMAWeightAveraging"
         )
 
 
@@ -81,26 +90,6 @@ def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
     schedulers = callbacks_of_kind(trainer, GradientAccumulationScheduler)
     return schedulers[0].scheduling if schedulers else None
-
-
-def window_length(trainer: Trainer) -> int:
-    """The micro-batches of a window in this epoch, as a GradientAccumulationScheduler has it, or else the Trainer."""
-    windows = accumulation_by_epoch(trainer)
-    if windows is None:
-        return trainer.accumulate_grad_batches
-    return windows[max(epoch for epoch in windows if epoch <= trainer.current_epoch)]
-
-
-def load_in_its_precision(trainer: Trainer, pl_module: LightningModule, state: dict[str, Tensor]) -> None:
-    """Load a module's state once more, in the precision in which it was trained.
-
-    Lightning loads it first and converts the module behind that, which rounds what ``precision="64-true"`` had.
-    """
-    own = pl_module.state_dict()
-    floating = {name: one for name, one in state.items() if isinstance(one, Tensor) and one.is_floating_point()}
-    if any(own[name].dtype != tensor.dtype for name, tensor in floating.items() if name in own):
-        trainer.precision_plugin.convert_module(pl_module)
-        pl_module.load_state_dict(state, strict=pl_module.strict_loading)
 
 
 def finders_of(trainer: Trainer) -> list[Callback]:

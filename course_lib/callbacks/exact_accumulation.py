@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch.optim import Optimizer
@@ -21,13 +21,13 @@ from course_lib.accumulation import (
     count_window,
     gradients_as_zeros,
 )
-from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization, skippers_of
+from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.samplers import count_batches_everywhere
 
 
-class ExactAccumulation(Callback):
+class ExactAccumulation(TellsOfWindows):
     """Weigh samples (or tokens) equally within each window of automatic optimization, over all ranks.
 
     A Trainer divides each loss by ``accumulate_grad_batches`` and averages over ranks: it gives equal weights to
@@ -69,7 +69,6 @@ class ExactAccumulation(Callback):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        bring_exact_resume(trainer, pl_module)
         require_plain_optimization(
             self,
             trainer,
@@ -78,6 +77,7 @@ class ExactAccumulation(Callback):
             other_strategies="which reduces or accumulates gradients in a way that this callback has not been tested "
             "with",
         )
+        self.tell_of_windows(trainer)
         if len(callbacks_of_kind(trainer, ExactAccumulation)) > 1:
             raise MisconfigurationException(
                 "there are two ExactAccumulation callbacks: gradients would be scaled twice"

@@ -18,8 +18,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from course_lib.callbacks._brought import bring_exact_resume
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, refuse_another_lightning
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
@@ -152,7 +151,7 @@ class SizeScheduleDataModule(LightningDataModule):
                 "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
                 f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
             )
-        bring_exact_resume(trainer, trainer.lightning_module)
+        refuse_another_lightning(type(self).__name__, trainer)
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
         self._epochs_are_checked = False
         trainer.reload_dataloaders_every_n_epochs = 1

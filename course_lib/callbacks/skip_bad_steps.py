@@ -17,15 +17,13 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info
 from torch.optim import Optimizer
 from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
-from course_lib._lightning import SKIP_BACKWARD
 from course_lib._tensors import parameters_of
 from course_lib._words import counted
-from course_lib.callbacks._brought import bring_exact_resume
 from course_lib.callbacks._replaced_methods import replace_methods
 from course_lib.callbacks._trainer import CountsSkips, require_plain_optimization
+from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.samplers.epoch import EpochBatchSampler
-from course_lib.skipping import StepGuard, vote
-from course_lib.skipping.buffers import BufferSnapshot
+from course_lib.skipping import StepGuard
 from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
@@ -33,7 +31,7 @@ from course_lib.skipping.requirements import check_limits
 from course_lib.skipping.skips import ScalerOverflow, WindowLocation
 
 
-class SkipBadSteps(CountsSkips):
+class SkipBadSteps(CountsSkips, TellsOfWindows):
     """Skip an update on all ranks where the loss or the gradient is not finite, or the gradient's norm is a spike.
 
         Trainer(max_steps=10_000, callbacks=[SkipBadSteps(spike_factor=10, journal="skipped.jsonl")])
@@ -48,9 +46,6 @@ class SkipBadSteps(CountsSkips):
     A schedule of the interval ``"epoch"`` goes on with the epochs. One of the interval ``"step"`` follows the updates:
     where ``max_epochs`` ends the run, a cosine stops as many steps before its end as were skipped; with ``max_steps``,
     which counts updates, it ends where it should.
-
-    In the epoch that ``StochasticWeightAveraging`` adds for BatchNorm's statistics, which has no gradients, it leaves a
-    micro-batch out of them whose loss, or whose statistics, are not finite.
 
     It judges the gradient that would be applied: after ``ExactAccumulation``, wherever that is in the list, and
     before the Trainer clips. A skipped step is not clipped.
@@ -73,7 +68,6 @@ class SkipBadSteps(CountsSkips):
         attempts: Optimizer steps that the Trainer tried.
         updates: Those that were made; a schedule's ``last_epoch``.
         skipped: ``attempts - updates``.
-        left_out_of_statistics: Micro-batches of the epoch that ``StochasticWeightAveraging`` adds.
 
     The counters and the accepted norms go into checkpoints and continue after a resume.
 
@@ -104,7 +98,7 @@ class SkipBadSteps(CountsSkips):
         self.max_steps_means = max_steps_means
         self.sample_indices = sample_indices
         self.attempts = self.updates = 0
-        self.uncounted_attempts = self.left_out_of_statistics = 0
+        self.uncounted_attempts = 0
         self._guard: StepGuard | None = None
         self._averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
         self._guard_arguments: dict[str, Any] = dict(
@@ -124,16 +118,12 @@ class SkipBadSteps(CountsSkips):
         self._skipping = False
         self._scaler_before: dict[str, Any] | None = None
         self._replaced = ExitStack()
-        self._statistics: BufferSnapshot | None = None
-        """Of the epoch that StochasticWeightAveraging adds: the buffers before the micro-batch that runs."""
-        self._rejected = False
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip the window that runs, for what this rank knows about its data: in ``training_step``."""
         if self._guard is None:
             raise RuntimeError("reject() belongs into training_step: no training runs now")
         self._guard.reject(reason)
-        self._rejected = True
 
     def reject_on_all_ranks(self, reason: str) -> None:
         """The same, for what every rank knows and says: at any time before the step."""
@@ -147,7 +137,6 @@ class SkipBadSteps(CountsSkips):
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage != "fit":
             return
-        bring_exact_resume(trainer, pl_module)
         require_plain_optimization(
             self,
             trainer,
@@ -156,12 +145,13 @@ class SkipBadSteps(CountsSkips):
             "guard.mark(loss) ahead of manual_backward, guard.step() for optimizer.step()",
             other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
         )
+        self.tell_of_windows(trainer)
         if self._guard_arguments["max_norm"] is not None and trainer.gradient_clip_val is not None:
             raise MisconfigurationException(
                 f"max_norm={self._guard_arguments['max_norm']:g} and the Trainer's gradient_clip_val="
                 f"{trainer.gradient_clip_val:g} would both clip: give one of them"
             )
-        self.attempts = self.updates = self.left_out_of_statistics = 0
+        self.attempts = self.updates = 0
         if trainer.fit_loop.total_batch_idx < 0:  # in a second fit the Trainer goes on with the counter without them
             self.uncounted_attempts = 0
         self._restored = {}  # a checkpoint's state comes after this hook
@@ -195,11 +185,7 @@ class SkipBadSteps(CountsSkips):
         if batch_idx % trainer.accumulate_grad_batches == 0:
             self._window, self._backwards = [], 0
         self._guard.begin()
-        self._skipping = self._rejected = False
-        self._statistics = None
-        if SKIP_BACKWARD.of(trainer.fit_loop):
-            self._statistics = BufferSnapshot(pl_module)
-            self._statistics.take()
+        self._skipping = False
         known = None if self.sample_indices is None else self.sample_indices(batch)
         self._window.append(_MicroBatch(batch_idx, self._fetched, known))
         self._fetched += 1
@@ -237,15 +223,8 @@ class SkipBadSteps(CountsSkips):
             self._guard.scaler.load_state_dict(self._scaler_before)
             self._scaler_before = None
         self._guard.flush()  # only now, so that a run that ends by it ends with all in place
-        if self._statistics is not None:
-            self._leave_out_of_statistics(self._statistics, pl_module, outputs)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        if self.left_out_of_statistics:
-            rank_zero_info(
-                f"SkipBadSteps: {counted(self.left_out_of_statistics, 'micro-batch', 'micro-batches')} left out of the "
-                "statistics of BatchNorm that StochasticWeightAveraging computed again."
-            )
         if self.skipped:
             rank_zero_info(
                 f"SkipBadSteps: {self.updates:,} updates in {self.attempts:,} attempts, {self.skipped:,} skipped."
@@ -296,15 +275,6 @@ class SkipBadSteps(CountsSkips):
         if self.max_steps_means == "updates":
             self.uncounted_attempts += 1
             _take_back_one_step(trainer)
-
-    def _leave_out_of_statistics(self, before: BufferSnapshot, pl_module: LightningModule, outputs: Any) -> None:
-        # No backward runs in that epoch: what is bad shows in the loss and in the statistics themselves.
-        loss = outputs.get("loss") if isinstance(outputs, Mapping) else outputs
-        seen = [] if loss is None else [loss, *(buffer for buffer in pl_module.buffers() if buffer.is_floating_point())]
-        good = loss is not None and not self._rejected and all(bool(tensor.isfinite().all()) for tensor in seen)
-        if vote(not good):
-            before.put_back()
-            self.left_out_of_statistics += 1
 
     def _replace_methods(self, guard: StepGuard, pl_module: LightningModule, trainer: Trainer) -> Callable[[], None]:
         # No hook sees the loss between training_step and its backward, or can hold a schedule back.

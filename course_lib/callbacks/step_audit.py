@@ -12,21 +12,22 @@ import itertools
 from collections.abc import Sized
 from typing import Any
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib._lightning import EPOCHS_BEFORE_AVERAGING, count_limited
-from course_lib.callbacks._brought import bring_exact_resume
+from course_lib._lightning import count_limited
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     attempts_of,
     callbacks_of_kind,
+    refuse_another_lightning,
     skippers_of,
     uncounted_attempts_of,
 )
+from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.callbacks.exact_resume import ExactResume
 from course_lib.loader import MiniDataLoader
 from course_lib.samplers.epoch import EpochBatchSampler
@@ -40,7 +41,7 @@ class StepCountError(RuntimeError):
     """A run made other optimizer steps than planned."""
 
 
-class StepAudit(Callback):
+class StepAudit(TellsOfWindows):
     """Plan the optimizer steps when training starts, count them while it runs, and say where the two differ.
 
     ``trainer.global_step`` counts every call of an optimizer, also one that changed nothing (``training_step``
@@ -54,8 +55,7 @@ class StepAudit(Callback):
 
     A run agrees with its plan where each planned step was made or is a known skip. A run that is told to stop before
     its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop. One that
-    goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now. The
-    epoch that ``StochasticWeightAveraging`` adds makes no steps; see ``ExactResume``.
+    goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now.
 
     Args:
         plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.
@@ -172,7 +172,8 @@ class StepAudit(Callback):
 
     def setup(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         if stage == "fit":
-            bring_exact_resume(trainer, pl_module, reseed=False)
+            refuse_another_lightning("StepAudit", trainer)
+            self.tell_of_windows(trainer)
 
     def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # A checkpoint's counts have been loaded by now; those of an earlier fit with this object are not wanted.
@@ -330,6 +331,8 @@ def _plan_of(
         return None, "with manual optimization, the module's own code decides when to step"
     if trainer.strategy.handles_gradient_accumulation:
         return None, f"{type(trainer.strategy).__name__} accumulates by its own count"
+    if callbacks_of_kind(trainer, StochasticWeightAveraging):
+        return None, "StochasticWeightAveraging adds an epoch, in which Lightning makes one step with an old gradient"
     if trainer.num_training_batches == float("inf"):
         return None, "the loader has no length"
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
@@ -337,7 +340,7 @@ def _plan_of(
     max_steps = trainer.max_steps if max_steps is None else max_steps
     by_epoch = accumulation_by_epoch(trainer)
     stops_and_windows: dict[str, Any] = {
-        "max_epochs": _epochs_that_step(trainer),
+        "max_epochs": trainer.max_epochs,
         "max_steps": max_steps,
         "accumulate_grad_batches": trainer.accumulate_grad_batches if by_epoch is None else by_epoch,
     }
@@ -353,7 +356,7 @@ def _plan_of(
                 "not known in samples"
             )
         plan: StepPlan = sampler.plan(
-            max_epochs=_epochs_that_step(trainer),
+            max_epochs=trainer.max_epochs,
             max_steps=max_steps,
             limit_train_batches=trainer.limit_train_batches,
             steps_done=steps_done,
@@ -391,9 +394,3 @@ def _plan_of(
         left = 0 if sampler.epoch > epoch else batches - done
         samples_done = (epoch + 1) * batches_later - left
     return plan_steps(batches_later, 1, steps_done=steps_done, samples_done=samples_done, **stops_and_windows), ""
-
-
-def _epochs_that_step(trainer: Trainer) -> int | None:
-    """``max_epochs`` without the epoch that StochasticWeightAveraging adds, for BatchNorm's statistics."""
-    averages = callbacks_of_kind(trainer, StochasticWeightAveraging)
-    return EPOCHS_BEFORE_AVERAGING.of(averages[0]) if averages else trainer.max_epochs

@@ -1,5 +1,6 @@
 """A run that is stopped anywhere and resumed, again and again, ends as the one that was never stopped."""
 
+import contextlib
 import os
 import random
 import signal
@@ -8,7 +9,12 @@ import numpy as np
 import pytest
 import torch
 from lightning.pytorch import Callback
-from lightning.pytorch.callbacks import GradientAccumulationScheduler, ModelCheckpoint, OnExceptionCheckpoint
+from lightning.pytorch.callbacks import (
+    Checkpoint,
+    GradientAccumulationScheduler,
+    ModelCheckpoint,
+    OnExceptionCheckpoint,
+)
 from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import MisconfigurationException, SIGTERMException
 from torch.utils.data import DataLoader
@@ -20,6 +26,8 @@ from course_lib.resume import ResumableDataLoader
 from tests import effort
 from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, resume, same, state_of, train
 from tests.trainer_oracle import CountingModule, quiet_trainer
+
+pytestmark = pytest.mark.filterwarnings("ignore:training had moved waiting")  # CountingModule's, which counts
 
 
 def killed_twice(rng, folder, **arguments):
@@ -46,7 +54,7 @@ def test_a_run_that_is_killed_twice_anywhere_ends_as_if_it_had_not_been(k, tmp_p
         (module, _, audit), *where = killed_twice(rng, tmp_path / f"{case}", k=k, steps=48 // k)
         assert same(state_of(module), whole), where
         assert audit.agrees and audit.attempts + audit.attempts_before_audit == 48 // k, where
-    assert all("in the middle of an update" in message for message in REFUSED)
+    assert all("in the middle of an update" in one or "ahead of the first step" in one for one in REFUSED)
 
 
 @pytest.mark.thorough
@@ -82,26 +90,49 @@ def test_two_ranks_that_are_killed_twice_end_as_if_they_had_not_been(ranks, tmp_
         assert same(again[0][0], whole)
 
 
+MARKED = pytest.mark.filterwarnings("ignore:this checkpoint is saved in the middle of an update")
+
+
+@MARKED
 def test_an_update_that_was_cut_off_is_refused_and_said(tmp_path):
-    with pytest.raises(Killed):
-        train(tmp_path, saves="an exception", dies=Dies(24, "after step"))
-    path = newest(tmp_path)
+    saver = Dies(24, "after step", how=lambda: saver.trainer.save_checkpoint(tmp_path / "hook.ckpt"))
+    callbacks = [ExactAccumulation(), SkipBadSteps(), ExactResume(), SetsTrainer(saver)]
+    train(tmp_path / "whole", saves="every epoch", dies=saver, callbacks=callbacks)
     with pytest.raises(CheckpointError, match="in the middle of an update"):
-        train(tmp_path / "again", ckpt_path=path)
+        train(tmp_path / "again", ckpt_path=tmp_path / "hook.ckpt")
     callbacks = [ExactAccumulation(), SkipBadSteps(), ExactResume(strict=False)]
     with pytest.warns(UserWarning, match="in the middle of an update"):
-        train(tmp_path / "again", ckpt_path=path, callbacks=callbacks)
+        train(tmp_path / "again", ckpt_path=tmp_path / "hook.ckpt", callbacks=callbacks)
 
 
-def test_an_update_in_which_a_hook_saved_is_not_said_to_be_an_exceptions(tmp_path):
+class SetsTrainer(Callback):
+    def __init__(self, of):
+        self.of = of
+
+    def setup(self, trainer, pl_module, stage):
+        self.of.trainer = trainer
+
+
+def test_an_exception_in_the_middle_of_an_update_leaves_the_last_good_file(tmp_path):
+    whole = state_of(train(tmp_path / "whole")[0])
+    with pytest.raises(Killed):
+        train(tmp_path / "cut", saves="an exception", dies=Dies(24, "after step"))
+    refused = []
+    assert same(state_of(resume(tmp_path / "cut", refused, saves="an exception", seed=5)[0]), whole)
+    assert refused == []
+
+
+def test_an_update_in_which_a_hook_saves_is_told_of_at_once_and_is_not_said_to_be_an_exceptions(tmp_path):
     saves = Dies(3, "after step", how=lambda: saves.trainer.save_checkpoint(tmp_path / "hook.ckpt"))
     saves.trainer = trainer = quiet_trainer(max_epochs=1, callbacks=[saves, ExactResume()])
-    trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2))
+    with pytest.warns(UserWarning, match="a resume will refuse it. Save in a callback that derives from"):
+        trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2))
     again = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
     with pytest.raises(CheckpointError, match="in the middle of an update, by an exception or by a hook"):
         again.fit(CountingModule(), ResumableDataLoader(range(8), 2), ckpt_path=tmp_path / "hook.ckpt")
 
 
+@MARKED
 def test_a_refusal_saves_nothing_and_the_next_exception_does_again(tmp_path):
     class Raises(Callback):
         def on_train_batch_start(self, trainer, pl_module, batch, batch_idx):
@@ -139,9 +170,29 @@ def test_a_checkpoint_inside_a_window_of_another_run_is_refused(tmp_path):
 
     module, loader = Means(), ResumableDataLoader(range(32), 2, shuffle=True)
     quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[SavesAtSix()]).fit(module, loader)
-    resumed = quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[StepAudit()])
-    with pytest.raises(CheckpointError, match="after 2 of its 4 micro-batches, by a run without ExactResume"):
+    told = r"after 2 of its 4 micro-batches \(4 samples\), by a run without ExactResume"
+
+    def resume_with(*callbacks):
+        resumed, module = quiet_trainer(max_epochs=1, accumulate_grad_batches=4, callbacks=[*callbacks]), Means()
         resumed.fit(module, loader, ckpt_path=tmp_path / "six.ckpt", weights_only=False)
+        return module.seen
+
+    with pytest.raises(CheckpointError, match=told):
+        resume_with(ExactResume())
+    for callback in (ExactResume(strict=False), StepAudit(), ExactAccumulation(), SkipBadSteps()):
+        with pytest.warns(UserWarning, match=told) as warned, contextlib.suppress(ValueError):
+            assert resume_with(callback) == module.seen[12:]
+        assert sum("by a run without" in str(one.message) for one in warned) == 1
+
+
+@pytest.mark.parametrize("may_save", [True, False])
+def test_a_run_that_may_lose_a_window_is_told_once_at_its_start(may_save, tmp_path, recwarn):
+    saver = ModelCheckpoint(tmp_path, save_on_exception=may_save, every_n_train_steps=1)
+    callbacks = [StepAudit(), SkipBadSteps(), saver]
+    trainer = quiet_trainer(max_epochs=1, accumulate_grad_batches=2, callbacks=callbacks)
+    trainer.fit(Means(), ResumableDataLoader(range(8), 2))
+    told = [str(one.message) for one in recwarn if "may save within a window of 2" in str(one.message)]
+    assert len(told) == may_save
 
 
 class Means(CountingModule):
@@ -183,11 +234,11 @@ def test_an_epoch_that_max_epochs_leaves_out_is_refused(tmp_path):
     # Lightning alone returns at once, and a second fit would train what is left of that epoch but for a batch.
     def fit(max_epochs, *callbacks, ckpt_path=None):
         module, loader = Means(), ResumableDataLoader(range(12), 2, shuffle=True)
-        trainer = quiet_trainer(max_epochs=max_epochs, callbacks=[StepAudit(), *callbacks])
+        trainer = quiet_trainer(max_epochs=max_epochs, callbacks=[ExactResume(), *callbacks])
         trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
         return module
 
-    class SavesWithinEachEpoch(Callback):
+    class SavesWithinEachEpoch(Checkpoint):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             if batch_idx == 3:
                 trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
@@ -220,7 +271,7 @@ def test_a_schedule_of_windows_goes_on_within_an_epoch(tmp_path):
         trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
         return module
 
-    class Saves(Callback):
+    class Saves(Checkpoint):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}-{batch_idx}.ckpt")
 
@@ -247,18 +298,22 @@ def test_a_callback_of_others_may_keep_a_list(tmp_path):
 
 @pytest.mark.parametrize("k", [1, 4])
 def test_a_checkpoint_of_an_epochs_start_loses_no_batch(k, tmp_path):
-    class Saves(Callback):
+    class Saves(Checkpoint):
         def on_train_epoch_start(self, trainer, pl_module):
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}.ckpt")
 
     def fit(*callbacks, ckpt_path=None):
         module, loader = Means(), ResumableDataLoader(range(12), 2, shuffle=True)
-        trainer = quiet_trainer(max_epochs=3, accumulate_grad_batches=k, callbacks=[ExactResume(), *callbacks])
+        trainer = quiet_trainer(
+            max_epochs=3, accumulate_grad_batches=k, callbacks=[ExactResume(), *callbacks], enable_checkpointing=True
+        )
         trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
         return module
 
     whole = fit(Saves())
-    for epoch in range(3):
+    with pytest.raises(CheckpointError, match="ahead of the first step of its run"):
+        fit(ckpt_path=tmp_path / "0.ckpt")
+    for epoch in (1, 2):
         resumed = fit(ckpt_path=tmp_path / f"{epoch}.ckpt")
         assert resumed.seen == whole.seen[12 * epoch :]
         assert torch.equal(resumed.weight, whole.weight)
@@ -271,7 +326,7 @@ def test_a_loader_that_does_not_know_its_position_is_refused_within_an_epoch(tmp
         trainer.fit(module, DataLoader(range(12), 2), ckpt_path=ckpt_path, weights_only=False)
         return module.seen
 
-    class Saves(Callback):
+    class Saves(Checkpoint):
         def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx):
             trainer.save_checkpoint(tmp_path / f"{trainer.current_epoch}-{batch_idx}.ckpt")
 
@@ -279,40 +334,9 @@ def test_a_loader_that_does_not_know_its_position_is_refused_within_an_epoch(tmp
     within, at_end = tmp_path / "0-2.ckpt", tmp_path / "0-5.ckpt"
     with pytest.raises(CheckpointError, match="after 3 batches, and a DataLoader does not know where it was"):
         fit(ExactResume(), ckpt_path=within)
-    for callback in (ExactResume(strict=False), StepAudit()):
-        with pytest.warns(UserWarning, match="a DataLoader does not know where it was"):
-            fit(callback, ckpt_path=within)
+    with pytest.warns(UserWarning, match="a DataLoader does not know where it was"):
+        fit(ExactResume(strict=False), ckpt_path=within)
     assert fit(ExactResume(), ckpt_path=at_end) == list(range(12))
-
-
-@pytest.mark.thorough
-def test_an_order_that_workers_had_drawn_ahead_of_the_first_batch_is_refused(tmp_path):
-    path = tmp_path / "begun.ckpt"
-
-    def fit(*callbacks, num_workers=1, ckpt_path=None):
-        module = Means()
-        trainer = quiet_trainer(max_epochs=2, callbacks=[*callbacks])
-        loader = DataLoader(range(12), 2, shuffle=True, num_workers=num_workers)
-        trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
-        return module.seen
-
-    class Saves(Callback):
-        def on_train_epoch_start(self, trainer, pl_module):
-            if not trainer.current_epoch:
-                trainer.save_checkpoint(path)
-
-    torch.manual_seed(0)
-    fit(Saves(), ExactResume())
-    with pytest.raises(
-        CheckpointError, match=r"ahead of the run's first batch, and a DataLoader with workers .* order"
-    ):
-        fit(ExactResume(), ckpt_path=path)
-    with pytest.warns(UserWarning, match="begin without a checkpoint"):
-        fit(StepAudit(), ckpt_path=path)
-    torch.manual_seed(0)
-    whole = fit(Saves(), ExactResume(), num_workers=0)
-    torch.manual_seed(1)
-    assert fit(ExactResume(), num_workers=0, ckpt_path=path) == whole
 
 
 @pytest.mark.parametrize("flags", [dict(accumulate_grad_batches=3), dict(windows={0: 1, 1: 2})])
@@ -323,7 +347,7 @@ def test_lbfgs_with_windows_is_refused_before_a_batch_is_trained(flags):
 
     module, flags = WithLBFGS(), dict(flags)
     windows = flags.pop("windows", None)
-    callbacks = [StepAudit(), *([GradientAccumulationScheduler(windows)] if windows else [])]
+    callbacks = [ExactResume(), *([GradientAccumulationScheduler(windows)] if windows else [])]
     trainer = quiet_trainer(max_epochs=2, callbacks=callbacks, **flags)
     with pytest.raises(MisconfigurationException, match="LBFGS evaluates the loss many times a step"):
         trainer.fit(module, DataLoader(range(12), 2))

@@ -9,7 +9,14 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from torch import nn
 from torch.utils.data import DataLoader, Dataset, TensorDataset
 
-from course_lib.callbacks import CheckpointError, ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit
+from course_lib.callbacks import (
+    CheckpointError,
+    ExactAccumulation,
+    ExactResume,
+    SizeScheduleDataModule,
+    SkipBadSteps,
+    StepAudit,
+)
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
 from tests.trainer_oracle import quiet_trainer
@@ -124,7 +131,7 @@ def train(
     torch.manual_seed(seed)
     module, samples, audit = Everything(steps), Samples(n), StepAudit()
     if callbacks is None:
-        callbacks = [ExactAccumulation(), SkipBadSteps()]
+        callbacks = [ExactAccumulation(), SkipBadSteps(), ExactResume()]
     checkpoints = ModelCheckpoint(folder, save_top_k=-1, **SAVES[saves])
     flags = dict(max_epochs=EPOCHS, accumulate_grad_batches=k, gradient_clip_val=0.7, val_check_interval=3) | flags
     if sized:

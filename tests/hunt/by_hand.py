@@ -18,10 +18,7 @@ Line = dict[str, Any]
 
 
 def lines_of(folder: Path, life: int, rank: int) -> list[Line]:
-    """What one rank of one life wrote: the micro-batches that it trained, and ahead of them how many were done.
-
-    Ahead of each ``fit`` a line says that it begins.
-    """
+    """What one rank of one life wrote: the micro-batches that it trained, and ahead of them how many were done."""
     path = Path(folder, f"life-{life}-{rank}.jsonl")
     return [json.loads(line) for line in path.read_text().splitlines()] if path.exists() else []
 
@@ -34,7 +31,7 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
     kept: list[list[Line]] = []
     for life, ranks in enumerate(ranks_of_lives):
         kept.append([])
-        written = [[line for line in lines_of(folder, life, rank) if "begins" not in line] for rank in range(ranks)]
+        written = [lines_of(folder, life, rank) for rank in range(ranks)]
         per_rank = [[next(same) for _, same in itertools.groupby(lines, key=str)] for lines in written]
         for number, line in enumerate(per_rank[0]):
             if "resumed" in line:
@@ -45,15 +42,15 @@ def kept_lines(folder: Path, ranks_of_lives: Sequence[int]) -> list[list[Line]]:
 
 
 def can_be_trained_by_hand(run: DrawnRun) -> bool:
-    """Whether nothing but the batches decides: no draws in the forward, no averages, no second fit's new optimizer."""
+    """Whether nothing but the batches decides: no draws in the forward, no averages."""
     averages = any("Averaging" in name for name in run.callbacks)
-    otherwise = run.optimizer == "LBFGS" or run.by_hand or run.schedule.startswith(("plateau", "every other"))
+    otherwise = run.schedule.startswith(("plateau", "every other"))
     # It may stop within a window, whose gradients are then left.
     otherwise |= run.stops_early == "val" and run.val_check_interval is not None
     drawn = run.dropout or run.noisy_forward
-    otherwise |= run.own_code != () or run.precision == "bf16-true" or run.second_loader != ""
+    otherwise |= run.own_code != () or run.precision != ""
     otherwise |= run.batch_norm and max(run.ranks) > 1
-    return not (drawn or run.goes_by_metrics or averages or run.more_epochs or otherwise)
+    return not (drawn or run.goes_by_metrics or averages or otherwise)
 
 
 def trained_by_hand(run: DrawnRun, make_net: Any, make_optimizer: Any, lines: Iterable[Line]) -> nn.Module:

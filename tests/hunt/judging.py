@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
 import math
 import re
 import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,19 +23,9 @@ SECONDS = 180.0
 """What a run may take, with all its lives."""
 MAY_BE_REFUSED: dict[str, str] = {
     # what a refusal says: why it is one
-    r"within the first window of its life, in which the module itself has moved": "nobody has seen that window begin",
     r"in the middle of an update": "some parameters have moved and others have not",
-    r"LBFGS evaluates the loss many times a step": "a window of several micro-batches is none of its closures'",
-    r"must step without a closure, got LBFGS": "a guard decides before the step",
-    r"needs automatic optimization|decides when to step|[Mm]anual optimization": "the module steps by itself",
-    r"an EarlyStopping goes by a metric that is yet to come": "the epoch's end, and its validation",
-    r"a mean over all of the epoch's batches": "of several ranks, a checkpoint holds what one has gathered",
-    r"StochasticWeightAveraging has been in a fit before": "it makes its schedule once",
-    r"without a length: Lightning fetches a batch ahead": "its position is that of what has been fetched",
-    r"does not know where it was": "torch's loader, within an epoch",
-    r"within an epoch that Batches has ordered": "a sampler of the author's own has no state",
-    r"had drawn its order": "torch's loader with workers, or over a sampler that draws at once, ahead of a first batch",
-    r"and so it is in no checkpoint": "a loader saves a state, but none of its sampler's",
+    r"ahead of the first step of its run": "there is no clean point yet",
+    r"a mean over all of the epoch's batches": "what an epoch has gathered is in no checkpoint",
     r"which needs frequency=1: Lightning counts a larger one in batches": "updates that are skipped are no batches",
     r'tail="spread" cannot (share|deal)': "fewer samples than ranks: another tail is named",
 }
@@ -46,10 +35,8 @@ OF_A_LATER_EPOCH = r'tail="spread" cannot deal the \d+ samples to'
 NOT_A_RUN = (
     r"Expected more than 1 value per channel",  # BatchNorm, of a batch of one
     r"`val_check_interval` \(\d+\) must be less than or equal",
-    r"AMP and the LBFGS optimizer are not compatible",
     r"does not allow for gradient clipping because it performs unscaling",  # a fused one, beside a scaler
     r"Integer division with addcdiv",  # an average of BatchNorm's count of batches, on a GPU
-    r"Tensors of the same index must be on the same .* dtype",  # torch 2.11: an average finer than its bf16 model
 )
 """What torch and Lightning refuse by themselves, whatever is beside it."""
 
@@ -114,7 +101,7 @@ def _judged(run: DrawnRun, folder: Path, ends: float) -> None:
             _leave_out_the_other_ranks_statistics(whole[1:] + end[1:])
         # A ModelCheckpoint passes over what is validated at the step of its last save, and forgets that step; and what
         # ends one callback's hook of an epoch's end leaves out those of the others.
-        same_step = run.val_check_interval is not None or "StochasticWeightAveraging" in run.callbacks
+        same_step = run.val_check_interval is not None
         # One that is saved at an epoch's last batch has not seen its end, which a resume tells of.
         ahead_of_it = run.saves_the_best and run.saves != "every epoch"
         if same_step or ahead_of_it or any(kill.place == "epoch end" for kill in run.kills):
@@ -139,8 +126,7 @@ def _uninterrupted(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: 
 
 def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float) -> tuple[list[Any], list[int]]:
     """Play all lives; what the last one returned, and the number of ranks of each."""
-    kills = [replace(kill, hard=kill.hard and not run.same_objects).arguments for kill in run.kills]
-    parts = [kills] if run.same_objects and len(kills) > 1 else [[kill] for kill in kills]
+    parts = [[kill.arguments] for kill in run.kills]
     lives_to_come = [*parts, []]
     ranks_of_lives: list[int] = []
     while lives_to_come:
@@ -164,10 +150,6 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
         else:
             _judge_refusal(refused)
-            _forget_the_last_fit(folder, number, ranks)
-            if len(kills_of_life) > 1:  # a second fit with the same objects: a reader makes new ones
-                lives_to_come[:1] = [[kill] for kill in kills_of_life[1:]]
-                continue
             if not (newest := sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)):
                 raise Refused(refused)
             newest[-1].unlink()  # a reader takes the one before it
@@ -205,19 +187,8 @@ def _judge_refusal(sentence: str) -> None:
 
 
 def _trained(folder: Path, life: int, ranks: int) -> bool:
-    """Whether a rank has trained since its last ``fit`` began: with the same objects, a life has several."""
-    for rank in range(ranks):
-        latest_first = reversed(lines_of(folder, life, rank))
-        if any("number" in line for line in itertools.takewhile(lambda line: "begins" not in line, latest_first)):
-            return True
-    return False
-
-
-def _forget_the_last_fit(folder: Path, life: int, ranks: int) -> None:
-    """It was refused, and has trained nothing; the next one may go on from elsewhere, without a word of its own."""
-    for path in (folder / f"life-{life}-{rank}.jsonl" for rank in range(ranks)):
-        if path.exists():
-            path.write_text(path.read_text().rpartition('{"begins"')[0])
+    """Whether a rank has trained."""
+    return any("number" in line for rank in range(ranks) for line in lines_of(folder, life, rank))
 
 
 # ------------------------------------------------------------------------------------------------------- oracles
@@ -307,8 +278,8 @@ def _compare_samples(run: DrawnRun, lives: list[list[Line]], which: str) -> None
     if run.tail == "drop":  # less than a batch of each rank; where their number changes, each number's share of it
         may_miss = (run.batch_size + run.sized) * sum(ranks) - 1
     cut_short = run.max_steps != -1 or run.limit_train_batches is not None or run.stops_early or not counts
-    if not cut_short and (epochs := len(counts)) != run.all_epochs:
-        raise Wrong(f"the {which} run trained {epochs} of {run.all_epochs} epochs")
+    if not cut_short and (epochs := len(counts)) != run.max_epochs:
+        raise Wrong(f"the {which} run trained {epochs} of {run.max_epochs} epochs")
     for epoch, count in counts.items():
         twice = sorted(i for i, times in count.items() if times > 1)
         if twice and run.tail != "pad":

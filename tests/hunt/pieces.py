@@ -1,4 +1,12 @@
-"""What a drawn run is made of. Every value that a field may have stands here; the first one is the plainest."""
+"""What a drawn run is made of. Every value that a field may have stands here; the first one is the plainest.
+
+The axes are those of the promise, and no others. A Trainer's run: one rank, two, and others within an epoch; windows,
+also by epoch; clipping; bf16-mixed; BatchNorm and dropout; an EMA and WeightAveraging; an EarlyStopping; a
+ModelCheckpoint of the best, and of the last; torch's schedules by step and by epoch; SkipBadSteps, ExactAccumulation,
+StepAudit, SizeScheduleDataModule; a ResumableDataLoader with workers that augment; a module that keeps buffers, extra
+state, frozen parts, or draws. And a loop with ``windows``, ``accumulate`` and ``StepGuard``. It is stopped one to five
+times: inside a window, in a validation, by an exception, a kill, SIGTERM, or told to stop as by ``max_time``.
+"""
 
 from __future__ import annotations
 
@@ -6,34 +14,31 @@ from dataclasses import dataclass, field, fields
 
 PLACES = (
     *("forward", "start", "before step", "within step", "after step", "end"),
-    *("validation", "within validation", "epoch end", "train end", "loader", "a shorter run", "SIGTERM"),
+    *("validation", "within validation", "epoch end", "train end", "loader"),
+    *("a shorter run", "SIGTERM", "told to stop"),
 )
 """Where in a micro-batch a life can end; ``loader``: while a sample is being read, perhaps ahead of the training;
-``a shorter run``: by a ``max_epochs`` of 1, which the next life raises; ``SIGTERM``: where Lightning answers it."""
+``a shorter run``: by a ``max_epochs`` of 1, which the next life raises; ``SIGTERM``: where Lightning answers it;
+``told to stop``: as by ``max_time``, which the next life has more of."""
 SAVES = ("every step", "every epoch", "every other step", "validation", "a time", "an exception", "by hand")
 LOOP_SAVES = ("every step", "every other step", "validation", "every epoch")
-AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs", "StochasticWeightAveraging")
+AVERAGES = ("", "WeightAveraging", "EMAWeightAveraging", "EMAWeightAveraging of epochs")
 CALLBACKS = ("ExactResume", "ExactAccumulation", "SkipBadSteps", "StepAudit")
 SCHEDULES = (
     *("cosine of steps", "one cycle", "warm-up, then cosine"),
-    *("every other step", "step of epochs", "every other epoch", "plateau", "plateau of training"),
+    *("every other step", "step of epochs", "every other epoch", "plateau"),
 )
-"""The first three are a loop's as well, and the last one is refused on several ranks."""
-OWN_CODE = (
-    *("moves a target", "counts", "draws", "warms up", "clips"),
-    *("averages", "keeps a buffer", "logs", "keeps a metric", "returns None", "keeps plain attributes"),
-)
-"""What a module does by itself, beside its optimizer. On several ranks, the first five."""
+"""The first three are a loop's as well."""
+OWN_CODE = ("counts", "draws", "warms up", "clips", "averages")
+"""What a module does by itself, beside its optimizer. On several ranks, the first four."""
 BESIDE = (
     *("a log", "a timer", "a checkpoint of an exception", "no sanity check", "no inference mode"),
     "a callback that draws",
 )
 """What a Trainer has, and what changes nothing."""
-STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True", "broadcast_buffers=False")
-DRAWS = ("torch", "python", "numpy", "torch, at once", "python, at once", "torch, each")
-"""By what an author's own batch sampler shuffles its batches, and when: at first, in ``__iter__``, or one by one."""
+STRATEGIES = ("gradient_as_bucket_view=True", "find_unused_parameters=True")
 SAMPLERS = ("TwoStreamBatchSampler", "ShardedBatchSampler")
-KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages", "loaders", "optimizers")
+KINDS = ("a loop", "averages", "ranks", "a Trainer", "windows", "averages")
 """What a run is about, and so where faults are looked for, in turn.
 
 Averages come twice: what goes wrong with them shows where much comes together, their order, a kill within a window that
@@ -69,17 +74,6 @@ class DrawnRun:
     shuffle: bool = True
     tail: str = "spread"
     sampler: str = "ShuffledBatchSampler"
-    loader: str = "ResumableDataLoader"
-    """Or ``MiniDataLoader``; or torch's ``DataLoader``, which is resumed at an epoch's end alone; or ``PassesOver``,
-    which has a state, but none of its sampler's."""
-    batches_drawn: str = ""
-    """How a batch sampler of the author's own draws, in one of the other three: one of ``DRAWS``."""
-    stream: bool = False
-    """Whether its dataset has no length."""
-    second_loader: str = ""
-    """The mode of a CombinedLoader that reads another loader like the first one beside it."""
-    reload_every: int = 0
-    """Epochs after which a data module makes the loader again."""
     noise: tuple[str, ...] = ()
     """Generators that a sample draws from: ``python``, ``numpy`` and ``torch``."""
     collate_draws: bool = False
@@ -102,8 +96,6 @@ class DrawnRun:
     optimizer: str = "SGD"
     groups: bool = False
     """Whether what is trained is in two groups, with rates of their own."""
-    by_hand: bool = False
-    """Whether the module steps two optimizers by itself."""
     schedule: str = ""
     goes_by_metrics: bool = False
     """Whether the forward takes in what was logged last."""
@@ -135,14 +127,10 @@ class DrawnRun:
     """Of each life; the last one's go on."""
     strategy: str = ""
     """The argument of a DDPStrategy."""
-    more_epochs: int = 0
-    """Of a second fit with the same Trainer."""
     saves: str = "every step"
     saves_the_best: bool = False
     """Whether another ModelCheckpoint keeps the two best by the loss, and the last one, in a folder of its own."""
     kills: tuple[Kill, ...] = field(default=())
-    same_objects: bool = False
-    """Whether a life after an exception goes on with the Trainer, module and loader that it had."""
 
     def ranks_of(self, life: int) -> int:
         return self.ranks[min(life, len(self.ranks) - 1)]
@@ -196,11 +184,6 @@ class DrawnRun:
     def window_lengths(self) -> dict[int, int]:
         """The micro-batches of a window, from which epoch on."""
         return {0: self.accumulate_grad_batches} | ({1: 3} if self.windows_by_epoch else {})
-
-    @property
-    def all_epochs(self) -> int:
-        adds_one = self.batch_norm and "StochasticWeightAveraging" in self.callbacks  # for BatchNorm's statistics
-        return self.max_epochs + self.more_epochs + adds_one
 
     @property
     def weighs_samples(self) -> bool:

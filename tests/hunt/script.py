@@ -18,7 +18,6 @@ OPTIMIZERS = {
     "fused AdamW": "torch.optim.AdamW(trained, 0.05, fused=True, amsgrad=True)",
     "RMSprop": "torch.optim.RMSprop(trained, 0.02, momentum=0.5)",
     "Adagrad": "torch.optim.Adagrad(trained, 0.1)",
-    "LBFGS": "torch.optim.LBFGS(trained, 0.1, max_iter=3)",
 }
 GROUPS = "[dict(params=trained[:1], lr=0.02), dict(params=trained[1:])]"
 SCHEDULES = {
@@ -31,7 +30,6 @@ SCHEDULES = {
     "step of epochs": "torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)",
     "every other epoch": "torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)",
     "plateau": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
-    "plateau of training": "torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=0)",
     "one cycle": "torch.optim.lr_scheduler.OneCycleLR(optimizer, 0.2, total_steps=400)",
 }
 SAVES = {
@@ -52,7 +50,6 @@ CALLBACKS = {
     "WeightAveraging": "WeightAveraging()",
     "EMAWeightAveraging": "EMAWeightAveraging(decay=0.9)",
     "EMAWeightAveraging of epochs": "EMAWeightAveraging(decay=0.9, update_every_n_steps=3, update_starting_at_epoch=0)",
-    "StochasticWeightAveraging": "StochasticWeightAveraging(0.02, swa_epoch_start=0.6)",
 }
 BESIDE = {
     "a log": {"log_every_n_steps": 1},
@@ -77,15 +74,6 @@ class OwnCode(NamedTuple):
 
 
 OWN_CODE = {
-    "moves a target": OwnCode(
-        "self.target = make_net().requires_grad_(False)",
-        "loss = loss + nn.functional.mse_loss(self.net(x), self.target(x))",
-        hooks="""
-def on_before_zero_grad(self, optimizer):
-    for its, mine in zip(self.target.parameters(), self.net.parameters()):
-        its.lerp_(mine.detach(), 0.1)
-""".strip(),
-    ),
     "averages": OwnCode(
         "self.average = AveragedModel(self.net)",
         "loss = loss + 0.1 * nn.functional.mse_loss(self.net(x), self.average(x).detach())",
@@ -116,24 +104,7 @@ def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradien
     nn.utils.clip_grad_norm_(self.parameters(), 0.3)
 """.strip()
     ),
-    "keeps a metric": OwnCode(
-        "self.seen = MeanMetric()",
-        "self.seen(loss.detach()); self.log('seen', self.seen, on_step=False, on_epoch=True)",
-    ),
-    "returns None": OwnCode(),
     "draws": OwnCode(at_batchs_end="torch.rand(()), np.random.rand(), random.random()"),
-    "keeps a buffer": OwnCode(
-        "self.register_buffer('weight', torch.ones((), dtype=torch.float64), persistent=False)",
-        "loss = loss * self.weight; self.weight = 0.9 * self.weight + 0.1 * loss.detach().clamp(max=2)",
-    ),
-    "keeps plain attributes": OwnCode(
-        "self.warmth, self.carried, self.helper = np.float64(0.5), None, SimpleNamespace(phase='first', falls=2.0)",
-        "self.warmth += 0.1; loss = loss * self.warmth * (1 if self.carried is None else self.carried); "
-        "self.helper.falls *= 0.9; self.helper.phase = 'last' if self.helper.falls < 1 else 'first'; "
-        "loss = loss * self.helper.falls * (2 if self.helper.phase == 'last' else 1); "
-        "self.carried = loss.detach().nan_to_num().clamp(0.5, 2)",
-    ),
-    "logs": OwnCode(at_batchs_end="self.log('rate', self.optimizers().param_groups[0]['lr'])"),
 }
 LOGGED_LAST = "0.1 * sum(one.nan_to_num().clamp(-1, 1) for _, one in sorted(self.trainer.callback_metrics.items()))"
 
@@ -158,6 +129,7 @@ def _head(run: DrawnRun) -> dict[str, object]:
     layers = ["nn.Linear(3, 4)", *["nn.BatchNorm1d(4)"] * run.batch_norm, *["nn.Dropout(0.5)"] * run.dropout]
     return {
         "samples": run.samples,
+        "dtype": "torch.float32" if run.precision else "torch.float64",  # autocast leaves float64 as it is
         "device": run.device,
         "bad_sample": "" if run.bad_sample is None else f"self.x[{run.bad_sample}] = float('nan')",
         "python_noise": "x = x + random.random()" if "python" in run.noise else "",
@@ -171,7 +143,6 @@ def _head(run: DrawnRun) -> dict[str, object]:
         "schedule": SCHEDULES[run.schedule],
         "interval": "epoch" if "epoch" in run.schedule or "plateau" in run.schedule else "step",
         "frequency": 2 if "every other" in run.schedule else 1,
-        "monitored": "loss" if run.schedule == "plateau of training" else "val",
     }
 
 
@@ -184,9 +155,8 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         flags["accumulate_grad_batches"] = run.accumulate_grad_batches
     if run.stops_early:
         # Validations within a window see the same weights.
-        patience = 4 if run.stops_early == "val" and run.val_check_interval is not None else 1
-        at_end = run.stops_early == "loss"
-        callbacks.append(f"EarlyStopping({run.stops_early!r}, patience={patience}, check_on_train_epoch_end={at_end})")
+        patience = 4 if run.val_check_interval is not None else 1
+        callbacks.append(f"EarlyStopping('val', patience={patience})")
     if run.validates and run.saves != "validation":
         # Ahead of what saves at an epoch's end: a checkpoint knows nothing of the hooks behind its own.
         callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
@@ -216,13 +186,8 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         flags["gradient_clip_algorithm"] = "value"
     if not run.validates:
         flags["limit_val_batches"] = 0
-    if run.reload_every:
-        flags["reload_dataloaders_every_n_epochs"] = run.reload_every
     sums = run.weighs_samples
     held_out = ", val_dataloaders=held_out" if run.validates else ""
-    raises = f"trainer.fit_loop.max_epochs += {run.more_epochs}"
-    begun = f"epochs_begun(folder) > {run.max_epochs}"
-    more_epochs = f"if trainer.max_epochs == {run.max_epochs}: {raises}; trainer.fit(module, **given)"
     return {
         "frozen": "self.net[0].requires_grad_(False)" if run.frozen else "",
         "thaws": run.thaws,
@@ -232,24 +197,13 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
         "logs_each_step": "self.log('of this one', loss, sync_dist=True)" if run.goes_by_metrics else "",
         **_own_code(run),
         "reduction": "sum" if sums else "mean",
-        "takes_a_second_batch": "batch, (second, *_) = batch['first'], batch['second']" if run.second_loader else "",
-        "loss_of_a_second_batch": "loss = loss + self.net(second).square().sum()" if run.second_loader else "",
         "strategy": f"DDPStrategy({run.strategy})",
         "logger": "CSVLogger(folder)" if "a log" in run.beside else "False",
         "returned": "(loss, len(y))" if sums else "loss",
         "callbacks": ", ".join(callbacks),
         "flags": " ".join(f"{name}={value!r}," for name, value in flags.items()),
         "data": _data(run, held_out),
-        "given": "dict(datamodule=data)"
-        if run.sized or run.reload_every
-        else f"dict(train_dataloaders=data{held_out})",
-        "by_hand": "self.automatic_optimization = False" if run.by_hand else "",
-        "steps_by_hand": "self.step_by_hand(loss)" if run.by_hand else "",
-        "optimizers": "[make_optimizer(part) for part in (self.net[0], self.net[1:])]"
-        if run.by_hand
-        else "make_optimizer(self.net)",
-        "goes_on_in_the_second_fit": f"if {begun}: {raises}" if run.more_epochs else "",
-        "second_fit": more_epochs if run.more_epochs else "",
+        "given": "dict(datamodule=data)" if run.sized else f"dict(train_dataloaders=data{held_out})",
     }
 
 
@@ -260,7 +214,6 @@ def _own_code(run: DrawnRun) -> dict[str, object]:
     if at_batchs_end:
         hooks.append("\n    ".join(["def on_train_batch_end(self, outputs, batch, batch_idx):", *at_batchs_end]))
     return {
-        "returns_none": "if number % 5 == 3: return None" if "returns None" in run.own_code else "",
         "own_parts": "; ".join(piece.parts for piece in pieces if piece.parts),
         "own_loss": "; ".join(piece.loss for piece in pieces if piece.loss),
         "own_hooks": "\n\n".join(hooks).replace("\n", "\n    "),
@@ -273,7 +226,6 @@ def _loop(run: DrawnRun) -> dict[str, object]:
     mean = f"{backward}(nn.functional.mse_loss(model(batch[0].to(DEVICE)), batch[1].to(DEVICE)) / {k})"
     window = f"accumulate(model, window, summed_loss, lambda batch: len(batch[1]), backward={backward})"
     clip = ", max_norm=0.5" if run.clip else ""
-    closure = "lambda: evaluated(model, optimizer, window)" if run.optimizer == "LBFGS" else ""
     raises = run.unusable is not None
     leave = "guard.abandon(); continue" if guarded else "continue"
     return {
@@ -287,7 +239,7 @@ def _loop(run: DrawnRun) -> dict[str, object]:
         "passes_a_window_over": f"if cannot_be_used(lambda: {window}): {leave}" if raises else "",
         "refuses_a_sample": f"if {run.unusable} in batch[2]: raise Unusable" if raises else "",
         "clip": "nn.utils.clip_grad_norm_(net.parameters(), 0.5)" if run.clip and not guarded else "",
-        "step": "guard.step()" if guarded else f"optimizer.step({closure})",
+        "step": "guard.step()" if guarded else "optimizer.step()",
         "step_of_the_schedule": "schedule.step()" if run.schedule and not guarded else "",
         "saves": LOOP_SAVES.get(run.saves, "window.number == window.number_of_windows"),
         "guards_counters": "guard.updates, guard.skipped" if guarded else "",
@@ -297,10 +249,7 @@ def _loop(run: DrawnRun) -> dict[str, object]:
 def _data(run: DrawnRun, held_out: str) -> str:
     if run.sized:
         return _sized_data(run, held_out)
-    loader = _loader(run)
-    if run.second_loader:
-        loader = f"CombinedLoader({{'first': {loader}, 'second': {loader}}}, {run.second_loader!r})"
-    return f"MakesLoaders(lambda: {loader}{held_out})" if run.reload_every else loader
+    return _loader(run)
 
 
 def _sized_data(run: DrawnRun, held_out: str) -> str:
@@ -312,13 +261,6 @@ def _sized_data(run: DrawnRun, held_out: str) -> str:
 def _loader(run: DrawnRun) -> str:
     n, b, options = run.samples, run.batch_size, _loader_options(run)
     order = f"shuffle={run.shuffle}, seed=3, tail={run.tail!r}"
-    if run.stream:
-        return f"{run.loader}(Stream(samples), {b}, {options})"
-    if run.batches_drawn:
-        batches = f"Batches({n}, {b}, {run.tail == 'drop'}, {run.batches_drawn!r})"
-        return f"{run.loader}(samples, batch_sampler={batches}, {options})"
-    if run.loader != "ResumableDataLoader":
-        return f"{run.loader}(samples, {b}, shuffle={run.shuffle}, drop_last={run.tail == 'drop'}, {options})"
     if run.sampler == "":
         drop_last = run.tail == "drop"
         return f"ResumableDataLoader(samples, {b}, shuffle={run.shuffle}, drop_last={drop_last}, seed=3, {options})"

@@ -12,42 +12,38 @@ import random
 import signal
 import tempfile
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import torch
-from lightning.pytorch import Callback, LightningDataModule, LightningModule, Trainer, seed_everything
+from lightning.pytorch import Callback, LightningModule, Trainer, seed_everything
 from lightning.pytorch.callbacks import (
+    Checkpoint,
     EarlyStopping,
     EMAWeightAveraging,
     GradientAccumulationScheduler,
     LearningRateMonitor,
     ModelCheckpoint,
     OnExceptionCheckpoint,
-    StochasticWeightAveraging,
     Timer,
     WeightAveraging,
 )
 from lightning.pytorch.loggers import CSVLogger
 from lightning.pytorch.strategies import DDPStrategy
-from lightning.pytorch.utilities import CombinedLoader
 from lightning.pytorch.utilities.exceptions import SIGTERMException
-from torchmetrics import MeanMetric
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
-from torch.utils.data import BatchSampler, DataLoader, Dataset, IterableDataset, RandomSampler, default_collate
-from torch.utils.data import get_worker_info
+from torch.utils.data import BatchSampler, DataLoader, Dataset, RandomSampler, default_collate
 
 from course_lib import resume, samplers
 from course_lib.accumulation import accumulate, windows
 from course_lib.callbacks import ExactAccumulation, ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
 from course_lib.launch import run_ranks
-from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
 from course_lib.skipping import StepGuard
 
 DEVICE = "$device"
+DTYPE = $dtype
 
 
 class Samples(Dataset):
@@ -55,8 +51,8 @@ class Samples(Dataset):
 
     def __init__(self):
         generator = torch.Generator().manual_seed(1)
-        self.x = torch.randn($samples, 3, generator=generator, dtype=torch.float64)
-        self.y = torch.randn($samples, 1, generator=generator, dtype=torch.float64)
+        self.x = torch.randn($samples, 3, generator=generator, dtype=DTYPE)
+        self.y = torch.randn($samples, 1, generator=generator, dtype=DTYPE)
         $bad_sample
 
     def __len__(self):
@@ -75,58 +71,6 @@ class Samples(Dataset):
         return x, self.y[index], index
 
 
-class Stream(IterableDataset):
-    """The samples in their order, shared out to the workers."""
-
-    def __init__(self, samples):
-        self.samples = samples
-
-    def __iter__(self):
-        worker = get_worker_info()
-        first, step = (worker.id, worker.num_workers) if worker else (0, 1)
-        return (self.samples[index] for index in range(first, len(self.samples), step))
-
-
-class Batches:
-    def __init__(self, n, size, drop_last, draws):
-        self.batches = [range(i, min(i + size, n)) for i in range(0, n - (size - 1) * drop_last, size)]
-        self.draws, _, self.when = draws.partition(", ")
-
-    def __len__(self):
-        return len(self.batches)
-
-    def __iter__(self):
-        return iter(list(self.drawn())) if self.when == "at once" else self.drawn()
-
-    def drawn(self):
-        draw = {"torch": lambda n: int(torch.randint(n, ())), "python": random.randrange, "numpy": np.random.randint}
-        left = list(self.batches)
-        numbers = (draw[self.draws](n) for n in range(len(left), 0, -1))
-        for number in numbers if self.when == "each" else list(numbers):
-            yield list(left.pop(number))
-
-
-class PassesOver(DataLoader):
-    """As torchdata's loader with a state does, without workers: of a sampler that has none, it draws a new order."""
-
-    given = to_pass_over = 0
-
-    def __iter__(self):
-        self.given, self.to_pass_over = self.to_pass_over, 0
-        return self.those_left(iter(self.batch_sampler), self.given)
-
-    def those_left(self, order, passed_over):
-        for indices in itertools.islice(order, passed_over, None):
-            self.given += 1
-            yield self.collate_fn([self.dataset[index] for index in indices])
-
-    def state_dict(self):
-        return {"given": self.given}
-
-    def load_state_dict(self, state):
-        self.to_pass_over = state["given"]
-
-
 def collate(samples):
     x, y, indices = default_collate(samples)
     $collate_noise
@@ -142,7 +86,7 @@ def cut(sample, size):
 def make_net():
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        return nn.Sequential($layers).double()
+        return nn.Sequential($layers).to(DTYPE)
 
 
 def make_optimizer(net):
@@ -151,7 +95,7 @@ def make_optimizer(net):
     schedule = $schedule
     if schedule is None:
         return optimizer
-    config = {"scheduler": schedule, "interval": "$interval", "frequency": $frequency, "monitor": "$monitored"}
+    config = {"scheduler": schedule, "interval": "$interval", "frequency": $frequency, "monitor": "val"}
     return {"optimizer": optimizer, "lr_scheduler": config}
 
 
@@ -178,18 +122,6 @@ def on_the_cpu(end):
 def newest(folder):
     paths = sorted(Path(folder).glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)
     return paths[-1] if paths else None
-
-
-def epochs_begun(folder):
-    """In the checkpoint that a life goes on from: without a path, a Trainer takes that of an OnExceptionCheckpoint."""
-    path = newest(folder) or Path(folder, "exception", "on_exception.ckpt")
-    if not path.exists():
-        return 0
-    checkpoint = torch.load(path, weights_only=False)
-    # Set back to a window's end ahead of that epoch; which is ready already where a life had begun at its start.
-    set_back = checkpoint["callbacks"].get("ExactResume", {}).get("next_epoch_begun", False)
-    epochs = checkpoint["loops"]["fit_loop"]["epoch_progress"]["current"]
-    return max(epochs["ready"], epochs["started"] + set_back)
 '''
 
 TRAINER = '''
@@ -199,10 +131,8 @@ class Module(LightningModule):
         self.net, self.log_path = make_net(), log
         $own_parts
         $frozen
-        $by_hand
 
     def training_step(self, batch):
-        $takes_a_second_batch
         x, y, indices = batch
         number = self.trainer.fit_loop.epoch_loop.batch_progress.total.ready
         line = dict(number=number, epoch=self.current_epoch, indices=indices.tolist(), x=x.tolist(), y=y.tolist())
@@ -210,13 +140,10 @@ class Module(LightningModule):
         $noise
         $goes_by_metrics
         loss = nn.functional.mse_loss(self.net(x), y, reduction="$reduction")
-        $loss_of_a_second_batch
         $own_loss
         self.log("loss", loss, on_step=False, on_epoch=True, sync_dist=True)
         $logs_each_step
         self.may_die("forward")
-        $steps_by_hand
-        $returns_none
         return $returned
 
     $own_hooks
@@ -232,20 +159,13 @@ class Module(LightningModule):
             if isinstance(callback, Dies):
                 callback.at(place)
 
-    def step_by_hand(self, loss):
-        for optimizer in self.optimizers():
-            optimizer.zero_grad()
-        self.manual_backward(loss)
-        for optimizer in self.optimizers():
-            optimizer.step()
-
     def validation_step(self, batch):
         self.may_die("within validation")
         self.log("val", nn.functional.mse_loss(self.net(batch[0]), batch[1]), sync_dist=True)
 
     def configure_optimizers(self):
         $asks_length
-        return $optimizers
+        return make_optimizer(self.net)
 
 
 class Draws(Callback):
@@ -263,14 +183,17 @@ class Dies(Callback):
     micro_batch, place, hard, begun = 0, "never", False, 0
 
     def at(self, place):
-        if self.place == "SIGTERM" and place == "start" and self.begun == self.micro_batch:
-            signal.raise_signal(signal.SIGTERM)
+        if place == "start" and self.begun == self.micro_batch:
+            if self.place == "SIGTERM":
+                signal.raise_signal(signal.SIGTERM)
+            self.trainer.should_stop |= self.place == "told to stop"
         if place == self.place and self.begun >= self.micro_batch:
             if self.hard:
                 os._exit(9)
             raise Killed
 
     def on_train_start(self, trainer, pl_module):
+        self.trainer = trainer
         write(pl_module.log_path, resumed=trainer.fit_loop.epoch_loop.batch_progress.total.ready)
         trainer.optimizers[0].register_step_pre_hook(lambda *_: self.at("within step"))
         trainer.optimizers[0].register_step_post_hook(lambda *_: self.at("after step"))
@@ -295,17 +218,7 @@ class Dies(Callback):
         self.at("train end")
 
 
-class MakesLoaders(LightningDataModule):
-    """Makes its training loader again whenever it is asked."""
-
-    def __init__(self, make, val_dataloaders=None):
-        super().__init__()
-        self.train_dataloader = make
-        if val_dataloaders is not None:
-            self.val_dataloader = lambda: val_dataloaders
-
-
-class SavesByHand(Callback):
+class SavesByHand(Checkpoint):
     """Where a reader might: at an epoch's start, and behind two of three micro-batches."""
 
     def __init__(self, folder):
@@ -323,7 +236,7 @@ class SavesByHand(Callback):
 
 
 def life(rank, folder, number, ranks, workers, kills):
-    """Train from the newest checkpoint until this life ends; with several kills, on with the same objects."""
+    """Train from the newest checkpoint until this life ends."""
     torch.set_num_threads(1)
     torch.multiprocessing.set_start_method("fork", force=True)  # a worker that is spawned would import these classes
     # Each process has a seed of its own, but for one that begins from nothing, as the first did.
@@ -347,35 +260,21 @@ def life(rank, folder, number, ranks, workers, kills):
     shorter = bool(kills) and kills[0][1] == "a shorter run"
     if shorter:
         trainer.fit_loop.max_epochs = 1
-    $goes_on_in_the_second_fit
-    for done, kill in enumerate([*of_this_rank(kills, rank), None]):
-        if done > 0 and newest(folder) is None:
-            return life(rank, folder, number, ranks, workers, kills[done:])  # nothing to go on from
-        dies.micro_batch, dies.place, dies.hard = kill or (0, "never", False)
-        dies.begun = 0
-        samples.dies_at = dies.micro_batch % len(samples) if dies.place == "loader" else None
-        samples.dies_hard = dies.hard
-        write(module.log_path, begins=done)
-        try:
-            trainer.fit(module, **given, ckpt_path=newest(folder), weights_only=False)
-            break
-        except (Killed, SIGTERMException, OSError, RuntimeError) as error:
-            expected = isinstance(error, Killed | SIGTERMException) or "a sample cannot be read" in str(error)
-            if not expected or len(kills) < 2:
-                raise
-    if shorter:
+    for kill in of_this_rank(kills, rank):
+        dies.micro_batch, dies.place, dies.hard = kill
+    samples.dies_at = dies.micro_batch % len(samples) if dies.place == "loader" else None
+    samples.dies_hard = dies.hard
+    trainer.fit(module, **given, ckpt_path=newest(folder), weights_only=False)
+    if shorter or dies.place == "told to stop" and trainer.should_stop:
         raise Killed
-    $second_fit
     return on_the_cpu(outcome(trainer, module))
 
 
 def outcome(trainer, module):
     """What a run ends with."""
     averages = [callback._average_model for callback in trainer.callbacks if hasattr(callback, "_average_model")]
-    # A run that is resumed in the epoch that makes no steps has no use for SWALR; the rates tell what it did.
-    averages_epochs = any(isinstance(callback, StochasticWeightAveraging) for callback in trainer.callbacks)
     monitors = [callback for callback in trainer.checkpoint_callbacks if getattr(callback, "monitor", "")]
-    schedules = [] if averages_epochs else [config.scheduler for config in trainer.lr_scheduler_configs]
+    schedules = [config.scheduler for config in trainer.lr_scheduler_configs]
     # A validation rounds a finer average to the weights' precision as it puts it there; a run that was over makes none.
     precision = next(module.parameters()).dtype
     return dict(
@@ -406,12 +305,6 @@ def cannot_be_used(act):
     except Unusable:
         return True
     return False
-
-
-def evaluated(model, optimizer, window):
-    """A closure's value, the gradients that of the window alone."""
-    optimizer.zero_grad()
-    return accumulate(model, window, summed_loss, lambda batch: len(batch[1])).loss_sum
 
 
 def life(rank, folder, number, ranks, workers, kills):

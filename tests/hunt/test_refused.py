@@ -34,23 +34,6 @@ REFUSED = {
         ),
         "cannot deal the 21 samples to 2 ranks in epoch 1",
     ),
-    # The search's own fault: without another one a Trainer takes the exception's checkpoint, of the second fit.
-    "a second fit, all of whose checkpoints are refused": (
-        DrawnRun(
-            samples=20,
-            batch_size=4,
-            shuffle=False,
-            sampler="",
-            loader="DataLoader",
-            callbacks=("ExactResume", "SkipBadSteps"),
-            beside=("a checkpoint of an exception",),
-            bad_sample=16,
-            max_epochs=1,
-            more_epochs=1,
-            kills=(Kill(1, "train end"), Kill(2), Kill(1)),
-        ),
-        "a DataLoader does not know where it was",
-    ),
 }
 
 

@@ -1,0 +1,183 @@
+"""A run at a clean point: between two windows, with nothing under way, so that it is small to keep.
+
+What stands still until the next step (parameters, the optimizer's state) is not copied. What moves with each
+micro-batch, or with a validation, is: counters, the loader's place, buffers, and what callbacks declare.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from lightning.pytorch.callbacks import WeightAveraging
+from torch import Tensor, nn
+
+from course_lib._lightning import AVERAGE
+from course_lib.callbacks._trainer import callbacks_of_kind
+
+EPOCHS, BATCHES = "epoch_progress", "epoch_loop.batch_progress"
+"""Where a fit loop's state has its counts of epochs and of micro-batches."""
+
+
+@dataclass(frozen=True)
+class CleanPoint:
+    between_epochs: bool
+    """Behind an epoch's end; else behind a batch of it, or behind the validation that followed."""
+    validation_waits: bool
+    """Whether a validation is due behind that batch, and was not over."""
+    stopping: bool
+    """Whether the run had been told to stop."""
+    loops: dict[str, Any]
+    epoch_and_step: dict[str, int]
+    module: dict[str, Any]
+    """Buffers and extra state, by their names in ``state_dict()``."""
+    settings: list[list[dict[str, Any]]]
+    """What each optimizer's groups have beside parameters, as rates."""
+    schedules: list[dict[str, Any]]
+    callbacks: dict[str, Any]
+    datamodule: dict[str, Any] | None
+    logged: dict[str, Any]
+    modes: dict[str, list[str]]
+    """The parameters that are frozen, and the modules in eval mode."""
+    writes: list[int]
+    """How often each parameter had been written to."""
+
+    @classmethod
+    def of(
+        cls,
+        trainer: Any,
+        own_key: str,
+        *,
+        between_epochs: bool,
+        validation_waits: bool,
+        loops: dict[str, Any] | None = None,
+        modes: dict[str, list[str]] | None = None,
+    ) -> CleanPoint:
+        """Where the run stands now. ``own_key``: the callback that asks, whose state is none of it; ``loops``: those of
+        the checkpoint that it has just been resumed from; ``modes``: as they were ahead of a validation."""
+        return cls(
+            between_epochs,
+            validation_waits,
+            bool(trainer.should_stop),
+            loops=loops or _counted(trainer, between_epochs, validation_waits),
+            epoch_and_step={"epoch": trainer.current_epoch, "global_step": trainer.global_step},
+            module=dict(_unstepped(trainer.lightning_module)),
+            settings=[[_copied(_settings(group)) for group in one.param_groups] for one in trainer.optimizers],
+            schedules=[_copied(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
+            callbacks=_states(one for one in trainer.callbacks if one.state_key != own_key),
+            datamodule=_copied(trainer.datamodule and trainer.datamodule.state_dict()),
+            logged=dict(trainer.callback_metrics),
+            modes=modes or _modes(trainer.lightning_module),
+            writes=_writes(trainer),
+        )
+
+    @property
+    def micro_batches(self) -> int:
+        """All that the run had begun by then."""
+        return int(self.loops[BATCHES]["total"]["ready"])
+
+    def has_moved(self, trainer: Any) -> bool:
+        """Whether a parameter, or an average, has been written to since: no checkpoint can be set back to here."""
+        return self.writes != _writes(trainer)
+
+    def see_what_was_saved(self, trainer: Any) -> None:
+        """Behind the checkpoints that are saved here: their callbacks know of them."""
+        self.callbacks.update(_states(trainer.checkpoint_callbacks))
+
+    def put_into(self, checkpoint: dict[str, Any], trainer: Any, *, stands: bool) -> None:
+        """Have a checkpoint hold the run as it was here. ``stands``: it is here, and callbacks that save are at it."""
+        checkpoint |= self.epoch_and_step | {"lr_schedulers": self.schedules}
+        checkpoint["loops"]["fit_loop"] = self.loops
+        # Where WeightAveraging has saved already, state_dict is the average.
+        state = checkpoint.get("current_model_state", checkpoint["state_dict"])
+        state.update({name: value for name, value in self.module.items() if name in state})
+        savers = {one.state_key for one in trainer.checkpoint_callbacks} if stands else set()
+        checkpoint["callbacks"].update({key: one for key, one in self.callbacks.items() if key not in savers})
+        if self.datamodule:
+            checkpoint[type(trainer.datamodule).__qualname__] = self.datamodule
+        for optimizer, groups in zip(checkpoint["optimizer_states"], self.settings, strict=True):
+            del optimizer["param_groups"][len(groups) :]  # what a fine-tuner has added since, it adds again
+            for group, settings in zip(optimizer["param_groups"], groups, strict=True):
+                group.update(settings)
+
+
+def _counted(trainer: Any, between_epochs: bool, validation_waits: bool) -> dict[str, Any]:
+    """The loops' state, with each batch and epoch that has begun counted as over, or as not begun: none in between."""
+    loops: dict[str, Any] = trainer.fit_loop.state_dict()  # new counters; loaders may go on with what they gave
+    loops["state_dict"] = _copied(loops["state_dict"])
+    for counts in (loops[BATCHES]["total"], loops[BATCHES]["current"]):
+        counts["started"] = counts["processed"] = counts["completed"] = counts["ready"]
+    for counts in (loops[EPOCHS]["total"], loops[EPOCHS]["current"]):
+        over = counts["processed"] if between_epochs else counts["started"] - 1
+        counts["ready"] = counts["started"] = over + (not between_epochs)
+        counts["processed"] = counts["completed"] = over
+    if not (between_epochs or validation_waits or loops[BATCHES]["is_last_batch"]):
+        loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1  # else the loop comes by where it counts this one
+    return loops
+
+
+def _unstepped(module: nn.Module) -> Iterator[tuple[str, Any]]:
+    """Copies of what ``state_dict()`` has beside parameters, without the cost of asking for those."""
+    for path, part in module.named_modules(remove_duplicate=False):
+        for name, buffer in part._buffers.items():
+            if buffer is not None and name not in part._non_persistent_buffers_set:
+                yield f"{path}.{name}".lstrip("."), buffer.detach().clone()
+        if type(part).get_extra_state is not nn.Module.get_extra_state:
+            yield f"{path}._extra_state".lstrip("."), copy.deepcopy(part.get_extra_state())
+
+
+def _states(callbacks: Any) -> dict[str, Any]:
+    return {one.state_key: _copied(state) for one in callbacks if (state := one.state_dict())}
+
+
+def _settings(group: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in group.items() if name != "params"}
+
+
+def _copied(state: Any) -> Any:
+    """A copy that training does not move, on the same device."""
+    if isinstance(state, Tensor):
+        return state.detach().clone()
+    if type(state) is dict:
+        return {key: _copied(value) for key, value in state.items()}
+    if type(state) in (list, tuple):
+        return type(state)(map(_copied, state))
+    return state if isinstance(state, bool | int | float | str | None) else copy.deepcopy(state)
+
+
+def _writes(trainer: Any) -> list[int]:
+    averages = [AVERAGE.of(one) for one in callbacks_of_kind(trainer, WeightAveraging)]
+    modules = [trainer.lightning_module, *(one for one in averages if one is not None)]
+    return [parameter._version for module in modules for parameter in module.parameters()]
+
+
+def _modes(module: nn.Module) -> dict[str, list[str]]:
+    return {
+        "frozen": [name for name, one in module.named_parameters() if not one.requires_grad],
+        "in_eval_mode": [name for name, one in module.named_modules() if not one.training],
+    }
+
+
+def put_modes(module: nn.Module, modes: dict[str, list[str]]) -> list[str]:
+    """Freeze and unfreeze as it was at a clean point; returns the names of what was otherwise."""
+    before = _modes(module)
+    for name, parameter in module.named_parameters():
+        parameter.requires_grad = name not in modes["frozen"]
+    for name, part in module.named_modules():
+        part.training = name not in modes["in_eval_mode"]
+    return sorted({name for kind, names in modes.items() for name in set(names) ^ set(before[kind])})
+
+
+def plain_attributes(module: nn.Module) -> dict[str, Any]:
+    """Numbers, words and tensors of a module that no ``state_dict`` has; of a tensor, how often it was written to."""
+    values: dict[str, Any] = {}
+    for path, part in module.named_modules():
+        unsaved = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
+        for name, value in (*vars(part).items(), *unsaved.items()):
+            if isinstance(value, Tensor):
+                values[f"{path}.{name}".lstrip(".")] = (id(value), value._version)
+            elif isinstance(value, bool | int | float | str) and not name.startswith("_") and name != "training":
+                values[f"{path}.{name}".lstrip(".")] = value
+    return values

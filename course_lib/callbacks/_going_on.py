@@ -1,0 +1,153 @@
+"""A Trainer put at the clean point of a checkpoint: its loops, its loaders, and what is still to come there.
+
+Lightning reads from its counters where a checkpoint was saved, and passes over what was to come next. Here a checkpoint
+says it: behind which batch or epoch it was, and whether a validation waits.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer
+from lightning.pytorch.loops.evaluation_loop import RestartStage
+from torch.utils.data import DataLoader, IterableDataset
+
+from course_lib._lightning import (
+    COMBINED_LOADER,
+    DATA_FETCHER,
+    EVALUATION_STAGE,
+    LAST_BATCH_REACHED,
+    RESTARTING,
+    RESUMING,
+    STATES_TO_LOAD,
+    VALIDATION_IS_DUE,
+    count_limited,
+)
+from course_lib._words import counted
+from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
+
+OF_TORCH = ("torch.utils.data.", "torchdata.")
+
+
+def put_loops(trainer: Trainer, *, between_epochs: bool, validation_waits: bool) -> None:
+    """Have the loops make next what comes behind a clean point."""
+    fit_loop = trainer.fit_loop
+    epoch_loop = fit_loop.epoch_loop
+    RESTARTING.put(fit_loop, False)  # else an epoch that is resumed within does not step its ReduceLROnPlateau
+    epoch_loop.val_loop.restarting = False  # a validation is made whole
+    if between_epochs:
+        epoch_loop.restarting = False
+        RESUMING.put(fit_loop, False)  # the epoch's order is drawn when it begins, behind our seeds
+        fit_loop.reset_restart_stage()
+        return
+    if validation_waits:
+        EVALUATION_STAGE.put(epoch_loop.val_loop, RestartStage.RESTARTED_MID_EVALUATION)
+    # At an epoch's end the loop takes a validation that is due and does not wait for one that has been made.
+    stays = validation_waits or LAST_BATCH_REACHED.of(epoch_loop)()
+    VALIDATION_IS_DUE.put(epoch_loop, lambda _: stays)
+
+
+def ask_the_loops_again(trainer: Trainer) -> None:
+    """Whether a validation is due: from the first batch on, the loop says it itself."""
+    vars(trainer.fit_loop.epoch_loop).pop(VALIDATION_IS_DUE.name, None)
+
+
+def validation_is_due(trainer: Trainer) -> bool:
+    """Behind this batch, and not only because the run has been told to stop."""
+    told, trainer.should_stop = trainer.should_stop, False
+    try:
+        return bool(VALIDATION_IS_DUE.of(trainer.fit_loop.epoch_loop)(DATA_FETCHER.of(trainer.fit_loop)))
+    finally:
+        trainer.should_stop = told
+
+
+def why_loaders_are_elsewhere(trainer: Trainer, *, between_epochs: bool) -> str:
+    """Why a training loader does not go on behind the batches of the clean point, or ``""``."""
+    loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
+    for loader in loaders:
+        if not _order_is_known(loader):
+            return (
+                f"the order of a {type(loader).__name__} comes from a generator of its own, or from a sampler without "
+                "a state, and so it is in no checkpoint: another one would come, with some samples twice. Take a "
+                "course_lib.resume.ResumableDataLoader; at an epoch's end, DataLoader(shuffle=True) without a "
+                "generator will do"
+            )
+    if between_epochs or LAST_BATCH_REACHED.of(trainer.fit_loop.epoch_loop)():
+        return ""
+    done = counted(trainer.fit_loop.epoch_loop.batch_progress.current.ready, "batch", "batches")
+    for loader in loaders:
+        if hasattr(loader, "load_state_dict") and sized_len(loader) is not None:
+            continue
+        what = "does not know where it was" if sized_len(loader) is not None else "has no length, and is read ahead"
+        return (
+            f"this checkpoint was saved within an epoch, after {done}, and a {type(loader).__name__} {what}: some "
+            "samples would come twice, or never. Take a course_lib.resume.ResumableDataLoader, or resume from a "
+            "checkpoint of an epoch's end"
+        )
+    return ""
+
+
+def _order_is_known(loader: Any) -> bool:
+    """Whether it is in a state, or a function of the epoch, or drawn from the global generators as an epoch begins."""
+    if isinstance(loader, ResumableDataLoader) or not isinstance(loader, DataLoader):
+        return hasattr(loader, "load_state_dict")
+    batches, sampler = loader.batch_sampler, loader.sampler
+    if any(hasattr(part, "set_epoch") or hasattr(part, "load_state_dict") for part in (batches, sampler)):
+        return True
+    if isinstance(loader.dataset, IterableDataset):
+        return True
+    if loader.generator is not None or getattr(sampler, "generator", None) is not None:
+        return False
+    return all(type(part).__module__.startswith(OF_TORCH) for part in (batches, sampler) if part is not None)
+
+
+def put_loaders(trainer: Trainer, *, between_epochs: bool) -> None:
+    """Where an epoch's batches have all been read, at the next epoch; else behind those of the clean point."""
+    fit_loop = trainer.fit_loop
+    is_over = between_epochs or LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
+    stateful = [one for one in COMBINED_LOADER.of(fit_loop).flattened if hasattr(one, "load_state_dict")]
+    # Lightning loads no states between epochs, nor where the module has asked for the number of batches before.
+    not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
+    STATES_TO_LOAD.put(fit_loop, [])
+    for loader, state in not_loaded:
+        if not (is_over and isinstance(loader, ResumableDataLoader)):
+            loader.load_state_dict(state)
+    for loader in stateful if is_over else ():
+        if isinstance(loader, ResumableDataLoader):
+            loader.set_epoch(trainer.current_epoch + (not between_epochs))
+        elif hasattr(loader, "leave_epoch"):
+            loader.leave_epoch()
+        else:  # over what is left of the epoch that ended: nothing
+            iter(loader)
+    count_batches_again(trainer)
+    if not_loaded and not is_over:
+        iter(DATA_FETCHER.of(fit_loop))
+
+
+def say_that_batches_are_counted_again(checkpoint: dict[str, Any]) -> None:
+    """Have a resumable loader take its state from this checkpoint on other ranks, which it would refuse."""
+    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
+        if isinstance(state, dict) and "position" in state:  # others refuse a key that they do not know
+            state[COUNTED_AGAIN] = True
+
+
+def count_batches_again(trainer: Any) -> None:
+    """Give a Trainer the number of batches that its training loaders have in the epoch at which they stand now.
+
+    It counts once, before it restores a loader, and for all epochs. On other ranks the rest of an epoch has another
+    length, and the next ones have a third.
+    """
+    fit_loop = trainer.fit_loop
+    combined = COMBINED_LOADER.of(fit_loop)
+    lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
+    if None in lengths or not any(isinstance(loader, ResumableDataLoader) for loader in combined.flattened):
+        return
+    limits = [count_limited(length, trainer.limit_train_batches) for length in lengths]
+    if limits == combined.limits and fit_loop.max_batches in limits:
+        return
+    combined.limits = limits
+    iter(DATA_FETCHER.of(fit_loop))  # counts, and a resumable loader fetches nothing before its first batch is wanted
+    fit_loop.max_batches = sized_len(combined)
+    if isinstance(trainer.val_check_interval, float) and fit_loop.max_batches != float("inf"):
+        trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
