@@ -6,14 +6,14 @@ import warnings
 import pytest
 import torch
 from lightning.pytorch import LightningModule, Trainer
-from lightning.pytorch.callbacks import ModelCheckpoint, StochasticWeightAveraging, WeightAveraging
+from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks import ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
+from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
@@ -88,34 +88,6 @@ def test_a_fit_ends_where_one_ends_that_never_had_the_bad_windows(k, flags):
     windows = math.ceil(20 / k)
     assert skip.attempts == windows and skip.updates == math.ceil(len(kept) / 2 / k)
     assert trainer.global_step == expected.global_step == skip.updates
-
-
-@pytest.mark.thorough(but=3)
-@pytest.mark.parametrize("fault", ["NaN input", "infinite loss", "reject", "none"])
-@pytest.mark.parametrize("k", [1, 2])
-def test_the_epoch_that_is_added_for_batch_norms_statistics_leaves_bad_batches_out(k, fault):
-    # It has no step to skip: only the statistics move.
-    def averaged(faults, *callbacks, **arguments):
-        averaging = StochasticWeightAveraging(0.02, swa_epoch_start=1)
-        trainer, state = fit(faults, *callbacks, averaging, max_epochs=2, accumulate_grad_batches=k, **arguments)
-        return trainer.lightning_module, state
-
-    faults = {4: fault, 26: fault}
-    skip = SkipBadSteps()
-    model, ours = averaged(faults, skip)
-    assert skip.left_out_of_statistics == 2
-    kept_of_steps, kept_of_statistics = without(range(40), faults, 2 * k), without(range(40), faults, 2)
-    expected, theirs = averaged({}, ExactResume(), batches=kept_of_steps)  # Lightning alone steps in that epoch
-    if k == 1:
-        assert ours == theirs
-    for name, parameter in model.named_parameters():
-        assert parameter.equal(expected.get_parameter(name)), name
-    statistics = nn.BatchNorm1d(6, momentum=None)
-    for batch in torch.tensor(kept_of_statistics).split(2):
-        x = torch.stack([batch, batch.sin() * 10, batch.cos() * 10], dim=1).float() / 10
-        statistics(model.net[0](x))
-    for name in ("running_mean", "running_var", "num_batches_tracked"):
-        torch.testing.assert_close(getattr(model.net[1], name), getattr(statistics, name))
 
 
 @pytest.mark.parametrize("name", ["SGD", "AdamW", "Adagrad", "fused"])
