@@ -17,7 +17,6 @@ from course_lib._lightning import (
     COMBINED_LOADER,
     DATA_FETCHER,
     EVALUATION_STAGE,
-    LAST_BATCH_REACHED,
     RESTARTING,
     RESUMING,
     STATES_TO_LOAD,
@@ -44,7 +43,7 @@ def put_loops(trainer: Trainer, *, between_epochs: bool, validation_waits: bool)
     if validation_waits:
         EVALUATION_STAGE.put(epoch_loop.val_loop, RestartStage.RESTARTED_MID_EVALUATION)
     # At an epoch's end the loop takes a validation that is due and does not wait for one that has been made.
-    stays = validation_waits or LAST_BATCH_REACHED.of(epoch_loop)()
+    stays = validation_waits or epoch_loop.batch_progress.is_last_batch
     VALIDATION_IS_DUE.put(epoch_loop, lambda _: stays)
 
 
@@ -62,8 +61,11 @@ def validation_is_due(trainer: Trainer) -> bool:
         trainer.should_stop = told
 
 
-def why_loaders_are_elsewhere(trainer: Trainer, *, between_epochs: bool) -> str:
-    """Why a training loader does not go on behind the batches of the clean point, or ``""``."""
+def why_loaders_are_elsewhere(trainer: Trainer, *, is_over: bool) -> str:
+    """Why a training loader does not go on behind the batches of the clean point, or ``""``.
+
+    ``is_over``: whether these are all of their epoch.
+    """
     loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
     for loader in loaders:
         if not _order_is_known(loader):
@@ -73,7 +75,7 @@ def why_loaders_are_elsewhere(trainer: Trainer, *, between_epochs: bool) -> str:
                 "course_lib.resume.ResumableDataLoader; at an epoch's end, DataLoader(shuffle=True) without a "
                 "generator will do"
             )
-    if between_epochs or LAST_BATCH_REACHED.of(trainer.fit_loop.epoch_loop)():
+    if is_over:
         return ""
     done = counted(trainer.fit_loop.epoch_loop.batch_progress.current.ready, "batch", "batches")
     for loader in loaders:
@@ -102,10 +104,9 @@ def _order_is_known(loader: Any) -> bool:
     return all(type(part).__module__.startswith(OF_TORCH) for part in (batches, sampler) if part is not None)
 
 
-def put_loaders(trainer: Trainer, *, between_epochs: bool) -> None:
+def put_loaders(trainer: Trainer, *, between_epochs: bool, is_over: bool) -> None:
     """Where an epoch's batches have all been read, at the next epoch; else behind those of the clean point."""
     fit_loop = trainer.fit_loop
-    is_over = between_epochs or LAST_BATCH_REACHED.of(fit_loop.epoch_loop)()
     stateful = [one for one in COMBINED_LOADER.of(fit_loop).flattened if hasattr(one, "load_state_dict")]
     # Lightning loads no states between epochs, nor where the module has asked for the number of batches before.
     not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))

@@ -309,9 +309,10 @@ class ExactResume(Callback):
         own, self._to_go_on = self._to_go_on, None
         where = {"between_epochs": own["between_epochs"], "validation_waits": own["validation_waits"]}
         self._refuse(trainer, _why_a_monitor_cannot_go_on(trainer, own["gathered"]))
-        why = _going_on.why_loaders_are_elsewhere(trainer, between_epochs=own["between_epochs"])
-        self._refuse(trainer, why)
-        _going_on.put_loaders(trainer, between_epochs=own["between_epochs"])
+        # Not as a Trainer tells it, which has counted the epoch's batches for the ranks that there are now.
+        is_over = own["between_epochs"] or own["loops"][BATCHES]["is_last_batch"]
+        self._refuse(trainer, _going_on.why_loaders_are_elsewhere(trainer, is_over=is_over))
+        _going_on.put_loaders(trainer, between_epochs=own["between_epochs"], is_over=is_over)
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: value.to(device) for name, value in own["logged"].items()})
         if own["stopped_early"] and callbacks_of_kind(trainer, EarlyStopping):

@@ -31,7 +31,7 @@ MAY_BE_REFUSED: dict[str, str] = {
 }
 """A refusal that says none of these is a fault: else a library that refuses everything would pass."""
 OF_A_LATER_EPOCH = r'tail="spread" cannot deal the \d+ samples to'
-"""What a loop on more ranks is told when that epoch comes: its sampler does not know that one comes, and has warned."""
+"""What a run on other ranks is told when that epoch comes: its sampler does not know that one comes."""
 NOT_A_RUN = (
     r"Expected more than 1 value per channel",  # BatchNorm, of a batch of one
     r"`val_check_interval` \(\d+\) must be less than or equal",
@@ -144,7 +144,7 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
         refused = _refusal(end)
         if _was_killed(end, kills_of_life):
             del lives_to_come[0]
-        elif not run.trainer and re.search(OF_A_LATER_EPOCH, refused):
+        elif re.search(OF_A_LATER_EPOCH, refused):
             raise Refused(refused)
         elif not refused or _trained(folder, number, ranks):
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")

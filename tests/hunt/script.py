@@ -106,7 +106,10 @@ def configure_gradient_clipping(self, optimizer, gradient_clip_val=None, gradien
     ),
     "draws": OwnCode(at_batchs_end="torch.rand(()), np.random.rand(), random.random()"),
 }
-LOGGED_LAST = "0.1 * sum(one.nan_to_num().clamp(-1, 1) for _, one in sorted(self.trainer.callback_metrics.items()))"
+LOGGED_LAST = (
+    "0.1 * sum(one.nan_to_num().clamp(-1, 1) for name, one in sorted(self.trainer.callback_metrics.items()) "
+    "if name != 'loss')"  # an epoch's mean, of which a checkpoint within the epoch has nothing
+)
 
 
 def script_of(run: DrawnRun) -> str:

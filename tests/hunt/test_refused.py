@@ -6,11 +6,6 @@ from tests.hunt.judging import judge
 from tests.hunt.pieces import DrawnRun, Kill
 
 REFUSED = {
-    # Two ranks can share the rest of the epoch that three had begun; the next one came as an error, behind that rest.
-    "three ranks, then two, that cannot share the next epoch": (
-        DrawnRun(samples=9, batch_size=1, ranks=(3, 2), max_epochs=3, kills=(Kill(2),)),
-        "cannot deal the 9 samples to 2 ranks in batches of at most 1",
-    ),
     # It was refused when that epoch came, and the epochs before it had been trained.
     "sizes that follow a schedule, the last of which three ranks cannot share": (
         DrawnRun(samples=8, batch_size=1, sized=True, ranks=(3,), kills=(Kill(1),)),
