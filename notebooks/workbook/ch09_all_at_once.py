@@ -91,6 +91,28 @@ def figure_of_lives(
     return figure
 
 
+def figure_of_clean_points(k: int = script.WINDOW) -> Figure:
+    """Two windows, a validation and an epoch's end: where clean points lie, and which one a checkpoint holds."""
+    figure, axes = new_figure(11.0, 2.6)
+    for micro_batch in range(2 * k):
+        axes.barh(0, 0.94, left=micro_batch, height=0.6, align="center", color=SKY)
+        axes.text(micro_batch + 0.47, 0, f"{micro_batch + 1}", ha="center", va="center")
+    for left, width, name in ((2 * k + 0.2, 1.5, "validation"), (2 * k + 1.9, 1.5, "epoch's end")):
+        axes.barh(0, width, left=left, height=0.6, align="center", color="#dddddd")
+        axes.text(left + width / 2, 0, name, ha="center", va="center")
+    points = [0, k, 2 * k, 2 * k + 1.8, 2 * k + 3.5]
+    axes.plot(points, [0.55] * len(points), "v", color=GREEN, markersize=11, label="clean point")
+    for asked, held in ((k - 1.5, 0.0), (2 * k - 1.5, k), (2 * k + 1.0, 2 * k)):
+        axes.plot(asked, -0.55, "X", color="black", markersize=9, label="checkpoint asked for" if not held else None)
+        look = {"arrowstyle": "->", "linestyle": "--", "color": VERMILION, "linewidth": 1.6}
+        axes.annotate("", (held, -0.42), (asked, -0.55), arrowprops=look)
+    axes.plot([], [], "--", color=VERMILION, label="what it holds, and what is done again")
+    axes.set(title="A checkpoint holds the last clean point", xlim=(-0.3, points[-1] + 0.3), ylim=(-0.95, 0.95))
+    axes.set_axis_off()
+    add_legend_below(figure, axes.get_legend_handles_labels()[0])
+    return figure
+
+
 def _legend(found: Sequence[Block], lives: int) -> list[Any]:
     handles: list[Any] = [
         Patch(color=COLOURS[side], label=SIZES[side]) for side in sorted({block.side for block in found})

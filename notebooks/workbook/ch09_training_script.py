@@ -28,7 +28,14 @@ from torch import Tensor, nn
 from torch.optim import AdamW
 from torch.optim.lr_scheduler import LambdaLR
 
-from course_lib.callbacks import ExactAccumulation, SizeScheduleDataModule, SkipBadSteps, StepAudit, run_so_far
+from course_lib.callbacks import (
+    ExactAccumulation,
+    ExactResume,
+    SizeScheduleDataModule,
+    SkipBadSteps,
+    StepAudit,
+    run_so_far,
+)
 from course_lib.datasets import load_digits
 from course_lib.memory import find_batch_sizes
 from course_lib.schedules import SizeSchedule
@@ -127,7 +134,7 @@ def train(
         enable_progress_bar=False, enable_model_summary=False,
         devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
         callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"),
-                   StepAudit(strict=True), *callbacks,
+                   StepAudit(strict=True), ExactResume(), *callbacks,
                    ModelCheckpoint(folder, every_n_train_steps=SAVE_EVERY, save_last=True)],
     )  # fmt: skip
     trainer.fit(Digits(), datamodule=data, ckpt_path="last", weights_only=False)

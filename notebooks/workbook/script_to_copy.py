@@ -26,7 +26,7 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LambdaLR
 from torch.utils.data import Dataset
 
-from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit, run_so_far
+from course_lib.callbacks import ExactAccumulation, ExactResume, SkipBadSteps, StepAudit, run_so_far
 from course_lib.datasets import load_digits
 from course_lib.resume import ResumableDataLoader
 from course_lib.steps import plan_steps
@@ -129,7 +129,7 @@ def make_run(
         devices=ranks_here, num_nodes=ranks // ranks_here, strategy="ddp" if ranks > 1 else "auto",
         deterministic=True, logger=CSVLogger(folder, name="log"), log_every_n_steps=5,
         callbacks=[ExactAccumulation(), SkipBadSteps(journal=folder / "skipped.jsonl"), StepAudit(strict=True),
-                   last, best, *callbacks],
+                   ExactResume(), last, best, *callbacks],
     )  # fmt: skip
     return trainer, Training(task), Loaders(task)
 
