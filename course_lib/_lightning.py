@@ -63,6 +63,7 @@ SHOULD_ACCUMULATE = Private(
     "_TrainingEpochLoop", "_should_accumulate", "whether a micro-batch is the last one of its window"
 )
 LAST_BATCH_REACHED = Private("_TrainingEpochLoop", "_num_ready_batches_reached", "whether an epoch has had all batches")
+BATCHES_THAT_STEPPED = Private("_TrainingEpochLoop", "_batches_that_stepped", "the loggers' step in a checkpoint")
 VALIDATION_IS_DUE = Private("_TrainingEpochLoop", "_should_check_val_fx", "a validation that a checkpoint is ahead of")
 EVALUATION_STAGE = Private("_EvaluationLoop", "_restart_stage", "the same, which is made when the run is resumed")
 RESULTS = Private("_TrainingEpochLoop", "_results", "the metrics of which an epoch has gathered a part")

@@ -7,18 +7,61 @@ micro-batch, or with a validation, is: counters, the loader's place, buffers, an
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from lightning.pytorch.callbacks import WeightAveraging
 from torch import Tensor, nn
 
-from course_lib._lightning import AVERAGE
+from course_lib._lightning import AVERAGE, BATCHES_THAT_STEPPED
 from course_lib.callbacks._trainer import callbacks_of_kind
 
 EPOCHS, BATCHES = "epoch_progress", "epoch_loop.batch_progress"
 """Where a fit loop's state has its counts of epochs and of micro-batches."""
+
+
+class Parts:
+    """What a run's module is made of, listed once an epoch: to walk through it costs more than to copy its buffers."""
+
+    def __init__(self, trainer: Any) -> None:
+        self.module: nn.Module = trainer.lightning_module
+        self.modules = list(self.module.named_modules(remove_duplicate=False))
+        self.parameters = list(self.module.named_parameters())
+        averages = [AVERAGE.of(one) for one in callbacks_of_kind(trainer, WeightAveraging)]
+        self._written = [one for _, one in self.parameters]
+        self._written += [one for average in averages if average is not None for one in average.parameters()]
+        self._buffers = [
+            (_joined(path, name), part._buffers, name)
+            for path, part in self.modules
+            for name in part._buffers.keys() - part._non_persistent_buffers_set
+        ]
+        with_state = ((path, one) for path, one in self.modules if type(one).get_extra_state is not NO_EXTRA_STATE)
+        self._with_extra_state = [(_joined(path, "_extra_state"), part) for path, part in with_state]
+
+    def unstepped(self) -> dict[str, Any]:
+        """Copies of what ``state_dict()`` has beside parameters."""
+        buffers = ((full_name, of_part.get(name)) for full_name, of_part, name in self._buffers)
+        with torch.no_grad():
+            copies = {name: buffer.clone() for name, buffer in buffers if buffer is not None}
+        return copies | {name: copy.deepcopy(part.get_extra_state()) for name, part in self._with_extra_state}
+
+    def modes(self) -> dict[str, list[str]]:
+        return {
+            "frozen": [name for name, one in self.parameters if not one.requires_grad],
+            "in_eval_mode": [name for name, one in self.modules if not one.training],
+        }
+
+    def writes(self) -> list[int]:
+        """How often each parameter, and each of an average, has been written to."""
+        return [one._version for one in self._written]
+
+
+NO_EXTRA_STATE = nn.Module.get_extra_state
+
+
+def _joined(path: str, name: str) -> str:
+    return f"{path}.{name}".lstrip(".")
 
 
 @dataclass(frozen=True)
@@ -42,12 +85,12 @@ class CleanPoint:
     modes: dict[str, list[str]]
     """The parameters that are frozen, and the modules in eval mode."""
     writes: list[int]
-    """How often each parameter had been written to."""
 
     @classmethod
     def of(
         cls,
         trainer: Any,
+        parts: Parts,
         own_key: str,
         *,
         between_epochs: bool,
@@ -63,14 +106,14 @@ class CleanPoint:
             bool(trainer.should_stop),
             loops=loops or _counted(trainer, between_epochs, validation_waits),
             epoch_and_step={"epoch": trainer.current_epoch, "global_step": trainer.global_step},
-            module=dict(_unstepped(trainer.lightning_module)),
+            module=parts.unstepped(),
             settings=[[_copied(_settings(group)) for group in one.param_groups] for one in trainer.optimizers],
             schedules=[_copied(config.scheduler.state_dict()) for config in trainer.lr_scheduler_configs],
             callbacks=_states(one for one in trainer.callbacks if one.state_key != own_key),
             datamodule=_copied(trainer.datamodule and trainer.datamodule.state_dict()),
             logged=dict(trainer.callback_metrics),
-            modes=modes or _modes(trainer.lightning_module),
-            writes=_writes(trainer),
+            modes=modes or parts.modes(),
+            writes=parts.writes(),
         )
 
     @property
@@ -78,9 +121,9 @@ class CleanPoint:
         """All that the run had begun by then."""
         return int(self.loops[BATCHES]["total"]["ready"])
 
-    def has_moved(self, trainer: Any) -> bool:
+    def has_moved(self, parts: Parts) -> bool:
         """Whether a parameter, or an average, has been written to since: no checkpoint can be set back to here."""
-        return self.writes != _writes(trainer)
+        return self.writes != parts.writes()
 
     def see_what_was_saved(self, trainer: Any) -> None:
         """Behind the checkpoints that are saved here: their callbacks know of them."""
@@ -114,18 +157,10 @@ def _counted(trainer: Any, between_epochs: bool, validation_waits: bool) -> dict
         counts["ready"] = counts["started"] = over + (not between_epochs)
         counts["processed"] = counts["completed"] = over
     if not (between_epochs or validation_waits or loops[BATCHES]["is_last_batch"]):
-        loops["epoch_loop.state_dict"]["_batches_that_stepped"] += 1  # else the loop comes by where it counts this one
+        loops["epoch_loop.state_dict"][BATCHES_THAT_STEPPED.name] += (
+            1  # else the loop comes by where it counts this one
+        )
     return loops
-
-
-def _unstepped(module: nn.Module) -> Iterator[tuple[str, Any]]:
-    """Copies of what ``state_dict()`` has beside parameters, without the cost of asking for those."""
-    for path, part in module.named_modules(remove_duplicate=False):
-        for name, buffer in part._buffers.items():
-            if buffer is not None and name not in part._non_persistent_buffers_set:
-                yield f"{path}.{name}".lstrip("."), buffer.detach().clone()
-        if type(part).get_extra_state is not nn.Module.get_extra_state:
-            yield f"{path}._extra_state".lstrip("."), copy.deepcopy(part.get_extra_state())
 
 
 def _states(callbacks: Any) -> dict[str, Any]:
@@ -147,25 +182,12 @@ def _copied(state: Any) -> Any:
     return state if isinstance(state, bool | int | float | str | None) else copy.deepcopy(state)
 
 
-def _writes(trainer: Any) -> list[int]:
-    averages = [AVERAGE.of(one) for one in callbacks_of_kind(trainer, WeightAveraging)]
-    modules = [trainer.lightning_module, *(one for one in averages if one is not None)]
-    return [parameter._version for module in modules for parameter in module.parameters()]
-
-
-def _modes(module: nn.Module) -> dict[str, list[str]]:
-    return {
-        "frozen": [name for name, one in module.named_parameters() if not one.requires_grad],
-        "in_eval_mode": [name for name, one in module.named_modules() if not one.training],
-    }
-
-
-def put_modes(module: nn.Module, modes: dict[str, list[str]]) -> list[str]:
+def put_modes(parts: Parts, modes: dict[str, list[str]]) -> list[str]:
     """Freeze and unfreeze as it was at a clean point; returns the names of what was otherwise."""
-    before = _modes(module)
-    for name, parameter in module.named_parameters():
+    before = parts.modes()
+    for name, parameter in parts.parameters:
         parameter.requires_grad = name not in modes["frozen"]
-    for name, part in module.named_modules():
+    for name, part in parts.modules:
         part.training = name not in modes["in_eval_mode"]
     return sorted({name for kind, names in modes.items() for name in set(names) ^ set(before[kind])})
 

@@ -114,13 +114,13 @@ def put_loaders(trainer: Trainer, *, between_epochs: bool, is_over: bool) -> Non
     for loader, state in not_loaded:
         if not (is_over and isinstance(loader, ResumableDataLoader)):
             loader.load_state_dict(state)
+            if is_over and not hasattr(loader, "leave_epoch"):
+                iter(loader)  # over what is left of the epoch that ended: nothing
     for loader in stateful if is_over else ():
         if isinstance(loader, ResumableDataLoader):
             loader.set_epoch(trainer.current_epoch + (not between_epochs))
         elif hasattr(loader, "leave_epoch"):
             loader.leave_epoch()
-        else:  # over what is left of the epoch that ended: nothing
-            iter(loader)
     count_batches_again(trainer)
     if not_loaded and not is_over:
         iter(DATA_FETCHER.of(fit_loop))

@@ -37,7 +37,7 @@ from course_lib._generators import seed_generators
 from course_lib._lightning import COMBINED_LOADER, LAST_BATCH_REACHED, LOADER_MODE, RESULTS, SHOULD_ACCUMULATE
 from course_lib._words import counted
 from course_lib.callbacks import _going_on
-from course_lib.callbacks._clean_point import BATCHES, EPOCHS, CleanPoint, plain_attributes, put_modes
+from course_lib.callbacks._clean_point import BATCHES, EPOCHS, CleanPoint, Parts, plain_attributes, put_modes
 from course_lib.callbacks._other_ranks import since_ranks
 from course_lib.callbacks._replaced_methods import (
     ignoring_arguments,
@@ -86,6 +86,8 @@ class ExactResume(Callback):
     training metrics' mean; a batch-size or learning-rate finder; a Trainer that has trained before.
     """
 
+    _parts: Parts
+
     def __init__(self, *, strict: bool = True) -> None:
         self.strict = strict
         self._replaced = ExitStack()
@@ -118,11 +120,12 @@ class ExactResume(Callback):
         self.go_on(trainer, pl_module)
         if self._seed is None:
             self._seed = trainer.strategy.broadcast(torch.initial_seed())
-        self._attributes = plain_attributes(pl_module)
+        self._parts, self._attributes = Parts(trainer), plain_attributes(pl_module)
         self._be_behind_the_hooks(trainer, pl_module)
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave(trainer)
+        self._parts = Parts(trainer)
         _going_on.count_batches_again(trainer)  # one epoch may be longer than another
         self._seed_generators(trainer)
 
@@ -165,7 +168,7 @@ class ExactResume(Callback):
         self, trainer: Trainer, *, between_epochs: bool = False, validation_waits: bool = False, **known: Any
     ) -> None:
         where: dict[str, Any] = {"between_epochs": between_epochs, "validation_waits": validation_waits}
-        self._point = CleanPoint.of(trainer, self.state_key, **where, **known)
+        self._point = CleanPoint.of(trainer, self._parts, self.state_key, **where, **known)
         self._stands, self._stepping = True, False
         self._seed_generators(trainer)
 
@@ -270,7 +273,7 @@ class ExactResume(Callback):
 
     def _is_within_an_update(self, trainer: Trainer) -> bool:
         point = self._point
-        return point is not None and (self._stepping or self._averages_are_in or point.has_moved(trainer))
+        return point is not None and (self._stepping or self._averages_are_in or point.has_moved(self._parts))
 
     def state_dict(self) -> dict[str, Any]:
         return {"version": VERSION, "seed": self._seed, "since_ranks": self._since_ranks, "point": None}
@@ -306,6 +309,7 @@ class ExactResume(Callback):
         """Put a run that is resumed where it was: once, when this or another callback first asks where that is."""
         if self._to_go_on is None:
             return
+        self._parts = Parts(trainer)
         own, self._to_go_on = self._to_go_on, None
         where = {"between_epochs": own["between_epochs"], "validation_waits": own["validation_waits"]}
         self._refuse(trainer, _why_a_monitor_cannot_go_on(trainer, own["gathered"]))
@@ -321,7 +325,7 @@ class ExactResume(Callback):
                 "an EarlyStopping had ended this run, and it ends here as well, without another batch. To train on, "
                 "resume it without that callback"
             )
-        if others := put_modes(pl_module, own["modes"]):
+        if others := put_modes(self._parts, own["modes"]):
             rank_zero_warn(
                 f"{_some(others)} had been frozen or unfrozen, or put into another mode, since the run began, and "
                 "ExactResume puts that back. To train other parameters from here on, do it in on_train_epoch_start"
@@ -331,7 +335,7 @@ class ExactResume(Callback):
                 f"training had moved {_some(own['moved'])}, which no checkpoint holds: here that is what __init__ has "
                 "made. Where training goes by it, make it a buffer, or give it back from get_extra_state"
             )
-        self._point = CleanPoint.of(trainer, self.state_key, loops=own["loops"], **where)
+        self._point = CleanPoint.of(trainer, self._parts, self.state_key, loops=own["loops"], **where)
         _going_on.put_loops(trainer, **where)
 
     def _refuse(self, trainer: Trainer, why: str) -> None:

@@ -13,7 +13,7 @@ from torch import nn
 from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
+from course_lib.callbacks import ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.schedules import SizeSchedule
@@ -444,7 +444,7 @@ def test_averages_go_on_after_a_resume(stop, tmp_path):
         skip = SkipBadSteps(averages=average)
         trainer = Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=1,
-            default_root_dir=tmp_path, callbacks=[skip], enable_checkpointing=False, **flags,
+            default_root_dir=tmp_path, callbacks=[skip, ExactResume()], enable_checkpointing=False, **flags,
         )  # fmt: skip
         trainer.fit(model, ResumableDataLoader(range(20), 2), ckpt_path=path)
         trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")

@@ -150,6 +150,8 @@ def _stopped(run: DrawnRun, life: Callable[..., Any], folder: Path, ends: float)
             raise Wrong(f"life {number} ends by an error: {end.error}\n{end.details}")
         else:
             _judge_refusal(refused)
+            for path in folder.glob(f"life-{number}-*.jsonl"):
+                path.unlink()  # it has trained nothing
             if not (newest := sorted(folder.glob("*.ckpt"), key=lambda path: path.stat().st_mtime_ns)):
                 raise Refused(refused)
             newest[-1].unlink()  # a reader takes the one before it
