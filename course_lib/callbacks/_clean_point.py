@@ -93,8 +93,8 @@ class CleanPoint:
         parts: Parts,
         own_key: str,
         *,
-        between_epochs: bool,
-        validation_waits: bool,
+        between_epochs: bool = False,
+        validation_waits: bool = False,
         loops: dict[str, Any] | None = None,
         modes: dict[str, list[str]] | None = None,
     ) -> CleanPoint:

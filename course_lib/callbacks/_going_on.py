@@ -1,4 +1,4 @@
-"""A Trainer put at the clean point of a checkpoint: its loops, its loaders, and what is still to come there.
+"""A Trainer put at the clean point of a checkpoint: its loops, its loaders, what is still to come; or why it cannot.
 
 Lightning reads from its counters where a checkpoint was saved, and passes over what was to come next. Here a checkpoint
 says it: behind which batch or epoch it was, and whether a validation waits.
@@ -10,6 +10,7 @@ from typing import Any
 
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
+from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
 from lightning.pytorch.loops.evaluation_loop import RestartStage
 from torch.utils.data import DataLoader, IterableDataset
 
@@ -24,6 +25,8 @@ from course_lib._lightning import (
     count_limited,
 )
 from course_lib._words import counted
+from course_lib.callbacks._clean_point import BATCHES, EPOCHS
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
 
 OF_TORCH = ("torch.utils.data.", "torchdata.")
@@ -152,3 +155,62 @@ def count_batches_again(trainer: Any) -> None:
     fit_loop.max_batches = sized_len(combined)
     if isinstance(trainer.val_check_interval, float) and fit_loop.max_batches != float("inf"):
         trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
+
+
+def why_refused(trainer: Trainer, own: dict[str, Any] | None, loops: dict[str, Any]) -> str:
+    """Why a checkpoint that says ``own`` of its clean point is not one to go on from, or ``""``."""
+    if own is None:
+        return (
+            "this checkpoint was saved ahead of the first step of its run, where no clean point is: begin as that run "
+            "did"
+        )
+    if own["within_update"]:
+        return (
+            "this checkpoint was saved in the middle of an update, by an exception or by a hook: some parameters have "
+            "moved, and what follows had not been done. Resume from an older one"
+        )
+    if own["between_epochs"]:
+        return ""
+    started, last = loops[EPOCHS]["current"]["started"], trainer.max_epochs
+    if last not in (None, -1) and started > last:
+        return (
+            f"this checkpoint was saved within epoch {started - 1}, and Trainer(max_epochs={last}) ends ahead of it: "
+            f"nothing would be trained. Take max_epochs={started} or more to go on from it"
+        )
+    k, done, before = trainer.accumulate_grad_batches, loops[BATCHES]["current"]["ready"], own["windows"]
+    if done % k and before != k and not loops[BATCHES]["is_last_batch"] and accumulation_by_epoch(trainer) is None:
+        return (
+            f"this checkpoint was saved within an epoch, after {counted(done, 'batch', 'batches')}, in windows of "
+            f"{before}: with accumulate_grad_batches={k} the first window would be cut short. Resume it with "
+            f"accumulate_grad_batches={before}, or from a checkpoint of an epoch's end"
+        )
+    return ""
+
+
+def why_a_monitor_cannot_go_on(trainer: Trainer, gathered: list[str]) -> str:
+    monitors = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
+    monitors |= {one.monitor for one in callbacks_of_kind(trainer, EarlyStopping)}
+    monitors |= {one.monitor for one in callbacks_of_kind(trainer, ModelCheckpoint)}
+    if not (lost := sorted(set(gathered) & monitors)):
+        return ""
+    return (
+        "this checkpoint was saved within an epoch, and a ReduceLROnPlateau, an EarlyStopping or a ModelCheckpoint "
+        f"goes by {', '.join(lost)}, a mean over all of the epoch's batches, which is in no checkpoint. Resume from a "
+        "checkpoint of an epoch's end, or let it go by a metric of the validation"
+    )
+
+
+def begun_window(trainer: Any, checkpoint: dict[str, Any]) -> str:
+    """What a resume loses from a checkpoint that a run without ExactResume has saved within a window, or ``""``."""
+    batches = checkpoint["loops"]["fit_loop"][BATCHES]
+    k, done = trainer.accumulate_grad_batches, batches["current"]["processed"]
+    if batches["is_last_batch"] or not done % k:
+        return ""
+    states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
+    sizes = [state["batch_size"] for state in states if isinstance(state, dict) and state.get("batch_size")]
+    samples = f" ({done % k * sizes[0] * trainer.world_size} samples)" if len(sizes) == 1 else ""
+    return (
+        f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches{samples}, "
+        "by a run without ExactResume: it does not hold their gradients. Resume from a checkpoint of a window's end; "
+        "or, to go on without those samples, add ExactResume(strict=False) to the callbacks"
+    )

@@ -9,8 +9,9 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._lightning import TIME_BETWEEN_SAVES
+from course_lib.callbacks._going_on import begun_window
 from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind
-from course_lib.callbacks.exact_resume import ExactResume, begun_window
+from course_lib.callbacks.exact_resume import ExactResume
 
 
 class TellsOfWindows(Callback):

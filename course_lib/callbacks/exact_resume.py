@@ -24,7 +24,6 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
-    ModelCheckpoint,
     StochasticWeightAveraging,
     WeightAveraging,
 )
@@ -35,9 +34,8 @@ from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import COMBINED_LOADER, LAST_BATCH_REACHED, LOADER_MODE, RESULTS, SHOULD_ACCUMULATE
-from course_lib._words import counted
 from course_lib.callbacks import _going_on
-from course_lib.callbacks._clean_point import BATCHES, EPOCHS, CleanPoint, Parts, plain_attributes, put_modes
+from course_lib.callbacks._clean_point import BATCHES, CleanPoint, Parts, plain_attributes, put_modes
 from course_lib.callbacks._other_ranks import since_ranks
 from course_lib.callbacks._replaced_methods import (
     ignoring_arguments,
@@ -164,11 +162,8 @@ class ExactResume(Callback):
         _going_on.ask_the_loops_again(trainer)
         self._replaced.close()
 
-    def _come_to(
-        self, trainer: Trainer, *, between_epochs: bool = False, validation_waits: bool = False, **known: Any
-    ) -> None:
-        where: dict[str, Any] = {"between_epochs": between_epochs, "validation_waits": validation_waits}
-        self._point = CleanPoint.of(trainer, self._parts, self.state_key, **where, **known)
+    def _come_to(self, trainer: Trainer, **where: Any) -> None:
+        self._point = CleanPoint.of(trainer, self._parts, self.state_key, **where)
         self._stands, self._stepping = True, False
         self._seed_generators(trainer)
 
@@ -295,14 +290,14 @@ class ExactResume(Callback):
         _going_on.say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         if own is None:
-            self._refuse(trainer, begun_window(trainer, checkpoint))
+            self._refuse(trainer, _going_on.begun_window(trainer, checkpoint))
             return
         if own.get("version") != VERSION:
             raise CheckpointError(
                 f"this checkpoint is of version {own.get('version', 1)} of ExactResume, and this is version {VERSION}: "
                 "resume it with the course_lib that saved it"
             )
-        self._refuse(trainer, _why_refused(trainer, own["point"], loops))
+        self._refuse(trainer, _going_on.why_refused(trainer, own["point"], loops))
         self._to_go_on = own["point"] and own["point"] | {"loops": loops}
 
     def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -312,7 +307,7 @@ class ExactResume(Callback):
         self._parts = Parts(trainer)
         own, self._to_go_on = self._to_go_on, None
         where = {"between_epochs": own["between_epochs"], "validation_waits": own["validation_waits"]}
-        self._refuse(trainer, _why_a_monitor_cannot_go_on(trainer, own["gathered"]))
+        self._refuse(trainer, _going_on.why_a_monitor_cannot_go_on(trainer, own["gathered"]))
         # Not as a Trainer tells it, which has counted the epoch's batches for the ranks that there are now.
         is_over = own["between_epochs"] or own["loops"][BATCHES]["is_last_batch"]
         self._refuse(trainer, _going_on.why_loaders_are_elsewhere(trainer, is_over=is_over))
@@ -395,62 +390,3 @@ def _refuse_loaders_and_schedules(trainer: Any) -> None:
             'a ReduceLROnPlateau with interval="step" is stepped behind what a checkpoint of its step holds: take '
             '"epoch"'
         )
-
-
-def _why_refused(trainer: Trainer, own: dict[str, Any] | None, loops: dict[str, Any]) -> str:
-    """Why a checkpoint that says ``own`` of its clean point is not one to go on from, or ``""``."""
-    if own is None:
-        return (
-            "this checkpoint was saved ahead of the first step of its run, where no clean point is: begin as that run "
-            "did"
-        )
-    if own["within_update"]:
-        return (
-            "this checkpoint was saved in the middle of an update, by an exception or by a hook: some parameters have "
-            "moved, and what follows had not been done. Resume from an older one"
-        )
-    if own["between_epochs"]:
-        return ""
-    started, last = loops[EPOCHS]["current"]["started"], trainer.max_epochs
-    if last not in (None, -1) and started > last:
-        return (
-            f"this checkpoint was saved within epoch {started - 1}, and Trainer(max_epochs={last}) ends ahead of it: "
-            f"nothing would be trained. Take max_epochs={started} or more to go on from it"
-        )
-    k, done, before = trainer.accumulate_grad_batches, loops[BATCHES]["current"]["ready"], own["windows"]
-    if done % k and before != k and not loops[BATCHES]["is_last_batch"] and accumulation_by_epoch(trainer) is None:
-        return (
-            f"this checkpoint was saved within an epoch, after {counted(done, 'batch', 'batches')}, in windows of "
-            f"{before}: with accumulate_grad_batches={k} the first window would be cut short. Resume it with "
-            f"accumulate_grad_batches={before}, or from a checkpoint of an epoch's end"
-        )
-    return ""
-
-
-def _why_a_monitor_cannot_go_on(trainer: Trainer, gathered: list[str]) -> str:
-    monitors = {config.monitor for config in trainer.lr_scheduler_configs if config.reduce_on_plateau}
-    monitors |= {one.monitor for one in callbacks_of_kind(trainer, EarlyStopping)}
-    monitors |= {one.monitor for one in callbacks_of_kind(trainer, ModelCheckpoint)}
-    if not (lost := sorted(set(gathered) & monitors)):
-        return ""
-    return (
-        "this checkpoint was saved within an epoch, and a ReduceLROnPlateau, an EarlyStopping or a ModelCheckpoint "
-        f"goes by {', '.join(lost)}, a mean over all of the epoch's batches, which is in no checkpoint. Resume from a "
-        "checkpoint of an epoch's end, or let it go by a metric of the validation"
-    )
-
-
-def begun_window(trainer: Any, checkpoint: dict[str, Any]) -> str:
-    """What a resume loses from a checkpoint that a run without ExactResume has saved within a window, or ``""``."""
-    batches = checkpoint["loops"]["fit_loop"]["epoch_loop.batch_progress"]
-    k, done = trainer.accumulate_grad_batches, batches["current"]["processed"]
-    if batches["is_last_batch"] or not done % k:
-        return ""
-    states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
-    sizes = [state["batch_size"] for state in states if isinstance(state, dict) and state.get("batch_size")]
-    samples = f" ({done % k * sizes[0] * trainer.world_size} samples)" if len(sizes) == 1 else ""
-    return (
-        f"this checkpoint was saved inside an accumulation window, after {done % k} of its {k} micro-batches{samples}, "
-        "by a run without ExactResume: it does not hold their gradients. Resume from a checkpoint of a window's end; "
-        "or, to go on without those samples, add ExactResume(strict=False) to the callbacks"
-    )

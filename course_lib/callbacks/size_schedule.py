@@ -18,7 +18,7 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of, refuse_another_lightning
+from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
@@ -44,9 +44,9 @@ class SizeScheduleDataModule(LightningDataModule):
     ``trainer.datamodule.plan().total_steps``, and ``trainer.datamodule.lr_factor("linear")`` for one that follows the
     batch.
 
-    A resumed run goes on where it was stopped, also within an epoch, and on other ranks. (There, where a window's
-    length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter window: a Trainer
-    counts windows from the epoch's start.)
+    With ``ExactResume``, a resumed run goes on where it was stopped, also within an epoch, and on other ranks. (There,
+    where a window's length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter
+    window: a Trainer counts windows from the epoch's start.)
 
     What the samples, ``render`` and ``collate_fn`` draw at random comes again after a resume, on any number of workers
     and ranks: see :class:`~course_lib.resume.ResumableDataLoader`, whose ``seed_samples`` this takes as well.
@@ -151,7 +151,6 @@ class SizeScheduleDataModule(LightningDataModule):
                 "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
                 f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
             )
-        refuse_another_lightning(type(self).__name__, trainer)
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
         self._epochs_are_checked = False
         trainer.reload_dataloaders_every_n_epochs = 1

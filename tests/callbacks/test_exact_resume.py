@@ -147,7 +147,7 @@ def test_a_refusal_saves_nothing_and_the_next_exception_does_again(tmp_path):
 
     def fit(**arguments):
         callbacks = [*on_exception, ExactResume(), Raises()]
-        trainer = quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=callbacks)
+        trainer = quiet_trainer(max_epochs=1, callbacks=callbacks)
         trainer.fit(CountingModule(), ResumableDataLoader(range(8), 2), **arguments)
 
     with pytest.raises(CheckpointError, match="in the middle of an update"):

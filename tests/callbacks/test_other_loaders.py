@@ -70,7 +70,7 @@ def life(folder, saves, dies=None, seed=0, **flags):
     samples = torch.arange(60.0).view(20, 3) / 60
     kept = ModelCheckpoint(folder, save_top_k=-1, **SAVES[saves])
     callbacks = [*([dies] if dies else []), ExactAccumulation(), SkipBadSteps(), ExactResume(), kept]
-    trainer = quiet_trainer(max_epochs=3, callbacks=callbacks, enable_checkpointing=True, **flags)
+    trainer = quiet_trainer(max_epochs=3, callbacks=callbacks, **flags)
     trainer.fit(module, Stateful(samples, 2), DataLoader(samples, 5), ckpt_path=newest(folder), weights_only=False)
     return state_of(module)
 

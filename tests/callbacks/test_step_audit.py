@@ -261,7 +261,7 @@ def test_an_epoch_that_is_added_for_statistics_is_not_planned():
 
 def test_a_strict_audit_raises_after_the_last_checkpoint(tmp_path):
     checkpoint = ModelCheckpoint(tmp_path, filename="{epoch}")
-    trainer = quiet_trainer(max_epochs=1, enable_checkpointing=True, callbacks=[StepAudit(strict=True), checkpoint])
+    trainer = quiet_trainer(max_epochs=1, callbacks=[StepAudit(strict=True), checkpoint])
     with pytest.raises(StepCountError):
         trainer.fit(SkippingModule({1}), DataLoader(range(20), 2))
     assert [path.name for path in tmp_path.iterdir()] == ["epoch=0.ckpt"]

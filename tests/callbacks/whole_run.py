@@ -145,7 +145,6 @@ def train(
         given = dict(train_dataloaders=loader, val_dataloaders=DataLoader(held_out, 4))
     trainer = quiet_trainer(
         callbacks=[*([dies] if dies else []), *callbacks, audit, checkpoints],
-        enable_checkpointing=True,
         **flags,
     )
     trainer.fit(module, ckpt_path=ckpt_path, weights_only=False, **given)

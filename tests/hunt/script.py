@@ -159,7 +159,7 @@ def _trainer(run: DrawnRun) -> dict[str, object]:
     if run.stops_early:
         # Validations within a window see the same weights.
         patience = 4 if run.val_check_interval is not None else 1
-        callbacks.append(f"EarlyStopping('val', patience={patience})")
+        callbacks.append(f"EarlyStopping('val', patience={patience}, check_on_train_epoch_end=False)")
     if run.validates and run.saves != "validation":
         # Ahead of what saves at an epoch's end: a checkpoint knows nothing of the hooks behind its own.
         callbacks.append("ModelCheckpoint(Path(folder, 'best'), monitor='val')")
