@@ -304,9 +304,7 @@ def test_a_checkpoint_of_an_epochs_start_loses_no_batch(k, tmp_path):
 
     def fit(*callbacks, ckpt_path=None):
         module, loader = Means(), ResumableDataLoader(range(12), 2, shuffle=True)
-        trainer = quiet_trainer(
-            max_epochs=3, accumulate_grad_batches=k, callbacks=[ExactResume(), *callbacks], enable_checkpointing=True
-        )
+        trainer = quiet_trainer(max_epochs=3, accumulate_grad_batches=k, callbacks=[ExactResume(), *callbacks])
         trainer.fit(module, loader, ckpt_path=ckpt_path, weights_only=False)
         return module
 
