@@ -64,7 +64,7 @@ class EpochBatchSampler(ABC):
     the first was made with: what is set on a sampler after that does not come along. Where the constructor has an
     argument ``sampler``, it is given Lightning's. On one device Lightning leaves the batch sampler of a plain loader as
     it is, so that ``overfit_batches`` does not stop its shuffling: make it with ``shuffle=False``, or read it through
-    a ``ResumableDataLoader``. (``course_lib.callbacks.ExactResume`` refuses such a run.)
+    a ``ResumableDataLoader``.
 
     A Trainer that is resumed, or is given a loader that a run before has used, calls ``set_epoch`` when the workers of
     a plain ``DataLoader`` have begun to draw the first epoch, in the order of another one. The iteration that is read
