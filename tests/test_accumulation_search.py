@@ -189,7 +189,7 @@ def search(rank, world_size, examples):
     every_case_equals_its_big_batch()
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [1, 2, 3])
 def test_random_windows_of_random_models_equal_their_big_batches(world_size):
     examples = effort.cases(20, 400)

@@ -470,6 +470,7 @@ def test_the_server_may_be_started_ahead_of_time_and_one_that_was_killed_is_star
     assert done.stdout.split() == ["None", "True", "True"], done.stderr
 
 
+@pytest.mark.thorough
 def test_many_calls_leave_nothing(monkeypatch, tmp_path):
     def total(rank):
         x = torch.tensor([rank])

@@ -1045,7 +1045,7 @@ def test_ctrl_c_at_the_terminal_is_told_once(tmp_path, monkeypatch):
     assert re.findall("Traceback|.*Interrupt", (tmp_path / "errors").read_text()) == ["Traceback", "KeyboardInterrupt"]
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("end", ["", "1 / 0"])
 def test_a_main_process_that_ends_ends_its_workers(end):
     script = f"""

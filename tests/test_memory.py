@@ -318,7 +318,7 @@ def steady_step(family, optimizer_fn, batch_size):
     return model, optimizer, step
 
 
-@pytest.mark.thorough(but=4)
+@pytest.mark.thorough(but=2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_prediction_is_measurement_on_the_cpu(family):
     model_fn, batch_fn = FAMILIES[family]

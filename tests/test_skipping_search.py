@@ -236,7 +236,7 @@ def search(rank, world_size, examples):
     every_run_is_right()
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("world_size", [1, 2])
 def test_a_guarded_run_ends_where_one_ends_that_never_saw_the_bad_windows(world_size):
     examples = effort.cases(30, 1500) if world_size == 1 else effort.cases(40, 500)

@@ -558,6 +558,7 @@ def test_a_samplers_own_tail_is_planned():
     assert "39 samples in batches of at most 4 make 1 batch per epoch on each of 5 ranks" in plan.explain()
 
 
+@pytest.mark.thorough
 def test_the_plan_of_a_sampler_equals_a_real_trainer_on_two_ranks():
     shapes = [(kind, tail) for kind in SAMPLERS for tail in ("spread", "drop", "pad")]
 

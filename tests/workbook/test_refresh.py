@@ -100,6 +100,7 @@ def test_outputs_hold_nothing_of_the_machine_and_nothing_of_the_run(small: Path)
     assert "version" not in notebook.metadata.language_info
 
 
+@pytest.mark.thorough
 def test_streams_are_joined_and_warnings_lose_their_path(small: Path):
     stdout, stderr = outputs(small, "streams")
     assert (stdout.name, stdout.text) == ("stdout", "a\nb\n")
