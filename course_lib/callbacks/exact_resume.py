@@ -155,6 +155,8 @@ class ExactResume(Callback):
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         if self._to_go_on is not None:  # resumed behind its last step: Lightning has returned before training began
             for averaging in callbacks_of_kind(trainer, WeightAveraging):
+                if not self._to_go_on["between_epochs"]:
+                    averaging.on_train_epoch_end(trainer, pl_module)
                 averaging.on_train_end(trainer, pl_module)
         self._end(trainer)
 

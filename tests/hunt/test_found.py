@@ -297,6 +297,16 @@ FOUND = {
         saves="every other step",
         kills=(Kill(6, "end"),),
     ),
+    # Its last epoch's end was left out, at which an average takes in the weights.
+    "an average of epochs, max_steps, and a checkpoint of the last step": DrawnRun(
+        samples=11,
+        batch_size=3,
+        callbacks=("EMAWeightAveraging of epochs", "ExactResume"),
+        accumulate_grad_batches=2,
+        max_steps=2,
+        saves="by hand",
+        kills=(Kill(4, "epoch end"),),
+    ),
 }
 
 
