@@ -17,10 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from lightning.fabric import Fabric
 from lightning.pytorch.utilities import CombinedLoader
-from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
-from course_lib.callbacks import ExactResume
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import (
@@ -914,19 +912,6 @@ def test_overfit_batches_refuses_a_readers_own_sampler_that_cannot_have_one_orde
         ValueError, match=r"overfit_batches wants the same batches .* OneOfTheirs cannot make of BatchSampler"
     ):
         trained_batches(OWN["a wrapper"](), DataLoader(range(100), 2, shuffle=True), overfit_batches=3)
-
-
-@pytest.mark.parametrize("name", [name for name in OWN if "wrapper" not in name])
-def test_overfit_batches_that_would_leave_an_order_as_it_is_is_refused(name):
-    # In a plain loader, Lightning does not look at the batch sampler.
-    flags = dict(overfit_batches=2, callbacks=[ExactResume()])
-    with pytest.raises(MisconfigurationException, match=r"this \w+ draws others: Lightning leaves it .* shuffle=False"):
-        trained_batches(OWN[name](), **flags)
-    assert len(trained_batches(OWN[name](), **flags | dict(max_epochs=1))[0]) == 2  # there is no other epoch
-    one_order = OWN[name]()
-    one_order.shuffle = False
-    trained, _ = trained_batches(one_order, **flags)
-    assert trained[:2] == trained[2:] and len(trained) == 4
 
 
 @pytest.mark.parametrize("name", OWN)

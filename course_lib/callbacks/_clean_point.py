@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from lightning.pytorch.callbacks import WeightAveraging
+from lightning.pytorch.callbacks import EarlyStopping, WeightAveraging
+from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from torch import Tensor, nn
 
 from course_lib._lightning import AVERAGE, BATCHES_THAT_STEPPED
@@ -72,6 +73,8 @@ class CleanPoint:
     """Whether a validation is due behind that batch, and was not over."""
     stopping: bool
     """Whether the run had been told to stop."""
+    stopped_early: bool
+    """Whether an EarlyStopping had told it."""
     loops: dict[str, Any]
     epoch_and_step: dict[str, int]
     module: dict[str, Any]
@@ -104,6 +107,8 @@ class CleanPoint:
             between_epochs,
             validation_waits,
             bool(trainer.should_stop),
+            stopped_early=bool(trainer.should_stop)
+            and any(map(_has_stopped, callbacks_of_kind(trainer, EarlyStopping))),
             loops=loops or _counted(trainer, between_epochs, validation_waits),
             epoch_and_step={"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             module=parts.unstepped(),
@@ -137,9 +142,9 @@ class CleanPoint:
         state = checkpoint.get("current_model_state", checkpoint["state_dict"])
         state.update({name: value for name, value in self.module.items() if name in state})
         savers = {one.state_key for one in trainer.checkpoint_callbacks} if stands else set()
-        checkpoint["callbacks"].update({key: one for key, one in self.callbacks.items() if key not in savers})
-        if self.datamodule:
-            checkpoint[type(trainer.datamodule).__qualname__] = self.datamodule
+        _put(checkpoint["callbacks"], {key: one for key, one in self.callbacks.items() if key not in savers})
+        if trainer.datamodule is not None:
+            _put(checkpoint, {type(trainer.datamodule).__qualname__: self.datamodule})
         for optimizer, groups in zip(checkpoint["optimizer_states"], self.settings, strict=True):
             del optimizer["param_groups"][len(groups) :]  # what a fine-tuner has added since, it adds again
             for group, settings in zip(optimizer["param_groups"], groups, strict=True):
@@ -164,7 +169,18 @@ def _counted(trainer: Any, between_epochs: bool, validation_waits: bool) -> dict
 
 
 def _states(callbacks: Any) -> dict[str, Any]:
-    return {one.state_key: _copied(state) for one in callbacks if (state := one.state_dict())}
+    return {one.state_key: _copied(one.state_dict()) for one in callbacks}
+
+
+def _put(into: dict[str, Any], states: dict[str, Any]) -> None:
+    """Lightning saves no state that is empty."""
+    for key, state in states.items():
+        into.pop(key, None)
+        into |= {key: state} if state else {}
+
+
+def _has_stopped(callback: EarlyStopping) -> bool:
+    return callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
 
 
 def _settings(group: dict[str, Any]) -> dict[str, Any]:

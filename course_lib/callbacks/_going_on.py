@@ -102,7 +102,8 @@ def _order_is_known(loader: Any) -> bool:
         return True
     if isinstance(loader.dataset, IterableDataset):
         return True
-    if loader.generator is not None or getattr(sampler, "generator", None) is not None:
+    held = (None, getattr(loader, "order_generator", None))  # a MiniDataLoader saves its own
+    if loader.generator not in held or getattr(sampler, "generator", None) not in held:
         return False
     return all(type(part).__module__.startswith(OF_TORCH) for part in (batches, sampler) if part is not None)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, SupportsIndex
 
-from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch import Trainer
 from torch import nn
 
 
@@ -80,16 +80,7 @@ def replace_hook(holder: object, name: str, hook: Callable[..., Any]) -> Callabl
 
 
 def save_nothing_for_the_exception(trainer: Trainer) -> None:
-    """Ahead of a refusal: what is half restored is in no state to be saved, least of all over what was refused."""
+    """Ahead of what is raised: what is half moved is in no state to be saved, least of all over what was refused."""
     for callback in trainer.checkpoint_callbacks:
-        vars(callback)["on_exception"] = _PassedOver(callback)
-
-
-class _PassedOver:
-    """In place of a callback's hook, once."""
-
-    def __init__(self, callback: Callback) -> None:
-        self.callback = callback
-
-    def __call__(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
-        vars(self.callback).pop("on_exception", None)
+        own = vars(callback)
+        own["on_exception"] = lambda *_, own=own, **__: own.pop("on_exception", None)

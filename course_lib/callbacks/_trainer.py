@@ -41,9 +41,13 @@ def require_plain_optimization(
         raise MisconfigurationException(
             f"{name} knows one device and DDP, got {type(strategy).__name__}, {other_strategies}"
         )
+    refuse_stochastic_averaging(name, trainer)
+
+
+def refuse_stochastic_averaging(user: str, trainer: Trainer) -> None:
     if callbacks_of_kind(trainer, StochasticWeightAveraging):
         raise MisconfigurationException(
-            f"{name} does not know the epoch without gradients that StochasticWeightAveraging adds, in which Lightning "
+            f"{user} does not know the epoch without gradients that StochasticWeightAveraging adds, in which Lightning "
             "makes a step all the same. Take WeightAveraging or EMAWeightAveraging"
         )
 
@@ -90,6 +94,10 @@ def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
     schedulers = callbacks_of_kind(trainer, GradientAccumulationScheduler)
     return schedulers[0].scheduling if schedulers else None
+
+
+def longest_window(trainer: Trainer) -> int:
+    return max(trainer.accumulate_grad_batches, *(accumulation_by_epoch(trainer) or {0: 1}).values())
 
 
 def finders_of(trainer: Trainer) -> list[Callback]:

@@ -10,7 +10,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._lightning import TIME_BETWEEN_SAVES
 from course_lib.callbacks._going_on import begun_window
-from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind
+from course_lib.callbacks._trainer import callbacks_of_kind, longest_window
 from course_lib.callbacks.exact_resume import ExactResume
 
 
@@ -19,9 +19,8 @@ class TellsOfWindows(Callback):
 
     def tell_of_windows(self, trainer: Trainer) -> None:
         """At a run's start, where a checkpoint may be saved within a window."""
-        longest = max(trainer.accumulate_grad_batches, *(accumulation_by_epoch(trainer) or {0: 1}).values())
         savers = [one for one in trainer.checkpoint_callbacks if _may_save_within_a_window(one, trainer)]
-        if longest > 1 and savers and self._speaks(trainer):
+        if (longest := longest_window(trainer)) > 1 and savers and self._speaks(trainer):
             rank_zero_warn(
                 f"{type(savers[0]).__name__} may save within a window of {longest} micro-batches, whose begun part "
                 "such a checkpoint does not hold: a run that is resumed from it loses those samples, and draws other "

@@ -24,10 +24,8 @@ from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import (
     EarlyStopping,
     GradientAccumulationScheduler,
-    StochasticWeightAveraging,
     WeightAveraging,
 )
-from lightning.pytorch.callbacks.early_stopping import EarlyStoppingReason
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
@@ -45,10 +43,11 @@ from course_lib.callbacks._replaced_methods import (
     save_nothing_for_the_exception,
 )
 from course_lib.callbacks._trainer import (
-    accumulation_by_epoch,
     callbacks_of_kind,
     finders_of,
+    longest_window,
     refuse_another_lightning,
+    refuse_stochastic_averaging,
 )
 
 VERSION = 2
@@ -71,8 +70,8 @@ class ExactResume(Callback):
     **Held**, also on other ranks: parameters, buffers, ``get_extra_state``; what is frozen or in eval mode; optimizers
     and schedules; ``state_dict`` of callbacks and data module; the training loader's place, of a
     :class:`~course_lib.resume.ResumableDataLoader` or another with a state (of torch's DataLoader at an epoch's end);
-    what was logged last. Nothing else: a resume names attributes of the module that training had moved. Make them
-    buffers.
+    what was logged last. Nothing else: a resume names attributes of the module that training had moved. (Make them
+    buffers.) What the module's ``on_save_checkpoint`` adds is as of the save.
 
     **Refused** before training (MisconfigurationException): manual optimization, or a strategy that accumulates by its
     own count; loaders of several lengths, but in the mode ``"min_size"``; LBFGS with windows; two ``WeightAveraging``,
@@ -137,8 +136,7 @@ class ExactResume(Callback):
     def on_validation_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave(trainer)
 
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._leave(trainer)
+    on_train_epoch_end = on_validation_start
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave(trainer)
@@ -199,9 +197,8 @@ class ExactResume(Callback):
     def _be_behind_the_hooks(self, trainer: Trainer, module: LightningModule) -> None:
         """Come to clean points behind the module's hooks, which Lightning calls last, and have callbacks save there."""
         savers, averages = trainer.checkpoint_callbacks, callbacks_of_kind(trainer, WeightAveraging)
-        begins: dict[str, Any] = {
-            "on_train_start": in_turn(module.on_train_start, ignoring_arguments(self._begin, trainer))
-        }
+        begin = ignoring_arguments(self._begin, trainer)
+        begins: dict[str, Any] = {"on_train_start": in_turn(module.on_train_start, begin)}
         for hook, come_to in (("on_train_batch_end", self._end_batch), ("on_validation_end", self._end_validation)):
             save = [functools.partial(getattr(saver, hook), trainer, module) for saver in savers]
             begins[hook] = in_turn(getattr(module, hook), ignoring_arguments(come_to, trainer), *save)
@@ -215,7 +212,7 @@ class ExactResume(Callback):
             self._replace(saver, "on_train_epoch_end", in_turn(end_epoch, saver.on_train_epoch_end))
         for averaging in averages:
             for hook, are_in in (("on_validation_epoch_start", True), ("on_validation_epoch_end", False)):
-                note = ignoring_arguments(self._note_averages, are_in)
+                note = ignoring_arguments(setattr, self, "_averages_are_in", are_in)
                 self._replace(averaging, hook, in_turn(getattr(averaging, hook), note))
 
         def step_schedules_once(interval: str, update_plateau_schedulers: bool) -> None:
@@ -228,9 +225,6 @@ class ExactResume(Callback):
 
     def _replace(self, holder: Any, name: str, function: Callable[..., Any]) -> None:
         self._replaced.callback(replace_hook(holder, name, function))
-
-    def _note_averages(self, are_in: bool) -> None:
-        self._averages_are_in = are_in
 
     def _begin(self, trainer: Trainer) -> None:
         """Behind all that the hooks of a run's start do."""
@@ -254,17 +248,16 @@ class ExactResume(Callback):
         attributes = plain_attributes(pl_module)
         gathered = (one for one in RESULTS.of(trainer.fit_loop.epoch_loop).values() if one.meta.on_epoch)
         names = [name for one in gathered for name in (one.meta.name, one.meta.forked_name(on_step=False))]
-        stops = callbacks_of_kind(trainer, EarlyStopping)
         checkpoint["callbacks"][self.state_key]["point"] = {
             "between_epochs": point.between_epochs,
             "validation_waits": point.validation_waits,
             "within_update": within_update,
-            "stopped_early": point.stopping and any(_has_stopped(one) for one in stops),
+            "stopped_early": point.stopped_early,
             "logged": {name: one.detach().cpu() for name, one in point.logged.items() if one.numel() == 1},
             "gathered": [] if point.between_epochs else names,
             "windows": trainer.accumulate_grad_batches,
             "modes": point.modes,
-            "moved": [name for name, one in attributes.items() if self._attributes.get(name, one) != one],
+            "moved": [name for name, one in attributes.items() if self._attributes.get(name) != one],
         }
         point.put_into(checkpoint, trainer, stands=self._stands)
 
@@ -343,10 +336,6 @@ class ExactResume(Callback):
             rank_zero_warn(why)
 
 
-def _has_stopped(callback: EarlyStopping) -> bool:
-    return callback.stopping_reason != EarlyStoppingReason.NOT_STOPPED
-
-
 def _some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} others" if names[3:] else "")
 
@@ -358,11 +347,7 @@ def _refuse_what_saves_no_point(trainer: Any, module: LightningModule) -> None:
             "ExactResume needs a Trainer that decides when to step: automatic optimization, and a strategy that does "
             f"not accumulate by its own count, got {type(trainer.strategy).__name__}"
         )
-    if callbacks_of_kind(trainer, StochasticWeightAveraging):
-        raise MisconfigurationException(
-            "StochasticWeightAveraging makes its schedule and its last epoch anew in a run that is resumed, and "
-            "ExactResume does not mend that. Take WeightAveraging or EMAWeightAveraging"
-        )
+    refuse_stochastic_averaging("ExactResume", trainer)
     if len(averages := callbacks_of_kind(trainer, WeightAveraging)) > 1:
         raise MisconfigurationException(
             f"{' and '.join(type(one).__name__ for one in averages)} in one run: a checkpoint has room for the average "
@@ -380,8 +365,9 @@ def _refuse_loaders_and_schedules(trainer: Any) -> None:
             f"loader of another length (batches: {', '.join(map(str, lengths))}): the shorter one would be resumed in "
             'another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
         )
-    longest = max(trainer.accumulate_grad_batches, *(accumulation_by_epoch(trainer) or {0: 1}).values())
-    if longest > 1 and any(isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers):
+    if (longest := longest_window(trainer)) > 1 and any(
+        isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers
+    ):
         raise MisconfigurationException(
             f"LBFGS evaluates the loss many times a step, and of a window of {longest} micro-batches a Trainer repeats "
             "the last one only: the gradient would be none of the window's. Take accumulate_grad_batches=1 and larger "
