@@ -29,8 +29,6 @@ from course_lib.callbacks._clean_point import BATCHES, EPOCHS
 from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind
 from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
 
-OF_TORCH = ("torch.utils.data.", "torchdata.")
-
 
 def put_loops(trainer: Trainer, *, between_epochs: bool, validation_waits: bool) -> None:
     """Have the loops make next what comes behind a clean point."""
@@ -98,14 +96,15 @@ def _order_is_known(loader: Any) -> bool:
     if isinstance(loader, ResumableDataLoader) or not isinstance(loader, DataLoader):
         return hasattr(loader, "load_state_dict")
     batches, sampler = loader.batch_sampler, loader.sampler
-    if any(hasattr(part, "set_epoch") or hasattr(part, "load_state_dict") for part in (batches, sampler)):
-        return True
-    if isinstance(loader.dataset, IterableDataset):
+    if isinstance(loader.dataset, IterableDataset) or any(
+        hasattr(part, "set_epoch") or hasattr(part, "load_state_dict") for part in (batches, sampler)
+    ):
         return True
     held = (None, getattr(loader, "order_generator", None))  # a MiniDataLoader saves its own
     if loader.generator not in held or getattr(sampler, "generator", None) not in held:
         return False
-    return all(type(part).__module__.startswith(OF_TORCH) for part in (batches, sampler) if part is not None)
+    parts = [type(part).__module__ for part in (batches, sampler) if part is not None]
+    return all(module.startswith(("torch.utils.data.", "torchdata.")) for module in parts)
 
 
 def put_loaders(trainer: Trainer, *, between_epochs: bool, is_over: bool) -> None:
