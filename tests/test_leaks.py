@@ -855,7 +855,7 @@ FRESH = """
 import gc
 kept = []
 import torch
-from course_lib.memory import watch_growth
+from course_lib.leaks import watch_growth
 from course_lib.leaks.census import frozen_by_caller
 
 print(frozen_by_caller())

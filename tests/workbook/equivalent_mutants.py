@@ -32,6 +32,9 @@ EQUIVALENT: dict[str, dict[tuple[str, str], str]] = {
             "def __init__(self, num_samples, batch_size, num_replicas, rank, seed=0, sampler=None):"
             "  ->  def __init__(self, num_samples, batch_size, num_replicas, rank, seed=1, sampler=None):",
         ): "any default seed is right: the exercise asks for none, and the check hands its own in",
+        ("repair-a-sampler", "self.seed, self.epoch = (seed, 0)  ->  self.seed, self.epoch = (seed, 1)"): (
+            "which epoch it begins with is not asked: whoever reads it calls set_epoch first"
+        ),
     },
     # ------------------------------------------------------------------------------------------------------------------
     "07": {

@@ -27,6 +27,7 @@ def test_stub_fails_and_solution_passes(exercise, sources, name, answer, capsys)
     assert "solved" in capsys.readouterr().out
 
 
+@pytest.mark.timeout(1800)  # a rank of an exercise that hangs costs its check's whole limit
 @pytest.mark.parametrize(("exercise", "sources", "name", "answer"), EXERCISES)
 def test_each_catalogued_wrong_answer_gets_its_own_message(exercise, sources, name, answer):
     wrong_answers = exercise.wrong_answers()

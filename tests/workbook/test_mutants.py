@@ -23,6 +23,7 @@ def tried(solved: Solved) -> list[Mutant]:
     return random.Random(solved.name).sample(every, min(len(every), cases(sample, len(every))))
 
 
+@pytest.mark.timeout(1800)  # a rank of an exercise that hangs costs its check's whole limit
 @pytest.mark.thorough(but=12)
 @pytest.mark.parametrize("solved", SOLVED)
 def test_mutants_are_refused(solved):
