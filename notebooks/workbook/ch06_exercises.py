@@ -135,7 +135,7 @@ class _TakesTurns(_Dealt):
 class _FewerSteps(_Dealt):
     def __init__(self, num_samples: int, batch_size: int, *ranks: int, **options: Any) -> None:
         super().__init__(num_samples, 0, *ranks, **options)
-        self.batch_size = None  # the kit finds what goes beyond an attribute `batch_size` by itself
+        del self.batch_size  # the kit finds what goes beyond such an attribute by itself
         self.largest = batch_size
 
     def parts(self) -> list[NDArray[np.int64]]:
