@@ -231,7 +231,7 @@ def fit(folder, loader, checkpoint=None, callbacks=(), **flags):
     return model.seen
 
 
-@pytest.mark.thorough(but=1)
+@pytest.mark.thorough
 @pytest.mark.parametrize("seed", range(effort.cases(2, 4)))
 def test_a_trainer_resumes_bit_identically(tmp_path, seed):
     rng = random.Random(f"trainer {seed}")

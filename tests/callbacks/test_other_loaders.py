@@ -92,7 +92,7 @@ def resumed(folder, *arguments, **flags):
 @pytest.mark.parametrize("saves", SAVES)
 def test_a_loader_of_others_goes_on_where_it_was(saves, tmp_path):
     rng = random.Random(f"others {saves}")
-    for case in range(effort.cases(4, 40)):
+    for case in range(effort.cases(2, 40)):
         flags = dict(accumulate_grad_batches=rng.choice([1, 2, 3]), limit_train_batches=rng.choice([1.0, 1.0, 4]))
         flags |= dict(val_check_interval=rng.choice([1.0, 2]))
         whole = life(tmp_path / f"whole {case}", saves, **flags)

@@ -107,6 +107,7 @@ def test_streams_are_joined_and_warnings_lose_their_path(small: Path):
     assert stderr.text == "cell.py:3: UserWarning: short window\n  warnings.warn('short window')\nc\n"
 
 
+@pytest.mark.thorough
 def test_what_a_reader_sees_stays(small: Path):
     stored = nbformat.read(small, as_version=4)
     assert [cell["id"] for cell in stored.cells] == [cell["id"] for cell in CELLS]
