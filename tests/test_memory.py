@@ -433,18 +433,6 @@ def peak_of(model_fn=Deep, batch_fn=rows, optimizer_fn=sgd, **options):
     return predict_peak(model_fn, batch_fn, optimizer_fn, device="cpu", **options)
 
 
-def test_the_old_name_of_accumulate_grad_batches_warns_in_the_readers_line_and_works():
-    def predicted(**window):
-        return predict_peak(lambda: nn.Linear(3, 3), lambda: torch.ones(4, 3), torch.optim.SGD, device="cpu", **window)
-
-    with pytest.warns(DeprecationWarning, match=r"predict_peak\(accumulate_grad_batches=2\)") as told:
-        old = predicted(accumulate=2)
-    assert [warning.filename for warning in told] == [__file__]
-    assert old.peak_bytes == predicted(accumulate_grad_batches=2).peak_bytes
-    with pytest.raises(ValueError, match="two names for one thing"):
-        predicted(accumulate=2, accumulate_grad_batches=2)
-
-
 @pytest.mark.thorough
 def test_accumulating_adds_gradients_to_the_forward_and_nothing_else():
     one, two, four = (peak_of(accumulate_grad_batches=k) for k in (1, 2, 4))

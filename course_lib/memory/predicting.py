@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import functools
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
@@ -92,7 +91,6 @@ def predict_peak(
     accumulate_grad_batches: int = 1,
     ddp: bool = False,
     device: str = "cuda",
-    accumulate: int | None = None,
 ) -> PeakPrediction:
     """Predict the peak of a training step by taking two of them with fake tensors, which have a shape and no data.
 
@@ -124,7 +122,6 @@ def predict_peak(
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole); ``"cpu"``: not rounded. On
             both the operators are those of a CPU: on a GPU dropout's masks are smaller, and attention with dropout
             keeps no matrix.
-        accumulate: The old name of ``accumulate_grad_batches``.
 
     Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Nor is what
     extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors. Checkpointing
@@ -144,19 +141,6 @@ def predict_peak(
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
         raise ValueError(f'device must be "cuda" or "cpu", got {device!r}')
-    if accumulate is not None:
-        if accumulate_grad_batches != 1:
-            raise ValueError(
-                f"accumulate_grad_batches={accumulate_grad_batches!r} and accumulate={accumulate!r} are two names for "
-                "one thing: give accumulate_grad_batches alone"
-            )
-        warnings.warn(
-            f"predict_peak(accumulate={accumulate!r}) is now predict_peak(accumulate_grad_batches={accumulate!r}); "
-            "accumulate= will go",
-            DeprecationWarning,
-            stacklevel=2,
-        )
-        accumulate_grad_batches = accumulate
     window_size = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
