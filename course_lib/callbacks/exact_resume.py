@@ -21,11 +21,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.callbacks import (
-    EarlyStopping,
-    GradientAccumulationScheduler,
-    WeightAveraging,
-)
+from lightning.pytorch.callbacks import EarlyStopping, GradientAccumulationScheduler, WeightAveraging
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
@@ -287,11 +283,13 @@ class ExactResume(Callback):
         if own is None:
             self._refuse(trainer, _going_on.begun_window(trainer, checkpoint))
             return
-        if own.get("version") != VERSION:
-            raise CheckpointError(
-                f"this checkpoint is of version {own.get('version', 1)} of ExactResume, and this is version {VERSION}: "
-                "resume it with the course_lib that saved it"
+        if (version := own.get("version", 1)) != VERSION:
+            self._refuse(
+                trainer,
+                f"this checkpoint is of version {version} of ExactResume, and this is version {VERSION}: resume it "
+                "with the course_lib that saved it",
             )
+            return
         self._refuse(trainer, _going_on.why_refused(trainer, own["point"], loops))
         self._to_go_on = own["point"] and own["point"] | {"loops": loops}
 

@@ -132,9 +132,13 @@ def test_an_epochs_mean_may_decide_where_a_run_goes_on_at_an_epochs_end(saved, t
 def test_a_checkpoint_of_another_version_is_refused_with_it(saved, tmp_path):
     checkpoint = torch.load(saved / "0-2.ckpt", weights_only=False)
     checkpoint["callbacks"]["ExactResume"] = {"seed": 0, "within_update": False}
-    torch.save(checkpoint, tmp_path / "old.ckpt")
+    torch.save(checkpoint, tmp_path / "on_exception.ckpt")
+    before = (tmp_path / "on_exception.ckpt").read_bytes()
     with pytest.raises(CheckpointError, match="of version 1 of ExactResume, and this is version 2"):
-        fit(ExactResume(), ckpt_path=tmp_path / "old.ckpt")
+        fit(ExactResume(), OnExceptionCheckpoint(tmp_path), ckpt_path=tmp_path / "on_exception.ckpt")
+    assert (tmp_path / "on_exception.ckpt").read_bytes() == before
+    with pytest.warns(UserWarning, match="of version 1 of ExactResume, and this is version 2"):
+        fit(ExactResume(strict=False), ckpt_path=tmp_path / "on_exception.ckpt")
 
 
 @TOLD
