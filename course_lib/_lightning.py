@@ -37,10 +37,12 @@ class Private(NamedTuple):
             LightningMoved: The object has no such attribute.
         """
         try:
-            inspect.getattr_static(holder, self.name)  # runs no property, which may fail for a reason of its own
+            return getattr(holder, self.name)
         except AttributeError:
-            raise LightningMoved(self.moved()) from None
-        return getattr(holder, self.name)
+            missing = object()  # a property that is there may fail for a reason of its own
+            if inspect.getattr_static(holder, self.name, missing) is missing:
+                raise LightningMoved(self.moved()) from None
+            raise
 
     def put(self, holder: Any, value: Any) -> None:
         """Set it, where it is."""

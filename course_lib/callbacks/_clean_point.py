@@ -7,7 +7,9 @@ micro-batch, or with a validation, is: counters, the loader's place, buffers, an
 from __future__ import annotations
 
 import copy
-from dataclasses import dataclass
+import functools
+from dataclasses import dataclass, is_dataclass
+from operator import is_not
 from typing import Any
 
 import torch
@@ -23,7 +25,7 @@ EPOCHS, BATCHES = "epoch_progress", "epoch_loop.batch_progress"
 
 
 class Parts:
-    """What a run's module is made of, listed once an epoch: to walk through it costs more than to copy its buffers."""
+    """What a run is made of, listed once an epoch: to walk through it costs more than to copy what moves."""
 
     def __init__(self, trainer: Any) -> None:
         self.module: nn.Module = trainer.lightning_module
@@ -37,15 +39,26 @@ class Parts:
             for path, part in self.modules
             for name in part._buffers.keys() - part._non_persistent_buffers_set
         ]
+        self._copied: list[Tensor | None] = []
+        self._copies: dict[str, Tensor] = {}
+        self.counters = _counters_of(trainer.fit_loop)
         with_state = ((path, one) for path, one in self.modules if type(one).get_extra_state is not NO_EXTRA_STATE)
         self._with_extra_state = [(_joined(path, "_extra_state"), part) for path, part in with_state]
 
     def unstepped(self) -> dict[str, Any]:
-        """Copies of what ``state_dict()`` has beside parameters."""
-        buffers = ((full_name, of_part.get(name)) for full_name, of_part, name in self._buffers)
-        with torch.no_grad():
-            copies = {name: buffer.clone() for name, buffer in buffers if buffer is not None}
-        return copies | {name: copy.deepcopy(part.get_extra_state()) for name, part in self._with_extra_state}
+        """What ``state_dict()`` has beside parameters, in copies that are good until the next call."""
+        found = [of_part.get(name) for _, of_part, name in self._buffers]
+        if len(found) != len(self._copied) or any(map(is_not, found, self._copied)):  # the first time, or one is new
+            self._copied = found
+            self._copies = {
+                full_name: torch.empty_like(one)
+                for (full_name, _, _), one in zip(self._buffers, found, strict=True)
+                if one is not None
+            }
+        with torch.no_grad():  # as the optimizers do: so many clones would take three times as long
+            if self._copies:
+                torch._foreach_copy_([*self._copies.values()], [one for one in found if one is not None])
+        return self._copies | {name: copy.deepcopy(part.get_extra_state()) for name, part in self._with_extra_state}
 
     def modes(self) -> dict[str, list[str]]:
         return {
@@ -59,6 +72,15 @@ class Parts:
 
 
 NO_EXTRA_STATE = nn.Module.get_extra_state
+
+
+def _counters_of(fit_loop: Any) -> list[dict[str, Any]]:
+    """The attributes of all counters that the loops' state is made of, which count on in them."""
+    names = [name for name in fit_loop.state_dict() if not name.endswith("state_dict")]
+    counters = [functools.reduce(getattr, name.split("."), fit_loop) for name in names]
+    for counter in counters:  # and of those that they are made of
+        counters += [one for one in vars(counter).values() if is_dataclass(one)]
+    return [vars(one) for one in counters]
 
 
 def _joined(path: str, name: str) -> str:
@@ -75,7 +97,14 @@ class CleanPoint:
     """Whether the run had been told to stop."""
     stopped_early: bool
     """Whether an EarlyStopping had told it."""
-    loops: dict[str, Any]
+    micro_batches: int
+    """All that the run had begun by then."""
+    counts: list[dict[str, Any]]
+    """What stood in the loops' counters."""
+    batches_that_stepped: int
+    loaders: dict[str, Any]
+    resumed_loops: dict[str, Any] | None
+    """The loops' state in the checkpoint from which the run has just been resumed, until it has gone on."""
     epoch_and_step: dict[str, int]
     module: dict[str, Any]
     """Buffers and extra state, by their names in ``state_dict()``."""
@@ -109,7 +138,11 @@ class CleanPoint:
             bool(trainer.should_stop),
             stopped_early=bool(trainer.should_stop)
             and any(map(_has_stopped, callbacks_of_kind(trainer, EarlyStopping))),
-            loops=loops or _counted(trainer, between_epochs, validation_waits),
+            micro_batches=trainer.fit_loop.epoch_loop.batch_progress.total.ready,
+            counts=[one.copy() for one in parts.counters],
+            batches_that_stepped=BATCHES_THAT_STEPPED.of(trainer.fit_loop.epoch_loop),
+            loaders=_copied(trainer.fit_loop.on_save_checkpoint()),
+            resumed_loops=loops,
             epoch_and_step={"epoch": trainer.current_epoch, "global_step": trainer.global_step},
             module=parts.unstepped(),
             settings=[[_copied(_settings(group)) for group in one.param_groups] for one in trainer.optimizers],
@@ -121,11 +154,6 @@ class CleanPoint:
             writes=parts.writes(),
         )
 
-    @property
-    def micro_batches(self) -> int:
-        """All that the run had begun by then."""
-        return int(self.loops[BATCHES]["total"]["ready"])
-
     def has_moved(self, parts: Parts) -> bool:
         """Whether a parameter, or an average, has been written to since: no checkpoint can be set back to here."""
         return self.writes != parts.writes()
@@ -134,13 +162,13 @@ class CleanPoint:
         """Behind the checkpoints that are saved here: their callbacks know of them."""
         self.callbacks.update(_states(trainer.checkpoint_callbacks))
 
-    def put_into(self, checkpoint: dict[str, Any], trainer: Any, *, stands: bool) -> None:
+    def put_into(self, checkpoint: dict[str, Any], trainer: Any, parts: Parts, *, stands: bool) -> None:
         """Have a checkpoint hold the run as it was here. ``stands``: it is here, and callbacks that save are at it."""
         checkpoint |= self.epoch_and_step | {"lr_schedulers": self.schedules}
-        checkpoint["loops"]["fit_loop"] = self.loops
+        checkpoint["loops"]["fit_loop"] = self.resumed_loops or self._loops(trainer.fit_loop, parts)
         # Where WeightAveraging has saved already, state_dict is the average.
         state = checkpoint.get("current_model_state", checkpoint["state_dict"])
-        state.update({name: value for name, value in self.module.items() if name in state})
+        state.update({name: _copied(value) for name, value in self.module.items() if name in state})
         savers = {one.state_key for one in trainer.checkpoint_callbacks} if stands else set()
         _put(checkpoint["callbacks"], {key: one for key, one in self.callbacks.items() if key not in savers})
         if trainer.datamodule is not None:
@@ -150,22 +178,28 @@ class CleanPoint:
             for group, settings in zip(optimizer["param_groups"], groups, strict=True):
                 group.update(settings)
 
+    def _loops(self, fit_loop: Any, parts: Parts) -> dict[str, Any]:
+        """Their state, with each batch and epoch that had begun counted as over, or as not begun: none in between."""
+        now = [one.copy() for one in parts.counters]
+        _put_counts(parts, self.counts)
+        loops: dict[str, Any] = fit_loop.state_dict()
+        _put_counts(parts, now)
+        loops["state_dict"] = self.loaders
+        for counts in (loops[BATCHES]["total"], loops[BATCHES]["current"]):
+            counts["started"] = counts["processed"] = counts["completed"] = counts["ready"]
+        for counts in (loops[EPOCHS]["total"], loops[EPOCHS]["current"]):
+            over = counts["processed"] if self.between_epochs else counts["started"] - 1
+            counts["ready"] = counts["started"] = over + (not self.between_epochs)
+            counts["processed"] = counts["completed"] = over
+        # Where the loop does not come by again at the place where it counts this batch, it counts here.
+        comes_by = self.between_epochs or self.validation_waits or loops[BATCHES]["is_last_batch"]
+        loops["epoch_loop.state_dict"][BATCHES_THAT_STEPPED.name] = self.batches_that_stepped + (not comes_by)
+        return loops
 
-def _counted(trainer: Any, between_epochs: bool, validation_waits: bool) -> dict[str, Any]:
-    """The loops' state, with each batch and epoch that has begun counted as over, or as not begun: none in between."""
-    loops: dict[str, Any] = trainer.fit_loop.state_dict()  # new counters; loaders may go on with what they gave
-    loops["state_dict"] = _copied(loops["state_dict"])
-    for counts in (loops[BATCHES]["total"], loops[BATCHES]["current"]):
-        counts["started"] = counts["processed"] = counts["completed"] = counts["ready"]
-    for counts in (loops[EPOCHS]["total"], loops[EPOCHS]["current"]):
-        over = counts["processed"] if between_epochs else counts["started"] - 1
-        counts["ready"] = counts["started"] = over + (not between_epochs)
-        counts["processed"] = counts["completed"] = over
-    if not (between_epochs or validation_waits or loops[BATCHES]["is_last_batch"]):
-        loops["epoch_loop.state_dict"][BATCHES_THAT_STEPPED.name] += (
-            1  # else the loop comes by where it counts this one
-        )
-    return loops
+
+def _put_counts(parts: Parts, counts: list[dict[str, Any]]) -> None:
+    for counter, of_counter in zip(parts.counters, counts, strict=True):
+        counter.update(of_counter)
 
 
 def _states(callbacks: Any) -> dict[str, Any]:

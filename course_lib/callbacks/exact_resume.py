@@ -255,7 +255,7 @@ class ExactResume(Callback):
             "modes": point.modes,
             "moved": [name for name, one in attributes.items() if self._attributes.get(name) != one],
         }
-        point.put_into(checkpoint, trainer, stands=self._stands)
+        point.put_into(checkpoint, trainer, self._parts, stands=self._stands)
 
     def _is_within_an_update(self, trainer: Trainer) -> bool:
         point = self._point
