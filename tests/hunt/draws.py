@@ -47,7 +47,7 @@ def drawn_runs(draw: st.DrawFn, about: str, turn: int, device: str = "cpu") -> D
 def _with_callbacks(draw: st.DrawFn, about: str, device: str) -> DrawnRun:
     ranks: tuple[int, ...] = (1,)
     if about == "ranks":
-        ranks = draw(one_of(*[(2,)] * 6, (2, 1), (2, 1), (1, 2), (3, 2), (3, 1), (2, 3)))
+        ranks = draw(one_of(*[(2,)] * 4, *[(2, 1)] * 3, (1, 2), (3, 2), (3, 1), (2, 3)))
     trainer = about != "a loop" and (about != "ranks" or draw(MOSTLY))
     average = draw(one_of(*AVERAGES[1:], *AVERAGES[1:3])) if about == "averages" else ""
     beside_it = [name for name in CALLBACKS[1:] if draw(OFTEN)]
@@ -66,7 +66,7 @@ def _of_a_length(draw: st.DrawFn, run: DrawnRun, about: str, turn: int) -> Drawn
     batch_norm = draw(one_of(True, True, True, False) if run.average else OFTEN if several == 1 else RARELY)
     batch_size = draw(st.integers(1 + batch_norm, 4))
     sized = run.trainer and about in ("a Trainer", "ranks") and draw(RARELY)
-    windows = about in ABOUT_WINDOWS
+    windows, changes_ranks = about in ABOUT_WINDOWS, len(set(run.ranks)) > 1
     # A rank's place shows behind a save within an epoch.
     steps = draw(st.integers(1 + (about == "ranks" and draw(MOSTLY)), min(8, 4 + 2 * windows + turn)))
     samples = (steps - 1) * batch_size * several + draw(st.integers(1, batch_size)) * several - draw(OFTEN)
@@ -78,8 +78,9 @@ def _of_a_length(draw: st.DrawFn, run: DrawnRun, about: str, turn: int) -> Drawn
         sized=sized,
         accumulate_grad_batches=1 if sized else draw(one_of(2, 3, 4) if windows else one_of(1, 1, 2, 3)),
         windows_by_epoch=run.trainer and not sized and draw(RARELY),
-        max_epochs=draw(st.integers(1, 3)),
-        max_steps=draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if run.trainer else -1,
+        # On other ranks the rest of an epoch has another length, and the epochs behind it have a third.
+        max_epochs=draw(st.integers(1 + changes_ranks, 3)),
+        max_steps=draw(one_of(-1, -1, -1, 1 + windows, 3 + windows)) if run.trainer and not changes_ranks else -1,
         limit_train_batches=draw(one_of(*[None] * 4, 2 + 3 * windows, 3, 0.8)) if run.trainer else None,
     )
 
@@ -159,6 +160,8 @@ def _with_kills(draw: st.DrawFn, run: DrawnRun, about: str, turn: int) -> DrawnR
     if run.max_steps != -1:
         micro_batches = min(micro_batches, run.max_steps * run.accumulate_grad_batches)
     within = about == "ranks" and epoch > 1 and draw(MOSTLY)
+    if within and len(set(run.ranks)) > 1:
+        micro_batches = epoch - 1
     # A ModelCheckpoint saves once a step: within a window, a reader's own hand saves most often, and an exception.
     inside = (*("by hand", "by hand", "an exception") * 2, "a time", "validation") if run.trainer else LOOP_SAVES
     if about in ABOUT_WINDOWS or within:
