@@ -78,10 +78,15 @@ def generators_put_back() -> Iterator[None]:
 
 def seed_generators(*entropy: int) -> None:
     """Seed them all by some non-negative integers: other integers, other numbers."""
-    seeds = np.random.SeedSequence(entropy).generate_state(3, np.uint64).tolist()
+    seeds = _seeds_of(entropy)
     for generator, seed in zip(GLOBAL, seeds, strict=True):
         seed_generator(generator, seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seeds[2])
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seeds[2])
+
+
+@functools.lru_cache(maxsize=1)  # a clean point and the micro-batch behind it ask for the same
+def _seeds_of(entropy: tuple[int, ...]) -> tuple[int, ...]:
+    return tuple(np.random.SeedSequence(entropy).generate_state(3, np.uint64).tolist())
