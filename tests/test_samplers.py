@@ -711,8 +711,9 @@ def test_sequential_batches_shard_in_their_order():
 
 def test_a_step_that_lacks_indices_has_them_from_the_step_before():
     wrapped = [[0, 1, 2], [3, 4, 5], [6]]
-    ranks = [list(ShardedBatchSampler(wrapped, num_replicas=2, rank=rank)) for rank in range(2)]
-    assert ranks == [[[0, 1], [5]], [[2, 3, 4], [6]]]
+    ranks = [ShardedBatchSampler(wrapped, num_replicas=2, rank=rank) for rank in range(2)]
+    assert [list(rank) for rank in ranks] == [[[0, 1], [5]], [[2, 3, 4], [6]]]
+    assert [rank.loss_weight(0) for rank in ranks] == [2 * 2 / 5, 3 * 2 / 5]
     with pytest.raises(ValueError, match="cannot share 1 indices out to 2 ranks"):
         list(ShardedBatchSampler([[0], [1], [2]], num_replicas=2, rank=0))
 
