@@ -3,9 +3,7 @@
 import copy
 import pickle
 import random
-import re
 import sys
-import warnings
 from collections import Counter
 from itertools import chain
 from types import SimpleNamespace
@@ -16,6 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from lightning.fabric import Fabric
+from lightning.fabric.utilities.data import _update_dataloader
 from lightning.pytorch.utilities import CombinedLoader
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler, Sampler, SequentialSampler
 
@@ -380,13 +379,16 @@ class DrawsFrom:
 
 def test_what_no_generator_within_reach_decides_is_refused():
     elsewhere = np.random.default_rng(1)
-    made_anew, of_a_closure = DrawsFrom(np.random.default_rng), DrawsFrom(lambda: elsewhere)
-    made_at_first = DrawsFrom(np.random.default_rng, keeps=True)
-    for wrapped in (made_anew, of_a_closure, made_at_first, BatchSampler(Drawn(made_anew), 2, False)):
-        sampler = ShardedBatchSampler(wrapped, num_replicas=2, rank=0)
-        for look in (iter, len, lambda sampler: sampler.state_dict(batches=1)):
-            with pytest.raises(ValueError, match=r"two copies of .* yield different batches from the same seeds"):
-                next(look(sampler))
+    refused = {
+        "made anew": lambda: DrawsFrom(np.random.default_rng),
+        "of a closure": lambda: DrawsFrom(lambda: elsewhere),
+        "made at first": lambda: DrawsFrom(np.random.default_rng, keeps=True),
+        "inside": lambda: BatchSampler(Drawn(DrawsFrom(np.random.default_rng)), 2, False),
+    }
+    for make in refused.values():
+        for look in (list, len, lambda sampler: sampler.state_dict(batches=1)):
+            with pytest.raises(ValueError, match="yields other batches when it is read twice from the same seeds"):
+                look(ShardedBatchSampler(make(), num_replicas=2, rank=0))
     of_a_number = DrawsFrom(lambda: np.random.default_rng(7))
     held = (DrawsFrom(make, holds="generator") for make in (np.random.default_rng, np.random.RandomState))
     for wrapped in (of_a_number, *held):
@@ -443,7 +445,7 @@ def test_the_wrapped_sampler_is_read_once_for_an_epoch_however_many_states_are_t
             assert sampler.state_dict() == sampler.state_dict(batches=number)
             assert number <= len(sampler)
         list(sampler)
-        assert wrapped.reads == 2 + epoch + 1  # two copies of it, once
+        assert wrapped.reads == 2 + epoch  # twice in the first epoch
 
 
 def test_a_state_costs_no_more_in_a_long_epoch_than_in_a_short_one():
@@ -459,28 +461,31 @@ def test_a_state_costs_no_more_in_a_long_epoch_than_in_a_short_one():
     assert max(of_each_state(30_000)) <= 1.1 * max(of_each_state(60))
 
 
-def test_a_changed_wrapped_sampler_is_read_again(wrapped):
+def test_a_changed_wrapped_sampler_counts_from_the_next_epoch_on(wrapped):
     sampler = ShardedBatchSampler(wrapped, num_replicas=2, rank=0)
 
-    def fresh():
-        return ShardedBatchSampler(sampler.batch_sampler, num_replicas=2, rank=0)
+    def fresh(epoch):
+        made = ShardedBatchSampler(sampler.batch_sampler, num_replicas=2, rank=0)
+        made.set_epoch(epoch)
+        return list(made)
 
-    state = sampler.state_dict(batches=2)
+    before, state = list(sampler), sampler.state_dict(batches=2)
     wrapped.size = 5
-    assert len(sampler) == len(fresh()) == 4 and list(sampler) == list(fresh())
+    assert len(sampler) == len(before) and list(sampler) == before
+    sampler.set_epoch(0)  # as a trainer says of the first epoch, when it has asked for the length before
+    assert len(sampler) == 4 and list(sampler) == fresh(0)
     wrapped.size = 3
     sampler.load_state_dict(state)
-    assert list(sampler) == list(fresh())[2:]
+    assert list(sampler) == fresh(0)[2:]
     sampler.batch_sampler = BatchSampler(SequentialSampler(range(10)), 2, drop_last=False)
     sampler.set_epoch(1)
     assert list(sampler) == [[0, 1], [4, 5], [8]]
-    sampler.batch_sampler.sampler.data_source = range(6)  # of the sampler inside
-    assert list(sampler) == [[0, 1], [4]]
     sampler.batch_sampler = [[7], [8]]
-    assert list(sampler) == [[7]]
-    sampler.batch_sampler += [[9], [3]]  # in place: from the next epoch on
-    assert len(sampler) == 1
     sampler.set_epoch(2)
+    assert list(sampler) == [[7]]
+    sampler.batch_sampler += [[9], [3]]
+    assert len(sampler) == 1
+    sampler.set_epoch(3)
     assert list(sampler) == [[7], [9]]
 
 
@@ -523,8 +528,8 @@ def two_streams(**arguments):
     return TwoStreamBatchSampler(range(37), range(1000, 1008), 4, 2, **arguments)
 
 
-def of_two_accelerated_ranks(make, how):
-    """Each rank's batches in the epochs 0 and 1."""
+def of_two_accelerated_ranks(make):
+    """Each rank's batches in the epochs 0 and 1, read through a loader that ``prepare()`` leaves alone."""
 
     def read(rank):
         make_an_accelerator()
@@ -532,52 +537,23 @@ def of_two_accelerated_ranks(make, how):
         for epoch in range(2):
             sampler = make(rank)
             sampler.sampler.set_epoch(epoch)
-            if how == "prepared":
-                told.append(list(AcceleratesShard(sampler, rank)))
-            else:
-                loader = ResumableDataLoader(range(1008), batch_sampler=sampler)
-                assert loader._is_accelerate_prepared
-                assert len(loader) == len(sampler)
-                told.append([batch.tolist() for batch in loader])
+            loader = ResumableDataLoader(range(1008), batch_sampler=sampler)
+            assert loader._is_accelerate_prepared
+            assert len(loader) == len(sampler)
+            told.append([batch.tolist() for batch in loader])
         return told
 
     return list(zip(*(result.value for result in run_ranks(read)), strict=True))
 
 
-@pytest.mark.parametrize("tail", ["pad", "drop"])
-@pytest.mark.parametrize("kind", ["shuffled", "two streams"])
-def test_accelerate_deals_what_is_made_for_one_process(kind, tail):
-    def make(rank):
-        arguments = dict(tail=tail, num_replicas=1, rank=0)
-        return ShuffledBatchSampler(37, 4, **arguments) if kind == "shuffled" else two_streams(**arguments)
-
-    epochs = of_two_accelerated_ranks(make, "prepared")
-    for ranks in epochs:
-        seen = Counter(primary(chain.from_iterable(ranks)))
-        assert {len(batches) for batches in ranks} == {5 if tail == "pad" else 4}
-        if tail == "pad":  # 37 samples in 10 batches of 4
-            assert set(seen) == set(range(37)) and seen.total() == 40
-        else:  # 9 full batches, and not every rank has one of the last
-            assert len(seen) == seen.total() == 32
-    assert epochs[0] != epochs[1]
-
-
-def test_accelerate_deals_whole_batches_of_any_size_of_a_wrapped_sampler():
-    def make(rank):
-        return ShardedBatchSampler(UnevenBatches(37), num_replicas=1, rank=0)
-
-    for ranks in of_two_accelerated_ranks(make, "prepared"):
-        assert len({len(batches) for batches in ranks}) == 1
-        assert set(chain.from_iterable(chain.from_iterable(ranks))) == set(range(37))
-
-
 def test_accelerate_leaves_a_resumable_loader_alone_which_deals_each_sample_once():
-    def make(rank):
-        return two_streams()
+    def wrapped(rank):
+        return ShardedBatchSampler(ShuffledBatchSampler(37, 4, num_replicas=1, rank=0))
 
-    for ranks in of_two_accelerated_ranks(make, "resumable loader"):
-        assert Counter(primary(chain.from_iterable(ranks))) == Counter(range(37))
-        assert {len(batches) for batches in ranks} == {5}
+    for make in (lambda rank: two_streams(), wrapped):
+        for ranks in of_two_accelerated_ranks(make):
+            assert Counter(primary(chain.from_iterable(ranks))) == Counter(range(37))
+            assert {len(batches) for batches in ranks} == {5}
 
 
 def test_with_accelerate_nothing_is_dealt_twice_without_a_word():
@@ -585,7 +561,7 @@ def test_with_accelerate_nothing_is_dealt_twice_without_a_word():
         "of the group": lambda rank: ShuffledBatchSampler(37, 4),
         "as told": lambda rank: two_streams(tail="pad", num_replicas=2, rank=rank),
         "wrapped": lambda rank: ShardedBatchSampler(UnevenBatches(37)),
-        "spread": lambda rank: ShuffledBatchSampler(37, 4, num_replicas=1, rank=0),
+        "for one process": lambda rank: ShuffledBatchSampler(37, 4, num_replicas=1, rank=0),
     }
 
     def read(rank):
@@ -602,9 +578,8 @@ def test_with_accelerate_nothing_is_dealt_twice_without_a_word():
 
     (first, told), (second, _) = (result.value for result in run_ranks(read))
     assert len({index for batch in first + second for index in batch}) < 37 * 0.7
-    for (name, _), message in told.items():
-        wanted = "keeps full batches of 4 alone" if name == "spread" else "has dealt them already"
-        assert wanted in message and "through a ResumableDataLoader" in message
+    for message in told.values():
+        assert "has dealt them already" in message and "through a course_lib.resume.ResumableDataLoader" in message
 
 
 def test_one_process_with_an_accelerator_needs_no_word(monkeypatch):
@@ -637,23 +612,6 @@ def test_unequal_counts_are_an_error_before_they_are_a_hang():
     with pytest.raises(RankError, match="rank 0: 3, rank 1: 4"):
         run_ranks(count, args=(False,))
     assert count_batches_everywhere(range(5)) == 5
-
-
-@pytest.mark.parametrize(("num_samples", "told"), [(3, [1, 0]), (4, [0, 0])])
-def test_more_ranks_that_the_rest_of_an_epoch_fits_and_a_later_one_does_not_are_warned_of(num_samples, told):
-    # The run would end by an error when the next epoch begins, hours later.
-    state = ShuffledBatchSampler(num_samples, 1).state_dict() | {"position": num_samples - 2}
-
-    def warned(rank):
-        sampler = ShuffledBatchSampler(num_samples, 1)
-        sampler.load_state_dict(state)
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            assert len(list(sampler)) == 1
-        assert all("the rest of epoch 0 may fit 2 ranks, and no later epoch does" in str(w.message) for w in caught)
-        return len(caught)
-
-    assert [result.value for result in run_ranks(warned)] == told
 
 
 @pytest.mark.parametrize(
@@ -751,6 +709,15 @@ def test_sequential_batches_shard_in_their_order():
     assert list(ShardedBatchSampler(wrapped, num_replicas=2, rank=1, tail="pad")) == [[2, 3], [6, 7], [0, 1]]
 
 
+def test_a_step_that_lacks_indices_has_them_from_the_step_before():
+    wrapped = [[0, 1, 2], [3, 4, 5], [6]]
+    ranks = [ShardedBatchSampler(wrapped, num_replicas=2, rank=rank) for rank in range(2)]
+    assert [list(rank) for rank in ranks] == [[[0, 1], [5]], [[2, 3, 4], [6]]]
+    assert [rank.loss_weight(0) for rank in ranks] == [2 * 2 / 5, 3 * 2 / 5]
+    with pytest.raises(ValueError, match="cannot share 1 indices out to 2 ranks"):
+        list(ShardedBatchSampler([[0], [1], [2]], num_replicas=2, rank=0))
+
+
 def test_a_sampler_that_deals_itself_is_not_dealt_again():
     for inner in (ShuffledBatchSampler(40, 4), TwoStreamBatchSampler(range(40), range(9), 3, 1)):
         with pytest.raises(ValueError, match=f"{type(inner).__name__} deals its batches to the ranks itself"):
@@ -758,13 +725,6 @@ def test_a_sampler_that_deals_itself_is_not_dealt_again():
     whole = ShuffledBatchSampler(40, 4, num_replicas=1, rank=0)
     ranks = [list(ShardedBatchSampler(whole, num_replicas=2, rank=rank)) for rank in range(2)]
     assert sorted(chain(*chain(*ranks))) == list(range(40))
-
-
-def test_overfit_batches_turns_the_shuffling_off():
-    sequential = SequentialSampler(range(40))
-    assert next(iter(ShuffledBatchSampler(40, 4, sampler=sequential))) == [0, 1, 2, 3]
-    with pytest.raises(ValueError, match="overfit_batches wants the same batches in every epoch"):
-        ShardedBatchSampler(BatchSampler(range(40), 4, False), sampler=sequential)
 
 
 def test_an_iterator_would_be_empty_after_one_epoch_and_is_refused():
@@ -824,12 +784,6 @@ class OneOfTheirs(ShardedBatchSampler):
         super().__init__(wrapped)
 
 
-class NamesSampler(ShuffledBatchSampler):
-    def __init__(self, n, sampler=None):
-        super().__init__(n, 4, sampler=sampler)
-        self.was_given = type(sampler).__name__
-
-
 OWN = {
     "own dealing, positional": lambda: Blocks(10, 4),
     "own dealing, a default": lambda: Blocks(10),
@@ -837,7 +791,6 @@ OWN = {
     "keywords and defaults": lambda: Weighted(range(20, 40), share=2, note="mine", seed=4),
     "a wrapper": lambda: OneOfTheirs(BatchSampler(range(37), 4, drop_last=False)),
     "a wrapper of what shuffles": lambda: OneOfTheirs(BatchSampler(RandomSampler(range(37)), 4, drop_last=False)),
-    "takes the sampler": lambda: NamesSampler(21),
 }
 
 
@@ -872,6 +825,18 @@ def trained_batches(sampler, beside=None, **flags):
     return trained, trainer.train_dataloader["own"].batch_sampler
 
 
+def made_again_by_lightning(sampler):
+    loader = DataLoader(range(100), batch_sampler=sampler)
+    return _update_dataloader(loader, DistributedSampler(range(100), 2, 0)).batch_sampler
+
+
+def test_what_was_set_on_a_sampler_comes_along_when_lightning_makes_it_again():
+    sampler = Blocks(10, 4)
+    sampler.size, sampler.shuffle = 2, False
+    sampler.load_state_dict(sampler.state_dict(batches=3))
+    assert list(made_again_by_lightning(sampler)) == list(sampler) == [[i, i + 1] for i in range(6, 20, 2)]
+
+
 @pytest.mark.thorough
 def test_a_readers_own_sampler_is_made_again_by_a_trainer_and_by_fabric_on_two_ranks():
     def fit_all(rank):
@@ -882,7 +847,7 @@ def test_a_readers_own_sampler_is_made_again_by_a_trainer_and_by_fabric_on_two_r
             trained, made = trained_batches(make(), devices=2, strategy="ddp")
             loader = fabric.setup_dataloaders(DataLoader(range(100), batch_sampler=make()))
             in_fabric = [batch.tolist() for _ in range(2) for batch in loader]
-            extra = {name: value for name, value in vars(made).items() if name in ("names", "note", "was_given")}
+            extra = {name: value for name, value in vars(made).items() if name in ("names", "note")}
             found[name] = trained, in_fabric, extra
         return found
 
@@ -892,10 +857,7 @@ def test_a_readers_own_sampler_is_made_again_by_a_trainer_and_by_fabric_on_two_r
         for rank in range(2):
             trained, in_fabric, extra = ranks[rank][name]
             assert trained == in_fabric == first[rank] + second[rank], (name, rank)
-            if name == "takes the sampler":
-                assert extra == {"was_given": "DistributedSampler"}
-            else:
-                assert extra == {key: value for key, value in vars(make()).items() if key in ("names", "note")}
+            assert extra == {key: value for key, value in vars(make()).items() if key in ("names", "note")}
 
 
 @pytest.mark.parametrize("name", [name for name in OWN if "wrapper" not in name])
@@ -923,44 +885,8 @@ def test_a_readers_own_sampler_is_copied_and_pickled_and_made_again_from_the_cop
         assert list(alike) == list(sampler)
         attributes = [{key for key in vars(each) if not key.startswith("_")} for each in (alike, sampler)]
         assert attributes[0] == attributes[1]
-        args, keywords = vars(alike)["__pl_saved_args"], vars(alike)["__pl_saved_kwargs"]
-        again = type(alike)(*args, **keywords)
-        again.set_epoch(1)
-        assert list(again) == list(sampler)
-
-
-class ForgetsAll(Blocks):
-    def __init__(self, blocks):
-        self.blocks, self.size = blocks, 2
-
-
-class ForgetsShuffled(ShuffledBatchSampler):
-    def __init__(self, n):
-        self.num_samples, self.batch_size, self.num_replicas, self.rank = n, 3, 1, 0
-
-
-@pytest.mark.parametrize(
-    ("sampler", "said"),
-    [
-        (ForgetsAll(4), "ForgetsAll.__init__ did not call the constructor of Blocks: write super().__init__(blocks, "),
-        (ForgetsShuffled(9), "constructor of ShuffledBatchSampler: write super().__init__(num_samples, batch_size, "),
-    ],
-)
-def test_a_sampler_that_forgets_its_parents_constructor_says_so_wherever_it_is_used(sampler, said):
-    uses = iter, len, lambda it: it.set_epoch(1), lambda it: it.state_dict(), lambda it: it.drop_last
-    for use in (*uses, lambda it: next(iter(DataLoader(range(9), batch_sampler=it)))):
-        with pytest.raises(AttributeError, match=re.escape(said)):
-            use(sampler)
-
-
-def test_a_propertys_own_error_is_shown():
-    class Asks(Evens):
-        @property
-        def lengths(self):
-            return self.not_there
-
-    with pytest.raises(AttributeError, match="'Asks' object has no attribute 'not_there'"):
-        Asks(10).lengths  # noqa: B018
+        again = made_again_by_lightning(alike)
+        assert again is not alike and type(again) is type(sampler) and list(again) == list(sampler)
 
 
 def test_indices_that_are_more_than_a_number_are_refused():

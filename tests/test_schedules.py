@@ -309,18 +309,15 @@ def test_what_cannot_be_dealt_is_refused():
 def test_accelerate_leaves_the_resumable_loader_alone_and_is_told_no_without_it():
     def read(rank):
         sys.modules["accelerate.state"] = SimpleNamespace(is_initialized=lambda: True)
-        told = []
         for arguments in ({}, dict(num_replicas=2, rank=rank), dict(num_replicas=1, rank=0, tail="pad")):
             for ask in (list, len):
-                with pytest.raises(ValueError, match=r"accelerator\.prepare.*through a ResumableDataLoader") as error:
+                with pytest.raises(ValueError, match=r"accelerator\.prepare.* has dealt .*ResumableDataLoader"):
                     ask(ScheduledBatchSampler(48, STEPWISE, **arguments))
-                told.append("these change their size" in str(error.value))
         loader = ResumableDataLoader(SizedDataset(range(48), half), batch_sampler=ScheduledBatchSampler(48, STEPWISE))
-        return all(told), [samples.tolist() for samples, _ in loader]
+        return [samples.tolist() for samples, _ in loader]
 
     ranks = [result.value for result in run_ranks(read)]
-    assert all(told for told, _ in ranks)
-    assert [seen for _, seen in ranks] == [[list(map(int, batch)) for batch in s] for s in ranks_of(48, STEPWISE, 2)]
+    assert ranks == [[list(map(int, batch)) for batch in s] for s in ranks_of(48, STEPWISE, 2)]
 
 
 # ------------------------------------------------------------------------------------------ the index and the dataset

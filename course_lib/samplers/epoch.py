@@ -7,12 +7,11 @@ trainers, loaders and checkpoints can treat all samplers in one way.
 from __future__ import annotations
 
 import copy
-import inspect
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
@@ -59,39 +58,24 @@ class EpochBatchSampler(ABC):
     >>> list(sampler), sampler.state_dict(batches=1)["position"]
     ([[0, 1], [2, 3], [4, 5]], 1)
 
-    Under a Trainer's default flags, Lightning makes the batch sampler of a plain ``DataLoader`` again, around a
-    ``DistributedSampler`` of its own; Fabric does the same. Here it makes one like the first, from the arguments that
-    the first was made with: what is set on a sampler after that does not come along. Where the constructor has an
-    argument ``sampler``, it is given Lightning's. On one device Lightning leaves the batch sampler of a plain loader as
-    it is, so that ``overfit_batches`` does not stop its shuffling: make it with ``shuffle=False``, or read it through
-    a ``ResumableDataLoader``.
+    Under a Trainer's default flags and in Fabric, what trains is a copy of the sampler. Bounds:
 
-    A Trainer that is resumed, or is given a loader that a run before has used, calls ``set_epoch`` when the workers of
-    a plain ``DataLoader`` have begun to draw the first epoch, in the order of another one. The iteration that is read
-    then raises a RuntimeError, unless all its batches were drawn by then (an epoch of at most ``prefetch_factor *
-    num_workers - 1``): read the sampler through a ``ResumableDataLoader``, or give a Trainer that is resumed an
-    ``ExactResume``.
-
-    With accelerate: ``accelerator.prepare()`` takes every n-th batch of what a batch sampler yields, so a sampler that
-    deals to n ranks would be dealt twice, and most samples would be lost. There are two ways that are right:
-
-    - Read the sampler through a :class:`~course_lib.resume.ResumableDataLoader`. ``prepare`` leaves that loader as it
-      is, and the sampler deals to the process group's ranks as everywhere.
-    - Make it with ``num_replicas=1, rank=0`` and ``tail="pad"`` or ``"drop"``, and let ``prepare`` deal the batches of
-      a plain loader. Then accelerate's rule holds for the end of an epoch: it repeats the first indices until all
-      ranks have as many batches (``tail="pad"``), or leaves out the batches that not every rank has (``"drop"``).
-      Not for a resume by transformers' Trainer on several ranks: there no ``set_epoch`` reaches the sampler.
-
-    Anything else is refused by a ``ValueError`` when it is iterated, where an ``Accelerator`` of several processes
-    exists; nobody can tell whether a loader was prepared.
+    - ``overfit_batches`` turns the shuffling off, but for a plain loader on one device: take ``shuffle=False`` there.
+    - A Trainer that is resumed, or given a used loader, calls ``set_epoch`` when the workers of a plain ``DataLoader``
+      have begun to draw another epoch. Reading on raises a RuntimeError, but for an epoch that was drawn whole (at most
+      ``prefetch_factor * num_workers - 1`` batches). Read it through a ``ResumableDataLoader``, which waits.
+    - With accelerate on several processes, a sampler is read through a ``ResumableDataLoader``, which ``prepare()``
+      leaves as it is. Elsewhere its length and its batches are a ValueError.
     """
 
     epochs_alike = False
     """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     deals_alone = False
-    """Whether nobody deals what comes from here once more: a loader that is never wrapped sets it."""
+    """Whether nobody deals what comes from here once more: set by what reads it, and is never wrapped."""
     _iterations = 0
     """How often it was iterated: of several iterations, only the latest refuses another epoch."""
+    _place_names: tuple[str, ...] = ("epoch", "position", "steps", "batches")
+    """What a state has beside its identity."""
 
     # ------------------------------------------------------------------------------------------- what a subclass says
 
@@ -117,11 +101,6 @@ class EpochBatchSampler(ABC):
 
     # ----------------------------------------------------------------------------------------- what it has from here
 
-    def __new__(cls, *arguments: Any, **keywords: Any) -> Self:
-        made = super().__new__(cls)
-        vars(made).update(_for_lightning(cls, arguments, keywords))
-        return made
-
     def __init__(
         self,
         *,
@@ -130,32 +109,32 @@ class EpochBatchSampler(ABC):
         tail: SamplerTail = "spread",
         num_replicas: int | None = None,
         rank: int | None = None,
-        sampler: object = None,
     ) -> None:
         self.shuffle = bool(shuffle)
-        if isinstance(sampler, SequentialSampler):
-            self._keep_one_order()
         self.seed = int_of_at_least(0, "seed", seed)
         if tail not in ("spread", "drop", "pad"):
             raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
         self.tail = tail
         self.num_replicas = None if num_replicas is None else int_of_at_least(1, "num_replicas", num_replicas)
         self.rank = None if rank is None else int_of_at_least(0, "rank", rank)
-        if self.rank is not None and self.num_replicas is not None and self.rank >= self.num_replicas:
-            raise ValueError(
-                f"rank must be from 0 to {self.num_replicas - 1} with num_replicas={num_replicas}, got {rank}"
-            )
+        if self.rank is not None and self.num_replicas is not None:
+            self._world()
         self._begin(0)
 
-    if not TYPE_CHECKING:  # a type checker would take any name
+    def _made_again(self, sampler: object) -> Self:
+        """What Lightning and Fabric get where they make a loader's batch sampler again around a ``sampler`` of theirs.
 
-        def __getattr__(self, name: str) -> Any:
-            if name.startswith("__") or vars(self).keys() >= SET_BY_THE_CONSTRUCTOR:
-                return super().__getattribute__(name)  # raises what it raised before, be it of a property
-            raise AttributeError(_what_was_forgotten(type(self), name))
+        They do so under default flags, on several ranks and for ``overfit_batches``: by a call of what stands as
+        ``explicit_cls`` among the ``__pl_saved_kwargs`` of the first one, or else of its class (2.6.6,
+        ``fabric/utilities/data.py``: ``_reinstantiate_wrapped_cls``). Here it is this method, so that no constructor
+        has to take a ``sampler``, and what was set on a sampler comes along.
+        """
+        made = copy.copy(self)
+        if isinstance(sampler, SequentialSampler):  # overfit_batches says so that it wants the same batches each epoch
+            made._keep_one_order()
+        return made
 
     def _keep_one_order(self) -> None:
-        """What a Trainer's ``overfit_batches`` wants: the same batches in every epoch."""
         self.shuffle = False
 
     def _begin(self, epoch: int) -> None:
@@ -179,22 +158,21 @@ class EpochBatchSampler(ABC):
     def __len__(self) -> int:
         """Batches that an iteration yields on this rank: of the epoch, or of what is left of it after a resume."""
         world_size, _ = self._world()
-        self._refuse_to_be_dealt_twice(world_size)
+        self._refuse_to_be_dealt_twice()
         return self._steps_left(self._position, world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
         world_size, rank = self._world()
-        self._refuse_to_be_dealt_twice(world_size)
+        self._refuse_to_be_dealt_twice()
         self._check(self._position, world_size)
         self._yielded = 0
         self._iterations += 1
-        return self._counted(world_size, rank, (self.epoch, self._position), self._iterations)
+        return self._counted(world_size, rank, self._iterations)
 
-    def _counted(self, world_size: int, rank: int, checked: tuple[int, int], iteration: int) -> Iterator[list[int]]:
+    def _counted(self, world_size: int, rank: int, iteration: int) -> Iterator[list[int]]:
         # A Trainer that resumes asks for an iterator, and only then turns to the epoch; so it is dealt when it is read.
         epoch = self.epoch
-        if (epoch, self._position) != checked:
-            self._check(self._position, world_size)
+        self._check(self._position, world_size)
         batches = self._batches(self._position, self._batches_before, world_size, rank)
         for number, batch in enumerate(batches, start=1):
             self._yielded = number  # of the iterator that moved last
@@ -248,7 +226,7 @@ class EpochBatchSampler(ABC):
             ValueError: The state belongs to another dataset, seed or batch size: its position means nothing here.
         """
         identity = self._identity()
-        for name in (*identity, "epoch", "position", "steps", "batches"):
+        for name in (*identity, *self._place_names):
             if name not in state:
                 raise ValueError(
                     f"this is no state of a {type(self).__name__}: it has no {name!r}, only {sorted(state)}"
@@ -316,73 +294,22 @@ class EpochBatchSampler(ABC):
             raise ValueError(f"rank must be from 0 to {world_size - 1} with {world_size} replicas, got {rank}")
         return world_size, rank
 
-    def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
-        if self.deals_alone or not accelerator_deals():
+    def _refuse_to_be_dealt_twice(self) -> None:
+        accelerate = sys.modules.get("accelerate.state")
+        if self.deals_alone or accelerate is None or not accelerate.is_initialized() or world_size_of() == 1:
             return
-        if world_size > 1:
-            raise ValueError(
-                f"accelerator.prepare() deals the batches of a loader to the ranks, and this {type(self).__name__} has "
-                "dealt them already: each rank would train a part of its part, and the rest would be lost. Read it "
-                "through a ResumableDataLoader, which prepare() leaves as it is; or make it with num_replicas=1, "
-                'rank=0 and tail="pad" or "drop", and let prepare() deal'
-            )
-        if self.tail == "spread" and hasattr(self, "batch_size"):
-            raise ValueError(
-                f'accelerator.prepare() keeps full batches of {self.batch_size} alone, and tail="spread" makes some '
-                'that are smaller: use tail="drop" or tail="pad", or read the sampler through a ResumableDataLoader, '
-                "which prepare() leaves as it is"
-            )
+        raise ValueError(
+            f"accelerator.prepare() deals the batches of a plain loader to the ranks, and this {type(self).__name__} "
+            "has dealt them already: each rank would train a part of its part, and the rest would be lost. Read it "
+            "through a course_lib.resume.ResumableDataLoader, which prepare() leaves as it is"
+        )
 
 
-SET_BY_THE_CONSTRUCTOR = {"shuffle", "seed", "tail", "num_replicas", "rank", "epoch", "_position"}
-
-
-def accelerator_deals() -> bool:
-    """Whether this process has an ``Accelerator`` of several processes, which deals the batches of what it prepares."""
-    state = sys.modules.get("accelerate.state")
-    return state is not None and state.is_initialized() and world_size_of() > 1
-
-
-def _for_lightning(cls: type, arguments: tuple[Any, ...], keywords: dict[str, Any]) -> dict[str, Any]:
-    """The attributes by which Lightning and Fabric make a batch sampler again.
-
-    They put their own sampler among the keywords, call the class, and then do what the record of attributes says.
-    """
-    if "sampler" in inspect.signature(cls.__init__).parameters:  # type: ignore[misc]
-        again: dict[str, Any] = {"__pl_saved_kwargs": dict(keywords)}
-    else:
-        without = _WithoutSampler(keywords)
-        again = {"__pl_saved_kwargs": without, "__pl_attrs_record": [((without,), _keep_one_order_if_asked)]}
-    return again | {
-        "__pl_saved_args": arguments,
-        "__pl_saved_default_kwargs": {"sampler": None},
-        "__pl_saved_arg_names": (),
-    }
-
-
-class _WithoutSampler(dict[str, Any]):
-    """The keywords of a constructor that takes no ``sampler``: one that is put among them is kept beside them."""
-
-    sampler: object = None
-
-    def __setitem__(self, name: str, value: Any) -> None:
-        if name == "sampler":
-            self.sampler = value
-        else:
-            super().__setitem__(name, value)
-
-
-def _keep_one_order_if_asked(made: EpochBatchSampler, keywords: _WithoutSampler) -> None:
-    # A Trainer's overfit_batches, which wants the same batches in every epoch, says so by this sampler.
-    if isinstance(keywords.sampler, SequentialSampler):
-        made._keep_one_order()
-
-
-def _what_was_forgotten(cls: type, name: str) -> str:
-    own, *others = [base for base in cls.__mro__ if "__init__" in vars(base)]
-    parameters = list(inspect.signature(others[0].__init__).parameters.values())[1:]  # type: ignore[misc]
-    told = ", ".join(f"{p.name}=…" if p.kind is p.KEYWORD_ONLY else p.name for p in parameters if p.name != "sampler")
-    return (
-        f"{cls.__name__} has no {name!r}, because {own.__name__}.__init__ did not call the constructor of "
-        f"{others[0].__name__}: write super().__init__({told}) as its first line, with what differs from the defaults"
-    )
+# What Lightning reads of a batch sampler to make it again, see ``_made_again``; within a class, the names were mangled.
+for _name, _value in {
+    "__pl_saved_args": (),
+    "__pl_saved_arg_names": (),
+    "__pl_saved_default_kwargs": {"sampler": None},
+    "__pl_saved_kwargs": property(lambda sampler: {"explicit_cls": sampler._made_again}),
+}.items():
+    setattr(EpochBatchSampler, _name, _value)

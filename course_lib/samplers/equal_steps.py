@@ -6,7 +6,6 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from course_lib._arguments import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.permutation import BLOCK, Ints
 from course_lib.steps.dealt import EqualBatches
@@ -69,16 +68,3 @@ class Steps:
                 # Counting 0, 1, 2 … through the block, minus what came before its batch, is the place in that batch.
                 positions = np.arange(count) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes)
             yield positions, sizes
-
-
-def loss_weight(steps: Steps, batch: int, world_size: int, rank: int) -> float:
-    batch = int_of_at_least(0, "batch", batch)
-    if batch >= steps.count:
-        raise ValueError(f"batch must be below the {steps.count} of this iteration, got {batch}")
-    sizes = steps.sizes(batch)
-    return sizes[rank] * world_size / sum(sizes)
-
-
-def check_position(position: int, size: int) -> None:
-    if position > size:
-        raise ValueError(f"the state stands at position {position} of an epoch of {size}: start one with set_epoch")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,13 +9,14 @@ import numpy as np
 
 from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import with_occurrences
-from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
-from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
+from course_lib.samplers.epoch import SamplerTail
+from course_lib.samplers.equal_steps import Steps
+from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.permutation import IndexPermutation
 from course_lib.steps.dealt import Dealing
 
 
-class ShuffledBatchSampler(EpochBatchSampler):
+class ShuffledBatchSampler(StepsSampler):
     """Batches of a shuffled dataset, dealt to the ranks: what ``BatchSampler(DistributedSampler(...))`` should be.
 
     Every index exactly once per epoch over all ranks, in O(1) memory, resumable anywhere in O(1).
@@ -35,8 +35,6 @@ class ShuffledBatchSampler(EpochBatchSampler):
             sizes differ by at most one. ``"drop"``: full batches only, the last indices of the order are left out.
             ``"pad"``: full batches only, the first indices of the order are repeated at its end.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
-            ``overfit_batches`` turns the shuffling off.
 
     Raises:
         ValueError: An argument is out of its range; or ``tail="spread"`` would leave a rank without an index in some
@@ -54,9 +52,8 @@ class ShuffledBatchSampler(EpochBatchSampler):
         tail: SamplerTail = "spread",
         num_replicas: int | None = None,
         rank: int | None = None,
-        sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         self.batch_size = int_of_at_least(1, "batch_size", batch_size)
         if self.num_replicas is not None:
@@ -69,51 +66,18 @@ class ShuffledBatchSampler(EpochBatchSampler):
         """The largest index that it can yield."""
         return self.num_samples - 1
 
-    def loss_weight(self, batch: int) -> float:
-        """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
-
-        Under ``"spread"`` the ranks' batches may differ by one sample. DDP averages gradients over ranks; the loss
-        times ``samples here · ranks / samples of the step`` makes that average exact.
-
-        Args:
-            batch: Its number in the current iteration, from 0.
-        """
-        world_size, rank = self._world()
-        steps = Steps(self.num_samples, self.batch_size, self.tail, self._position, world_size)
-        return loss_weight(steps, batch, world_size, rank)
+    def _steps(self, position: int, world_size: int) -> Steps:
+        return Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("num_samples", "batch_size", "seed", "shuffle", "tail")}
 
     def _dealing(self, position: int, world_size: int) -> Dealing:
-        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
-        return Dealing(self.num_samples - position, steps.equal())
-
-    def _steps_left(self, position: int, world_size: int) -> int:
-        return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).count
-
-    def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        return Steps(self.num_samples, self.batch_size, self.tail, position, world_size).start(steps)
-
-    def __iter__(self) -> Iterator[list[int]]:
-        world_size, rank = self._world()
-        if self._position and rank == 0:
-            self._warn_of_later_epochs(world_size)
-        return super().__iter__()
-
-    def _warn_of_later_epochs(self, world_size: int) -> None:
-        try:
-            self._check(0, world_size)
-        except ValueError as error:
-            warnings.warn(
-                f"the rest of epoch {self.epoch} may fit {world_size} ranks, and no later epoch does, so go on with "
-                f"fewer ranks unless this epoch is the last one: {error}",
-                stacklevel=3,
-            )
+        return Dealing(self.num_samples - position, self._steps(position, world_size).equal())
 
     def _check(self, position: int, world_size: int) -> None:
-        check_position(position, self.num_samples)
-        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
+        super()._check(position, world_size)
+        steps = self._steps(position, world_size)
         if self.tail == "spread" and steps.left < steps.count * world_size:
             what = "samples that are left of the epoch" if position else "samples"
             raise ValueError(
@@ -124,8 +88,7 @@ class ShuffledBatchSampler(EpochBatchSampler):
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
-        steps = Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
-        for positions, sizes in steps.of_rank(rank):
+        for positions, sizes in self._steps(position, world_size).of_rank(rank):
             rounds: list[int] = []
             if self.tail == "pad":
                 rounds = (positions // self.num_samples).tolist()

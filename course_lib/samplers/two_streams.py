@@ -9,17 +9,17 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch.utils.data import Sampler
 
 from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import Repeats, with_occurrences
-from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
-from course_lib.samplers.equal_steps import Steps, check_position, loss_weight
+from course_lib.samplers.epoch import SamplerTail
+from course_lib.samplers.equal_steps import Steps
+from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.permutation import IndexPermutation, Ints
 from course_lib.steps.dealt import Dealing
 
 
-class TwoStreamBatchSampler(EpochBatchSampler):
+class TwoStreamBatchSampler(StepsSampler):
     """Each batch has indices of two sets: the primary is seen once an epoch, the secondary is cycled beside it.
 
     For labelled and unlabelled data, rare and frequent classes, a new task and a replay buffer. A batch is the
@@ -30,8 +30,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
     [[0, 1, 100], [2, 3, 101], [4, 5, 100]]
 
     Works with a Trainer's default flags, with ``use_distributed_sampler=False``, with Fabric and with plain DDP, and
-    yields the same batches in all four. With accelerate, read it through a
-    :class:`~course_lib.resume.ResumableDataLoader`; see :class:`~course_lib.samplers.EpochBatchSampler`.
+    yields the same batches in all four; see :class:`~course_lib.samplers.EpochBatchSampler`.
 
     Args:
         primary_indices, secondary_indices: Indices into the dataset. They may overlap; a warning says so.
@@ -42,8 +41,6 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         tail: What becomes of a primary that does not divide, see ``ShuffledBatchSampler``. With ``"spread"`` a
             batch may be without a primary index, if there are too few for all ranks.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
-            ``overfit_batches`` turns the shuffling off.
 
     Raises:
         ValueError: A set is empty or holds what is no index, or an argument is out of its range.
@@ -61,15 +58,13 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         tail: SamplerTail = "spread",
         num_replicas: int | None = None,
         rank: int | None = None,
-        sampler: object = None,
     ) -> None:
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
         self.primary_indices = _indices("primary_indices", primary_indices)
         self.secondary_indices = _indices("secondary_indices", secondary_indices)
         self.primary_batch_size = int_of_at_least(1, "primary_batch_size", primary_batch_size)
         self.secondary_batch_size = int_of_at_least(1, "secondary_batch_size", secondary_batch_size)
-        if not isinstance(sampler, Sampler):  # a copy that Lightning makes has been warned of
-            self._warn_of_odd_streams()
+        self._warn_of_odd_streams()
 
     epochs_alike = True
 
@@ -82,14 +77,6 @@ class TwoStreamBatchSampler(EpochBatchSampler):
     def max_index(self) -> int:
         """The largest index that it can yield."""
         return int(max(self.primary_indices.max(), self.secondary_indices.max()))
-
-    def loss_weight(self, batch: int) -> float:
-        """This rank's weight for the mean loss over a batch's *primary* samples, see ``ShuffledBatchSampler``.
-
-        Where it is 0, the batch has none, and their mean is NaN, also times 0: take ``0 * outputs.sum()`` in its place.
-        """
-        world_size, rank = self._world()
-        return loss_weight(self._primary_steps(self._position, world_size), batch, world_size, rank)
 
     def _warn_of_odd_streams(self) -> None:
         both = np.intersect1d(self.primary_indices, self.secondary_indices)
@@ -106,7 +93,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
                 stacklevel=3,
             )
 
-    def _primary_steps(self, position: int, world_size: int) -> Steps:
+    def _steps(self, position: int, world_size: int) -> Steps:
         return Steps(len(self.primary_indices), self.primary_batch_size, self.tail, position, world_size)
 
     def _identity(self) -> dict[str, Any]:
@@ -116,17 +103,8 @@ class TwoStreamBatchSampler(EpochBatchSampler):
 
     def _dealing(self, position: int, world_size: int) -> Dealing:
         # An epoch covers the primary; a batch's samples are those of both streams.
-        steps = self._primary_steps(position, world_size)
+        steps = self._steps(position, world_size)
         return Dealing(len(self.primary_indices) - position, steps.equal(beside=self.secondary_batch_size))
-
-    def _steps_left(self, position: int, world_size: int) -> int:
-        return self._primary_steps(position, world_size).count
-
-    def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        return self._primary_steps(position, world_size).start(steps)
-
-    def _check(self, position: int, world_size: int) -> None:
-        check_position(position, len(self.primary_indices))  # the secondary fills a batch without a primary index
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         num_primary, size = len(self.primary_indices), self.secondary_batch_size
@@ -134,7 +112,7 @@ class TwoStreamBatchSampler(EpochBatchSampler):
         secondary = _Cycle(len(self.secondary_indices), size, (self.seed, 1, self.epoch) if self.shuffle else None)
         # The batches of all ranks are numbered through the epoch: of those left, rank r of G has r, r + G, r + 2G …
         number = batches_before + rank
-        for positions, sizes in self._primary_steps(position, world_size).of_rank(rank):
+        for positions, sizes in self._steps(position, world_size).of_rank(rank):
             rounds, places = np.divmod(positions, num_primary)
             places = order(places) if order else places
             primary = self.primary_indices[places].tolist()

@@ -11,8 +11,8 @@ import numpy as np
 from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import with_occurrences
 from course_lib.samplers import EpochBatchSampler, IndexPermutation
-from course_lib.samplers.epoch import SamplerTail, accelerator_deals
-from course_lib.samplers.equal_steps import check_position
+from course_lib.samplers.epoch import SamplerTail
+from course_lib.samplers.in_steps import check_position
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.schedule_plan import SchedulePlan, scheduled_epochs
@@ -46,8 +46,6 @@ class ScheduledBatchSampler(EpochBatchSampler):
             batches only, the last indices of the order are left out. ``"pad"``: full batches only, the first indices of
             the order are repeated at its end.
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
-        sampler: What a Lightning Trainer hands over when it makes this one again: nothing is taken from it, but that
-            ``overfit_batches`` turns the shuffling off.
 
     A schedule by optimizer steps counts those of whole epochs: one for each window, and one for the short window at an
     epoch's end. After a resume on other ranks it goes on from what was counted there.
@@ -68,10 +66,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
         tail: SamplerTail = "spread",
         num_replicas: int | None = None,
         rank: int | None = None,
-        sampler: object = None,
     ) -> None:
         self._place = RunPosition()
-        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank, sampler=sampler)
+        super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         if not isinstance(schedule, SizeSchedule):
             raise ValueError(f"schedule must be a SizeSchedule, got {schedule!r}; one size: ShuffledBatchSampler")
@@ -264,14 +261,6 @@ class ScheduledBatchSampler(EpochBatchSampler):
                 batches = (order(places) if order else places).tolist()
                 for batch, occurrences in zip(batches, rounds.tolist(), strict=True):
                     yield with_occurrences([SizedIndex(index, size) for index in batch], occurrences)
-
-    def _refuse_to_be_dealt_twice(self, world_size: int) -> None:
-        if not self.deals_alone and accelerator_deals():
-            raise ValueError(
-                "accelerator.prepare() deals the batches of a loader to the ranks in turn, and these change "
-                "their size, so that the ranks of a step would differ: read the ScheduledBatchSampler through a "
-                "ResumableDataLoader, which prepare() leaves as it is"
-            )
 
 
 POSITION = ("epoch", "position", "steps", "batches")
