@@ -44,7 +44,7 @@ def seconds_without_a_core(pid: int) -> float:
 def threads_without_a_core(pid: int) -> float:
     """The same of one process alone."""
     nanoseconds = 0
-    for _, told in _of_threads(pid, "schedstat"):
+    for told in _of_threads(pid, "schedstat"):
         with contextlib.suppress(ValueError):
             nanoseconds += int(told.split()[1])
     return nanoseconds / 1e9
@@ -55,42 +55,26 @@ def is_ready(pid: int) -> bool:
 
     The kernel counts a wait for a core when it is over. False where there is no ``/proc/PID/task/TID/stat``.
     """
-    return any(state in ("R", "D") for one in started_by(pid) for _, state in thread_states(one.pid))
+    told = (told for one in started_by(pid) for told in _of_threads(one.pid, "stat"))
+    return any(one.rpartition(")")[2].split()[0] in ("R", "D") for one in told)
 
 
-def thread_states(pid: int) -> Iterator[tuple[int, str]]:
-    """The id of each thread of a process, and Linux's letter for what it does: ``R`` runs, ``S`` sleeps."""
-    for thread, told in _of_threads(pid, "stat"):
-        yield thread, told.rpartition(")")[2].split()[0]
-
-
-def _of_threads(pid: int, name: str) -> Iterator[tuple[int, str]]:
+def _of_threads(pid: int, name: str) -> Iterator[str]:
     """What Linux's ``/proc/PID/task/TID/NAME`` says of each thread; process and threads may end at any moment."""
     with contextlib.suppress(OSError):
         for thread in os.listdir(f"/proc/{pid}/task"):
             with contextlib.suppress(OSError):
                 if told := Path(f"/proc/{pid}/task/{thread}/{name}").read_text():  # nothing of one that is ending
-                    yield int(thread), told
+                    yield told
+
+
+SERVERS: set[int] = set()
+"""The processes that ranks start from. They grow while they load modules."""
 
 
 def fork_server() -> Any:
     """Python's own, if ``multiprocessing.forkserver`` was loaded here; else None."""
     return getattr(sys.modules.get("multiprocessing.forkserver"), "_forkserver", None)
-
-
-def forget_a_fork_server_that_is_gone() -> None:
-    """It was killed; or it is the parent's, as this process is a fork of one that had it. Else Python asks for it."""
-    server: Any = fork_server()
-    pid = getattr(server, "_forkserver_pid", None)
-    if pid is None:
-        return
-    try:
-        gone = os.waitpid(pid, os.WNOHANG)[0] == pid
-    except ChildProcessError:
-        gone = True
-    if gone:
-        os.close(server._forkserver_alive_fd)
-        server._forkserver_pid = server._forkserver_address = server._forkserver_alive_fd = None
 
 
 def end_with(parent: int, folder: Path | None = None) -> None:

@@ -11,7 +11,6 @@ used neither OpenMP nor CUDA. What is forked does not show that it could start, 
 from __future__ import annotations
 
 import importlib
-import multiprocessing.util
 import os
 import pickle
 import select
@@ -21,11 +20,13 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import traceback
 import warnings
 from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 from unittest import mock
 
@@ -215,15 +216,21 @@ def start_forked_server_of_ranks(*kept: int) -> None:
 
     It keeps, of this process's descriptors, stdin, stdout, stderr and those that are named.
     """
-    from course_lib.launch import warm_up
+    from course_lib.launch import server, warm_up
 
-    def fork(_path: Any, arguments: Sequence[Any], passed: Sequence[int]) -> int:
+    def fork(code: str, stdin: socket.socket) -> Any:
         with warnings.catch_warnings(action="ignore", category=DeprecationWarning):  # a thread of xdist is not forked
-            return os.fork() or _run_in_fork(arguments[-1], {0, 1, 2, *passed, *kept})
+            pid = os.fork()
+        if pid == 0:
+            os.setsid()
+            os.dup2(stdin.fileno(), 0)
+            server._lock = threading.Lock()  # it was taken when this was forked
+            _run_in_fork(code, {0, 1, 2, *kept})
+        return SimpleNamespace(pid=pid, poll=lambda: None)
 
     if len(os.listdir("/proc/self/task")) > len(sys._current_frames()):
         return  # threads of OpenMP: the first use of it in a fork would wait for them for ever
-    with mock.patch.object(multiprocessing.util, "spawnv_passfds", fork):
+    with mock.patch.object(server, "start_python", fork):
         warm_up()
 
 

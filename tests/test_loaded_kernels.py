@@ -39,7 +39,9 @@ for fact in {
 DRAWN = "import random, numpy, torch; print(random.random(), numpy.random.random(), torch.rand(()).item())"
 RANKS = """
 import os, psutil
-print([psutil.Process(result.value).ppid() == os.getpid() for result in run_ranks(lambda rank: os.getppid(), 2)])
+from course_lib.launch import run_ranks
+servers = [result.value for result in run_ranks(lambda rank: psutil.Process(os.getppid()).ppid(), 2)]
+print([psutil.Process(server).ppid() == os.getpid() for server in servers])
 """
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import multiprocessing
 import re
 import subprocess
 import sys
@@ -17,7 +18,7 @@ from course_lib import devices
 from course_lib.accumulation import accumulate, windows
 from course_lib.devices import explain_device, usable_device
 from course_lib.launch import run_ranks
-from course_lib.launch.server import hidden_main, start_context
+from course_lib.launch.server import PRELOAD
 from course_lib.leaks import watch_growth
 from course_lib.loader import MiniDataLoader
 from course_lib.memory import find_batch_size, measure_peak, predict_peak
@@ -55,12 +56,12 @@ are tried by `pytest --thorough`; the functions that they define are always ther
 
 
 def run_pretended(path: Path, *pretences: str, left_out: Collection[str] = ()) -> dict:
-    """In a process of its own: a fork of the server that ranks start from, which has torch and Lightning loaded."""
-    context = start_context(None)
+    """In a process of its own: a fork of a server that has torch and Lightning loaded."""
+    context = multiprocessing.get_context("forkserver" if sys.platform == "linux" else "spawn")
+    context.set_forkserver_preload(list(PRELOAD))
     here, there = context.Pipe()
     process = context.Process(target=send_pretended, args=(there, path, list(pretences), left_out))
-    with hidden_main():
-        process.start()
+    process.start()
     there.close()
     found = here.recv()
     process.join()

@@ -17,9 +17,9 @@ The first call of a process waits some seconds for that server; :func:`warm_up` 
 raises ends the call with a :class:`RankError`, a hang with a :class:`RankTimeout`; both show where every rank was. No
 process of a rank's group outlives the call, however it ends.
 
-``caller.py`` is the calling process, ``server.py`` the server that ranks start from, ``rank.py`` the process of a
-rank, ``forks.py`` how it forks on an older Python, ``stacks.py`` where one stands that cannot answer, ``travel.py``
-what goes from one to the other, and ``ends.py`` what a call returns or raises.
+``caller.py`` is the calling process, ``server.py`` the server that all others start from, ``watcher.py`` the process
+that has the ranks of one call, ``rank.py`` the process of a rank, ``travel.py`` what goes from one to the other, and
+``ends.py`` what a call returns or raises.
 """
 
 from course_lib._ranks import rank_device

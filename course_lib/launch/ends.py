@@ -33,14 +33,14 @@ class RankReport:
     rank: int
     state: str
     """``"raised"``, ``"was killed by SIGKILL"``, ``"exited with code 3"``, ``"was running"`` or ``"had returned"``."""
-    error: str
+    error: str = ""
     """The exception in one line; empty if the rank raised none."""
-    details: str
+    details: str = ""
     """The traceback of what was raised, or the stack of a rank that was running."""
-    functions: tuple[str, ...]
+    functions: tuple[str, ...] = ()
     """Names of the functions on that stack, the innermost last."""
-    stdout: str
-    stderr: str
+    stdout: str = ""
+    stderr: str = ""
 
     @property
     def headline(self) -> str:

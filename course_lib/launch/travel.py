@@ -1,13 +1,13 @@
 """What travels between the caller and a rank: the surroundings, the function, what it returns or raises.
 
-Functions and classes of a notebook's cells travel by value. What cannot travel is named, down to the part.
+Functions and classes of a notebook's cells travel by value, and what comes back has the caller's own classes.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import importlib
+import inspect
 import io
 import linecache
 import multiprocessing
@@ -15,12 +15,32 @@ import os
 import pickle
 import sys
 import types
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import cloudpickle
 
 from course_lib._job import variables_of_a_job
+
+_ID_OF_CLASS = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
+_CLASS_OF_ID = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID
+"""The classes that have travelled by value, and the names by which both sides know them."""
+
+
+@dataclass(frozen=True)
+class Call:
+    """What the caller asks for."""
+
+    world_size: int
+    backend: str
+    forked: bool
+    """Whether the ranks are forks of the process that watches over them; else they are spawned."""
+    timeout: float
+    surroundings: bytes
+    payload: bytes
+    folder: str
+    """The folder for temporary ones."""
 
 
 def pack_surroundings(hide_gpus: bool) -> bytes:
@@ -32,24 +52,26 @@ def pack_surroundings(hide_gpus: bool) -> bytes:
         environment["CUDA_VISIBLE_DEVICES"] = ""
     # The source of notebook cells exists in this process alone; with it a rank's traceback shows the cell's lines.
     cells = {name: entry for name, entry in linecache.cache.items() if len(entry) == 4 and entry[1] is None}
-    return pickle.dumps((environment, cells, multiprocessing.get_start_method(allow_none=True)))
+    start_method = multiprocessing.get_start_method(allow_none=True)
+    return pickle.dumps((environment, os.getcwd(), sys.path, sys.argv, cells, start_method))
 
 
 def enter_surroundings(surroundings: bytes) -> None:
-    environment, cells, start_method = pickle.loads(surroundings)
-    multiprocessing.set_start_method(start_method, force=True)  # for its DataLoader's workers: as the caller's
+    environment, folder, path, argv, cells, start_method = pickle.loads(surroundings)
     os.environ.clear()
     os.environ.update(environment)
+    os.chdir(folder)
+    sys.path[:], sys.argv[:] = path, argv
     linecache.cache.update(cells)
+    multiprocessing.set_start_method(start_method, force=True)  # for its DataLoader's workers: as the caller's
 
 
 def pack_call(fn: Callable[..., Any], args: tuple[Any, ...]) -> bytes:
     try:
         return _dumps((fn, args))
     except Exception as error:
-        culprits = _unsendable(fn, getattr(fn, "__name__", "fn"), set()) + _unsendable(args, "args", set())
         raise ValueError(
-            f"this cannot be sent to a rank: {'; '.join(culprits) or error}. "
+            f"this cannot be sent to a rank: {_what_cannot(fn, args) or error}. "
             "Make it inside the function, or pass in args what it is made from"
         ) from error
 
@@ -59,46 +81,30 @@ def unpack_call(payload: bytes) -> tuple[Callable[..., Any], tuple[Any, ...]]:
     # Plain pickle, as in all_gather_object, looks the caller's functions and classes up in __main__.
     main = vars(sys.modules["__main__"])
     main.update((name, value) for name, value in getattr(fn, "__globals__", {}).items() if name[:2] != "__")
-    for cls in list(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID.values()):
-        if cls.__module__ == "__main__":
-            main[cls.__qualname__] = cls
+    main.update((cls.__qualname__, cls) for cls in list(_ID_OF_CLASS) if cls.__module__ == "__main__")
+    _Answer.classes_of_the_caller = set(_CLASS_OF_ID)
     return fn, args
 
 
 def pack_value(value: Any) -> bytes:
     try:
-        return _dumps(value)
+        return _dumps(value, _Answer)
     except Exception as error:
-        culprits = _unsendable(value, "value", set())
-        raise TypeError(f"what the function returned cannot be sent back: {'; '.join(culprits) or error}") from None
-
-
-def unpack_value(content: bytes) -> Any:
-    return _Unpickler(content).load()
+        raise TypeError(f"what the function returned cannot be sent back: {type(value).__name__}: {error}") from None
 
 
 def pack_exception(error: BaseException) -> bytes | None:
     """None if it cannot travel."""
-    try:
-        return _dumps(error)
-    except Exception:
-        return None
+    with contextlib.suppress(Exception):
+        return _dumps(error, _Answer)
+    return None
 
 
 def unpack_exception(content: bytes | None) -> BaseException | None:
-    if content is None:
-        return None
-    try:
-        exception = unpack_value(content)
-    except Exception:
-        return None
-    return exception if isinstance(exception, BaseException) else None
-
-
-def _dumps(value: Any) -> bytes:
-    with io.BytesIO() as file:
-        _Pickler(file).dump(value)
-        return file.getvalue()
+    with contextlib.suppress(Exception):
+        exception = pickle.loads(content or b"")
+        return exception if isinstance(exception, BaseException) else None
+    return None
 
 
 class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -120,66 +126,41 @@ class _Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super().reducer_override(obj)
 
 
+class _Answer(_Pickler):
+    """Of a rank: the caller's classes go back by name, as the caller has them and their attributes already."""
+
+    classes_of_the_caller: set[str] = set()  # noqa: RUF012 - a rank has one caller
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, type) and _ID_OF_CLASS.get(obj) in self.classes_of_the_caller:
+            return _class_of_id, (_ID_OF_CLASS[obj],)
+        return super().reducer_override(obj)
+
+
+def _dumps(value: Any, pickler: type[_Pickler] = _Pickler) -> bytes:
+    with io.BytesIO() as file:
+        pickler(file).dump(value)
+        return file.getvalue()
+
+
+def _class_of_id(number: str) -> type:
+    return _CLASS_OF_ID[number]  # type: ignore[no-any-return]
+
+
 def _code_of_file(name: str, make: Callable[..., types.CodeType], arguments: tuple[Any, ...]) -> types.CodeType:
     return make(*arguments).replace(co_filename=name)
 
 
-class _Unpickler(pickle.Unpickler):
-    """Leaves the caller's own classes alone: cloudpickle would write the rank's copy of their attributes into them."""
-
-    def __init__(self, content: bytes) -> None:
-        super().__init__(io.BytesIO(content))
-        self._ours = set(cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID)
-
-    def find_class(self, module: str, name: str) -> Any:
-        found = super().find_class(module, name)
-        if name != "_class_setstate":
-            return found
-        ids = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
-        return lambda cls, state: cls if ids.get(cls) in self._ours else found(cls, state)
-
-
-def _unsendable(value: Any, path: str, seen: set[int]) -> list[str]:
-    """Name the smallest parts of ``value`` that cannot be pickled."""
-    if id(value) in seen or isinstance(value, types.GetSetDescriptorType) or path.count(".") + path.count("[") > 50:
-        return []
-    seen.add(id(value))
-    try:
-        _dumps(value)
-        return []
-    except Exception as error:
-        inner = [name for part, part_path in _parts(value, path) for name in _unsendable(part, part_path, seen)]
-        return inner or [f"{path} ({type(value).__name__}: {error})"]
-
-
-def _parts(value: Any, path: str) -> Iterator[tuple[Any, str]]:
-    if isinstance(value, types.MethodType):
-        yield value.__self__, f"{path}.__self__"
-        yield value.__func__, path
-    elif isinstance(value, types.FunctionType):
-        names = set(_global_names(value.__code__))
-        yield from ((value.__globals__[name], f"{path} → {name}") for name in names if name in value.__globals__)
-        for name, cell in zip(value.__code__.co_freevars, value.__closure__ or (), strict=True):
-            with contextlib.suppress(ValueError):  # a variable that has no value yet
-                yield cell.cell_contents, f"{path} → {name}"
-        yield value.__defaults__ or (), f"{path}.__defaults__"
-        yield value.__kwdefaults__ or {}, f"{path}.__kwdefaults__"
-    elif isinstance(value, functools.partial):
-        yield value.func, f"{path}.func"
-        yield value.args, f"{path}.args"
-        yield value.keywords, f"{path}.keywords"
-    elif isinstance(value, dict):
-        yield from ((item, f"{path}[{key!r}]") for key, item in value.items())
-    elif isinstance(value, (list, tuple, set, frozenset)):
-        yield from ((item, f"{path}[{index}]") for index, item in enumerate(value))
-    else:
-        slots = [name for name in getattr(type(value), "__slots__", ()) if hasattr(value, name)]
-        yield from ((getattr(value, name), f"{path}.{name}") for name in slots)
-        yield from ((item, f"{path}.{name}") for name, item in getattr(value, "__dict__", {}).items())
-
-
-def _global_names(code: types.CodeType) -> Iterator[str]:
-    yield from code.co_names
-    for constant in code.co_consts:
-        if isinstance(constant, types.CodeType):
-            yield from _global_names(constant)
+def _what_cannot(fn: Callable[..., Any], args: tuple[Any, ...]) -> str:
+    """The arguments that cannot be pickled, and the variables that a function takes from outside."""
+    parts = {f"args[{index}]": value for index, value in enumerate(args)}
+    with contextlib.suppress(TypeError, ValueError):  # no function of Python's, or a variable without a value
+        outside = inspect.getclosurevars(fn)
+        parts |= {**outside.globals, **outside.nonlocals}
+    told = []
+    for name, value in parts.items():
+        try:
+            _dumps(value)
+        except Exception as error:
+            told.append(f"{name} ({type(value).__name__}: {error})")
+    return "; ".join(told)

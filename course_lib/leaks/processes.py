@@ -7,7 +7,7 @@ import time
 
 import psutil
 
-from course_lib._processes import fork_server
+from course_lib._processes import SERVERS, fork_server
 
 REST_SECONDS = 30.0
 """How long a child may take until it waits for something; on a busy machine a spawned worker starts for that long."""
@@ -16,7 +16,7 @@ _WORKING = {psutil.STATUS_RUNNING, psutil.STATUS_DISK_SLEEP, psutil.STATUS_WAKIN
 
 
 class Children:
-    """The child processes of this one, without multiprocessing's fork server, which grows while it loads modules."""
+    """The child processes of this one, without servers to fork others from, which grow while they load modules."""
 
     def __init__(self) -> None:
         self._restless: set[int] = set()
@@ -37,8 +37,8 @@ class Children:
 
 
 def _children() -> list[psutil.Process]:
-    server_pid = getattr(fork_server(), "_forkserver_pid", None)
-    return [child for child in psutil.Process().children(recursive=True) if child.pid != server_pid]
+    servers = {getattr(fork_server(), "_forkserver_pid", None), *SERVERS}
+    return [child for child in psutil.Process().children(recursive=True) if child.pid not in servers]
 
 
 def _works(child: psutil.Process) -> bool:

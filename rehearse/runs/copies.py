@@ -34,7 +34,7 @@ import torch.distributed as dist
 from course_lib._processes import (
     cpu_seconds,
     end_with,
-    forget_a_fork_server_that_is_gone,
+    fork_server,
     is_ready,
     seconds_without_a_core,
 )
@@ -192,7 +192,8 @@ def _be_the_child(trial: Callable[[Path], Any], folder: Path, pipe: int, parent:
         for number in (signal.SIGINT, signal.SIGTERM, signal.SIGCHLD):
             signal.signal(number, signal.SIG_DFL)
         end_with(parent)
-        forget_a_fork_server_that_is_gone()
+        if server := fork_server():
+            server.__init__()  # it would serve the parent alone
         _hide_gpus()
         torch.set_num_threads(1)  # the pool of threads was not forked
         with _silent():

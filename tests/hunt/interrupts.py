@@ -180,11 +180,8 @@ class Callers:
         """It ends as a script does: by what is raised through its first line."""
         os.dup2(told, 2)
         os.setpgid(0, 0)
-        if moment.caller == "script":
-            from multiprocessing import forkserver
-
-            # The server is this process's sibling, and it may use it all the same.
-            server._start_server = forkserver._forkserver.ensure_running = lambda: None
+        if moment.caller != "script":  # that one uses the server that is its sibling
+            server._forget_server()
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, _exit if moment.handled else signal.SIG_DFL)
         os.write(begins, b"x")

@@ -5,8 +5,8 @@ starts workers from a fork server since Python 3.14.
 """
 
 import multiprocessing
-import multiprocessing.forkserver
 import os
+import socket
 
 METHOD = os.environ.get("REHEARSED_START_METHOD")
 
@@ -14,11 +14,4 @@ if METHOD:
     multiprocessing.set_start_method(METHOD, force=True)
 
 if METHOD == "spawn":
-    get_context = multiprocessing.get_context
-
-    def spawning(method=None):
-        """There is no fork server; macOS has fork, for those who ask for it by name."""
-        return get_context("spawn" if method == "forkserver" else method)
-
-    multiprocessing.get_context = spawning
-    multiprocessing.forkserver.ensure_running = lambda: None  # it would load torch, for nobody
+    del socket.send_fds  # what a server of ranks needs, and Windows has not
