@@ -62,8 +62,8 @@ class ResumableDataLoader(DataLoader[Any]):
     So does ``accelerator.prepare(loader)``, which returns it as it is: move the batches to the device yourself. There
     ``accelerator.accumulate`` is not told where an epoch ends: a window's rest waits for the next epoch's batches.
     ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer keeps it itself,
-    as a number of batches, so resume there on as many ranks. Fabric counts epochs from 0 in each process: to go on in
-    a later one, iterate this loader and not the one that ``fabric.setup_dataloaders`` returns.
+    as a number of batches, so resume there on as many ranks. What ``fabric.setup_dataloaders`` returns has no state of
+    its own, and counts epochs from 0 in each process: to go on in a later one, iterate this loader.
 
     **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's

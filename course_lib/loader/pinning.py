@@ -15,7 +15,7 @@ import torch
 from torch.utils.data import DataLoader
 from torch.utils.data._utils.pin_memory import pin_memory  # it keeps the structure of a batch
 
-from course_lib.loader.workers import Crew, Failure, StreamEnds, timed_out
+from course_lib.loader.workers import TIMED_OUT, Crew, Failure, StreamEnds
 
 
 class PinningThread:
@@ -35,7 +35,7 @@ class PinningThread:
         try:
             answer = self._pinned.get(timeout=timeout or None)
         except queue.Empty:
-            raise timed_out(timeout) from None
+            raise RuntimeError(TIMED_OUT.format(timeout)) from None
         if isinstance(answer, _ThreadEnds):
             self._pinned.put(answer)  # for the next one who asks
             raise answer.error

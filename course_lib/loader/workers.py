@@ -201,14 +201,15 @@ def _pack(answer: Any, worker_id: int) -> Any:
 
 
 ENDED = "the workers of this iterator have ended: iter(loader) begins an epoch with new ones"
+TIMED_OUT = "DataLoader timed out after {} seconds"
+TOO_MANY_FILES = (
+    "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or call "
+    "torch.multiprocessing.set_sharing_strategy('file_system')"
+)
 HINTS = {
     "SIGKILL": " (often: the machine was out of memory)",
     "SIGBUS": " (often: shared memory is full; see `df /dev/shm`)",
 }
-
-
-def timed_out(seconds: float) -> RuntimeError:
-    return RuntimeError(f"DataLoader timed out after {seconds} seconds")
 
 
 class Crew:
@@ -219,8 +220,8 @@ class Crew:
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
         self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
-        self.in_order, self._closed, self._owner = loader.in_order, False, os.getpid()
-        self._death = ""
+        self.in_order, self._owner = loader.in_order, os.getpid()
+        self._end = ""  # why it is closed
         self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         forked_from = os.getpid() if context.get_start_method() == "fork" else None
@@ -242,7 +243,7 @@ class Crew:
 
     @property
     def closed(self) -> bool:
-        return self._closed or os.getpid() != self._owner  # a fork of the owner can neither use nor end them
+        return bool(self._end) or os.getpid() != self._owner  # a fork of the owner can neither use nor end them
 
     def send(self, worker: int, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said when its answer is waited for
@@ -255,31 +256,26 @@ class Crew:
 
     def answer(self, timeout: float) -> Any:
         """The next answer, waited for as long as the workers live; or for ``timeout`` seconds, where that is not 0."""
-        ready: list[Any] = []
         deadline = time.monotonic() + (timeout or math.inf)
+        ready: list[Any] = []
         while not ready:
             if self.closed:
                 raise self.ended()
+            if time.monotonic() >= deadline:
+                raise RuntimeError(TIMED_OUT.format(timeout))
             candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
-            seconds = min(LOOK_SECONDS, max(0.0, deadline - time.monotonic()))
-            ready = wait([self.pipes[worker] for worker in candidates], seconds)
-            for dealt in {*self.dealt} if not ready else ():
-                if not self.processes[dealt].is_alive():
-                    raise self._death_of(dealt)
-            if not ready and time.monotonic() >= deadline:
-                raise timed_out(timeout)
-        worker = next(worker for worker in candidates if self.pipes[worker] in ready)  # the longest without an answer
+            ready = wait([self.pipes[each] for each in candidates], min(LOOK_SECONDS, deadline - time.monotonic()))
+            if not ready:
+                self._look()
+        worker = next(each for each in candidates if self.pipes[each] in ready)  # the longest without an answer
         try:
             answer = self.pipes[worker].recv()
         except (EOFError, ConnectionError):
-            raise self.ended() if self.closed else self._death_of(worker) from None
+            raise self._death_of(worker) from None
         except BaseException as error:  # half a message may be read
             if getattr(error, "errno", None) == errno.EMFILE or "items of ancdata" in str(error):
-                self.close()
-                raise RuntimeError(
-                    "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or "
-                    "call torch.multiprocessing.set_sharing_strategy('file_system')"
-                ) from error
+                self.close(TOO_MANY_FILES)
+                raise self.ended() from error
             if isinstance(error, OSError):
                 raise self._death_of(worker) from error
             self.close()
@@ -287,12 +283,18 @@ class Crew:
         self.dealt.remove(worker)
         return answer
 
+    def _look(self) -> None:
+        """Raise if a worker is gone that still has to answer, whose children may hold its pipe."""
+        for worker in {*self.dealt}:
+            if not self.processes[worker].is_alive():
+                raise self._death_of(worker)
+
     def ended(self) -> RuntimeError:
-        return RuntimeError(self._death or ENDED)
+        return RuntimeError(self._end or ENDED)
 
     def _death_of(self, worker: int) -> RuntimeError:
-        """Of the first worker that died: with it all pipes end, which another thread may hear of."""
-        if not self._death:
+        """Of the first worker that died: behind it all pipes end, and this one's too."""
+        if not self.closed:
             process = self.processes[worker]
             process.join(LOOK_SECONDS)
             code = process.exitcode or 0
@@ -301,15 +303,14 @@ class Crew:
             else:
                 name = signal.Signals(-code).name
                 end = f"(pid {process.pid}) is killed by signal: {name}{HINTS.get(name, '')}: worker {worker}"
-            self._death = f"DataLoader worker {end}"
-            self.close()
+            self.close(f"DataLoader worker {end}")
         return self.ended()
 
-    def close(self) -> None:
+    def close(self, why: str = ENDED) -> None:
         """End the workers: politely first, and within ``LOOK_SECONDS`` in any case."""
         if self.closed:
             return
-        self._closed = True
+        self._end = why
         for pipe in self.pipes:
             _hang_up(pipe)
         deadline = time.monotonic() + LOOK_SECONDS
