@@ -5,7 +5,7 @@
 - ``course_lib.devices``: the GPU if it can be used, else the CPU, and why (``usable_device``).
 - ``course_lib.datasets``: small real data, offline, and integers on which a batch can be read (``load_digits``,
   ``load_words``, ``Integers``, ``IntegerStream``).
-- ``course_lib.loader``: torch's DataLoader, to be read in one sitting, with a state (``MiniDataLoader``).
+- ``course_lib.loader``: torch's DataLoader, to be read in one sitting (``MiniDataLoader``).
 - ``course_lib.pipeline``: when each batch was fetched, waited for and delivered (``trace``, ``predict_throughput``).
 - ``course_lib.accumulation``: small batches whose gradient is the big batch's (``windows``, ``accumulate``).
 - ``course_lib.samplers``: batch samplers that every rank can share (``ShuffledBatchSampler``, ``ShardedBatchSampler``).

@@ -55,7 +55,7 @@ def iterator_with_draws(loader: DataLoader[Any], *, seed_samples: bool) -> Any:
         "dataset": _BatchMaker(loader.dataset, loader.collate_fn, seed_samples),
         "collate_fn": _as_it_is,
         "batch_sampler": _NumberedBatches(loader.batch_sampler),
-        "worker_init_fn": _WorkerStart(loader.worker_init_fn),
+        "worker_init_fn": WorkerStart(loader.worker_init_fn),
     }
     vars(twin).update(replaced)  # torch lets nobody set them
     return DataLoader._get_iterator(twin)
@@ -107,8 +107,8 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class _WorkerStart:
-    """A loader's ``worker_init_fn``, which finds the dataset itself at ``get_worker_info().dataset``."""
+class WorkerStart:
+    """The ``worker_init_fn`` of a loader with a stand-in: finds the dataset itself at ``get_worker_info().dataset``."""
 
     def __init__(self, init_fn: Callable[[int], object] | None) -> None:
         self.init_fn = init_fn

@@ -29,6 +29,7 @@ from typing import Any
 from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 
 from course_lib._arguments import int_of_at_least
+from course_lib._draws import WorkerStart
 
 __all__ = ["predict_throughput", "simulate_pipeline", "trace"]
 
@@ -67,8 +68,7 @@ def trace(
     sampler: one that draws from a generator, or knows its epoch, has moved on by what was read.
 
     Args:
-        loader: A DataLoader, torch's or one with the same attributes. A `worker_init_fn` finds a stand-in at
-            `get_worker_info().dataset`; attributes that it reads or sets there are the dataset's.
+        loader: A DataLoader, torch's or one with the same attributes.
         compute: The training step, called with each batch after its delivery.
         batches: Stop after so many; default: the whole epoch.
 
@@ -196,7 +196,8 @@ def _seconds(name: str, value: Seconds) -> list[float]:
 
 
 def _timed_copy(loader: Any) -> Any:
-    missing = [name for name in ("dataset", "collate_fn", "num_workers") if name not in getattr(loader, "__dict__", ())]
+    asked = ("dataset", "collate_fn", "num_workers", "worker_init_fn")
+    missing = [name for name in asked if name not in getattr(loader, "__dict__", ())]
     if missing:
         raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}, which has no {', '.join(missing)}")
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):  # torch shards and seeds these by their type
@@ -205,7 +206,8 @@ def _timed_copy(loader: Any) -> Any:
     stands_for_both = stopwatch(loader.dataset, loader.collate_fn)
     twin = copy.copy(loader)
     # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
-    vars(twin).update(dataset=stands_for_both, collate_fn=stands_for_both, _iterator=None)
+    replaced: dict[str, Any] = {"dataset": stands_for_both, "collate_fn": stands_for_both, "_iterator": None}
+    vars(twin).update(replaced, worker_init_fn=WorkerStart(loader.worker_init_fn))
     return twin
 
 
@@ -219,46 +221,42 @@ class _Fetch:
 
 
 class _Stopwatch(Dataset[Any]):
-    """Stands for the dataset and the `collate_fn`, in whichever process they are called; all else is the dataset's."""
+    """Stands for the dataset and the `collate_fn`, in whichever process they are called."""
 
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any]) -> None:
-        vars(self).update(_timed_dataset=dataset, _timed_collate_fn=collate_fn, _timed_start=None)
+        self.dataset, self.collate_fn = dataset, collate_fn
+        self.start: float | None = None
 
     def __getattr__(self, name: str) -> Any:
-        # Copying and pickling must not ask the dataset, which may not be there yet.
-        if name.startswith("__") or "_timed_dataset" not in vars(self):
+        if name.startswith("__") or name == "dataset":  # copying and pickling ask before there is one
             raise AttributeError(f"{type(self).__name__} has no attribute {name}")
-        return getattr(self._timed_dataset, name)
-
-    def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._timed_dataset, name, value)
+        return getattr(self.dataset, name)
 
     def __len__(self) -> int:
-        return len(self._timed_dataset)
+        return len(self.dataset)
 
     def __getitem__(self, index: Any) -> Any:
-        self._start_timing()
-        return self._timed_dataset[index]
+        self.start_timing()
+        return self.dataset[index]
 
     def __getitems__(self, indices: list[Any]) -> Any:
-        self._start_timing()
-        at_once = getattr(self._timed_dataset, "__getitems__", None)
-        return at_once(indices) if at_once else [self._timed_dataset[index] for index in indices]
+        self.start_timing()
+        at_once = getattr(self.dataset, "__getitems__", None)
+        return at_once(indices) if at_once else [self.dataset[index] for index in indices]
 
-    def _start_timing(self) -> None:
+    def start_timing(self) -> None:
         # perf_counter is the machine's own monotonic clock on Linux, macOS and Windows: one for all its processes.
-        if self._timed_start is None:
-            vars(self)["_timed_start"] = time.perf_counter()
+        if self.start is None:
+            self.start = time.perf_counter()
 
     def __call__(self, samples: Any) -> tuple[_Fetch, Any]:
-        batch = self._timed_collate_fn(samples)
+        batch = self.collate_fn(samples)
         end, worker = time.perf_counter(), get_worker_info()
-        fetch = _Fetch(None if worker is None else worker.id, self._timed_start, end)
-        vars(self)["_timed_start"] = None
-        return fetch, batch
+        start, self.start = self.start, None
+        return _Fetch(None if worker is None else worker.id, end if start is None else start, end), batch
 
 
 class _StreamStopwatch(_Stopwatch, IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         # zip asks its first argument first: the time is noted when a sample is asked for, not when it has come.
-        return (sample for _, sample in zip(iter(self._start_timing, "never"), self._timed_dataset, strict=False))
+        return (sample for _, sample in zip(iter(self.start_timing, "never"), self.dataset, strict=False))

@@ -20,11 +20,8 @@ with it: where a module asks for ``estimated_stepping_batches``, a Trainer alone
 from __future__ import annotations
 
 import copy
-import pickle
 import warnings
-import weakref
 from collections.abc import Iterator, Mapping
-from os import PathLike
 from typing import Any
 
 import numpy as np
@@ -41,16 +38,6 @@ COUNTED_AGAIN = "counted_again"
 """In a state that is loaded: whoever loads it asks for the length again, in this epoch and in the next ones."""
 
 
-class _NotGiven:
-    """The default of an argument that would be ignored beside another: so it is seen where it was given."""
-
-    def __repr__(self) -> str:
-        return "not given"
-
-
-NOT_GIVEN: Any = _NotGiven()
-
-
 class ResumableDataLoader(DataLoader[Any]):
     """torch's DataLoader over a batch sampler that knows its position.
 
@@ -59,23 +46,24 @@ class ResumableDataLoader(DataLoader[Any]):
         batch_sampler: One of ``course_lib.samplers``, or any with ``set_epoch``, ``state_dict(batches=n)``,
             ``load_state_dict``, ``epoch`` and ``steps_before``. Default: a :class:`ShuffledBatchSampler` made of
             ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
-        batch_size, shuffle, drop_last, seed: Of that default, per rank (1, False, False, 0). Without ``drop_last``
-            every sample is seen once: the batches of an epoch differ in size by at most one. Not beside
-            ``batch_sampler``, which has its own.
+        batch_size, shuffle, drop_last, seed: Of that default, per rank. Without ``drop_last`` every sample is seen
+            once: the batches of an epoch differ in size by at most one. Not beside ``batch_sampler``, which has its
+            own.
         seed_samples: Whether what the samples draw at random is a function of the sample; see below.
         loader_arguments: Whatever else torch's DataLoader takes, but for ``sampler``, ``generator`` and
             ``in_order=False``.
 
     A loop without ``set_epoch`` gets a new order in each epoch: a loader that has delivered an epoch's last batch turns
     to the next when that iteration ends or is left. One that is left earlier begins again where it began.
+    It is read by one iteration at a time: when another one has begun, the one before cannot go on.
     ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
+
     Trainers that would put a ``DistributedSampler`` into a loader leave this one alone: ``loader.sampler`` is one.
-    So does ``accelerator.prepare(loader)``, which returns it as it is. It therefore does not move the batches to the
-    device (do it with ``batch.to(accelerator.device)``), and ``accelerator.accumulate`` is not told where an epoch
-    ends: what is left of a window there waits for the next epoch's batches.
-    ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer, which gets it
-    from ``get_train_dataloader``, keeps the position itself: as a number of batches, so resume there on as many ranks.
-    The loader that ``fabric.setup_dataloaders(loader)`` returns has ``state_dict`` and ``load_state_dict`` as well.
+    So does ``accelerator.prepare(loader)``, which returns it as it is: move the batches to the device yourself. There
+    ``accelerator.accumulate`` is not told where an epoch ends: a window's rest waits for the next epoch's batches.
+    ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer keeps it itself,
+    as a number of batches, so resume there on as many ranks. What ``fabric.setup_dataloaders`` returns has no state of
+    its own, and counts epochs from 0 in each process: to go on in a later one, iterate this loader.
 
     **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
@@ -102,8 +90,8 @@ class ResumableDataLoader(DataLoader[Any]):
             may yield indices that the dataset does not have, or the dataset is a stream; or an argument would be
             ignored, or batches delivered out of order.
         RuntimeError: While it is read: the dataset or ``collate_fn`` has raised ``StopIteration``, which would end the
-            epoch there without a word; or another iteration has begun since beside persistent workers, or a state was
-            loaded.
+            epoch there without a word; another iteration has begun since, or a state was loaded; or it was turned to an
+            epoch before that of the loaded state.
     """
 
     _is_accelerate_prepared = True
@@ -114,26 +102,23 @@ class ResumableDataLoader(DataLoader[Any]):
     def __init__(
         self,
         dataset: Any,
-        batch_size: int = NOT_GIVEN,
-        shuffle: bool = NOT_GIVEN,
+        batch_size: int = 1,
+        shuffle: bool = False,
         *,
         batch_sampler: Any = None,
-        drop_last: bool = NOT_GIVEN,
-        seed: int = NOT_GIVEN,
+        drop_last: bool = False,
+        seed: int = 0,
         seed_samples: bool = True,
         **loader_arguments: Any,
     ) -> None:
         _refuse_what_has_no_position(dataset, loader_arguments)
-        own = {"batch_size": batch_size, "shuffle": shuffle, "drop_last": drop_last, "seed": seed}
-        given = {name: value for name, value in own.items() if value is not NOT_GIVEN}
         if batch_sampler is None:
-            settings: dict[str, Any] = {"batch_size": 1, "shuffle": False, "seed": 0} | given
-            tail: SamplerTail = "drop" if settings.pop("drop_last", False) else "spread"
-            batch_sampler = ShuffledBatchSampler(len(dataset), tail=tail, **settings)
-        elif "sampler" not in loader_arguments and given:  # Lightning, which makes a loader again, gives all of them
+            tail: SamplerTail = "drop" if drop_last else "spread"
+            batch_sampler = ShuffledBatchSampler(len(dataset), batch_size, shuffle=shuffle, seed=seed, tail=tail)
+        elif batch_size != 1 or shuffle or drop_last or seed:
             raise ValueError(
-                f"{', '.join(given)} would be ignored, as the batch sampler has its own: leave them out beside "
-                "batch_sampler"
+                "batch_size, shuffle, drop_last and seed are not taken beside batch_sampler, which has its own: leave "
+                "them out"
             )
         _check_batch_sampler(batch_sampler, len(dataset))
         if isinstance(batch_sampler, EpochBatchSampler):
@@ -141,36 +126,14 @@ class ResumableDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batch_sampler, **loader_arguments)
         # Lightning and Fabric look at this attribute, and leave a loader with a DistributedSampler as it is.
         self.__dict__["sampler"] = _AlreadySharded(batch_sampler)
-        # With overfit_batches, Lightning makes the loader again, from these: around the batch sampler, made again too.
-        again: dict[str, object] = {
-            "__pl_saved_args": (),
-            "__pl_saved_kwargs": {"dataset": dataset, "seed_samples": seed_samples, **loader_arguments},
-            "__pl_saved_arg_names": (),
-            "__dataset": dataset,
-        }
-        vars(self).update(again)
         self.seed_samples = bool(seed_samples)
-        self._delivered = 0
-        self._moved_last: dict[str, Any] | None = None
-        """Where the iterator began that moved last; None: none has moved since a state was loaded."""
-        self._told_length: int | None = None
+        self._iteration: object = None
+        """Stands for the iteration that began last, until a state is loaded."""
+        self._delivered, self._delivered_epoch = 0, 0
+        """How many batches it has delivered, and of which epoch."""
         self._restored: dict[str, Any] | None = None
         """The state that was loaded, until its first batch is asked for."""
-        self._ahead = 0
-        """By how many epochs this loader is ahead of a trainer that has counted from 0 since a resume."""
-        self._lend_methods()
-
-    def _lend_methods(self) -> None:
-        # Fabric's loader is a copy of our attributes, and has no method of ours.
-        for name in LENT:
-            vars(self)[name] = _LentMethod(self, name)
-
-    def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in vars(self).items() if name not in LENT}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lend_methods()
+        self._told_length: int | None = None
 
     @property
     def epoch(self) -> int:
@@ -185,96 +148,73 @@ class ResumableDataLoader(DataLoader[Any]):
         return self.batch_sampler.steps_before + len(self.batch_sampler)  # type: ignore[union-attr, arg-type]
 
     def __iter__(self) -> Iterator[Any]:  # type: ignore[override]
-        sharded: Any = self.sampler
-        told, sharded.told_epoch = sharded.told_epoch, None
-        return self._epoch_that_was_told(told)
-
-    def _epoch_that_was_told(self, told: int | None) -> Iterator[Any]:
         # A generator: nothing is fetched before the first batch is asked for, and by then a trainer that resumes has
-        # called set_epoch. (It makes its iterator before, so that nothing was told then.)
+        # called set_epoch. (It makes its iterator before.)
         sampler: Any = self.batch_sampler
-        self._turn_to_restored_epoch(told)
-        delivered = self._delivered = 0
-        epoch = sampler.epoch
-        if self._told_length is not None and sampler.steps_before == 0 and len(sampler) > self._told_length:
+        epoch, left = sampler.epoch, len(sampler)
+        if self._restored is not None and epoch < self._restored["epoch"]:
+            sampler.load_state_dict(self._restored)
+            raise RuntimeError(
+                f"a trainer told epoch {epoch}, and the state that was loaded is of epoch {sampler.epoch}. Fabric's "
+                "loader counts epochs from 0 in each process: iterate this loader itself, and move its batches by "
+                f"fabric.to_device. To begin anew, call set_epoch({epoch}) of this loader"
+            )
+        if self._told_length is not None and sampler.steps_before == 0 and left > self._told_length:
             warnings.warn(
-                f"this epoch has {len(sampler)} batches; len() was {self._told_length} in an epoch that went on with "
-                "other ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
+                f"this epoch has {left} batches; len() was {self._told_length} in an epoch that went on with other "
+                "ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
                 "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
                 stacklevel=2,
             )
-        begun = self._moved_last = sampler.state_dict(batches=0)
-        self.generator = self._generator_for(begun)  # of the workers' first seeds
-        left = len(sampler)
+        self._restored = None
+        iteration = self._iteration = object()
+        self._delivered, self._delivered_epoch = 0, epoch
+        self.generator = self._generator_for(sampler.state_dict(batches=0))  # of the workers' first seeds
         for batch in super().__iter__():
-            self._follow(begun)
-            delivered += 1
-            self._delivered = delivered
+            self._check_that_it_goes_on(iteration)
+            self._delivered += 1
             try:
                 yield batch
             except GeneratorExit:  # left by a loop that counts, or a zip(): the epoch has ended all the same
-                if delivered == left and sampler.epoch == epoch and self._moved_last is begun:
-                    self._turn_to(epoch + 1)
+                if self._iteration is iteration and self._delivered == left and sampler.epoch == epoch:
+                    sampler.set_epoch(epoch + 1)
                 raise
-        self._follow(begun)
+        self._check_that_it_goes_on(iteration)
         if sampler.epoch != epoch:  # a trainer has told another one
             return
-        if delivered < left:
+        if self._delivered < left:
             raise RuntimeError(
-                f"the epoch ended after {delivered} of the {left} batches that were left: the dataset or "
+                f"the epoch ended after {self._delivered} of the {left} batches that were left: the dataset or "
                 "collate_fn raised StopIteration (a next() without a default does), which torch's loader takes for the "
                 "end of its data. Catch it there, and raise an error of another kind"
             )
-        self._turn_to(epoch + 1)
+        sampler.set_epoch(epoch + 1)
 
-    def _follow(self, begun: dict[str, Any]) -> None:
-        """Have the state be that of the iterator that moved last, which began at ``begun``."""
-        if self._moved_last is begun:
-            return
-        if self._moved_last is None:
+    def _check_that_it_goes_on(self, iteration: object) -> None:
+        if self._iteration is not iteration:
             raise RuntimeError(
-                "a state was loaded while this iteration was under way, which would go on where it is: leave it "
-                "(break), and begin another one, which goes on from that state"
+                "this iteration cannot go on: since its last batch another one of this loader has begun, or a state "
+                "was loaded. For a look at the data within an epoch make a second loader; behind a loaded state begin "
+                "another iteration, which goes on from there"
             )
-        if self.persistent_workers:
-            raise RuntimeError(
-                "another iteration of this loader has begun since, and persistent workers deliver one at a time: make "
-                "a second loader for what looks at the data within an epoch, or leave persistent_workers out"
-            )
-        self.batch_sampler.load_state_dict(begun)  # type: ignore[union-attr]
-        self._moved_last = begun
 
     def _get_iterator(self) -> Any:
         return iterator_with_draws(self, seed_samples=self.seed_samples)
 
     def set_epoch(self, epoch: int) -> None:
         """Turn to an epoch; the epoch of a restored state keeps its position, another one cancels it."""
-        self._turn_to(epoch)
-        self._ahead = 0
-        if self._restored is not None and epoch != self._restored["epoch"]:
-            self._restored = None
-
-    def _turn_to(self, epoch: int) -> None:
         sampler: Any = self.batch_sampler
         if epoch != sampler.epoch:
             self._delivered = 0
         sampler.set_epoch(epoch)
-
-    def _turn_to_restored_epoch(self, told: int | None) -> None:
-        # Fabric's loader counts how often it was iterated in this process, and sets that as the epoch each time.
-        if told is not None and self._restored is not None and told != self._restored["epoch"]:
-            self._ahead = self._restored["epoch"] - told
-            self.batch_sampler.load_state_dict(self._restored)  # type: ignore[union-attr]
-        elif told is not None and self._ahead:
-            self.batch_sampler.set_epoch(told + self._ahead)  # type: ignore[union-attr]
-        self._restored = None
+        if self._restored is not None and epoch != self._restored["epoch"]:
+            self._restored = None
 
     def state_dict(self) -> dict[str, Any]:
-        """Where the epoch stands after the batches that were delivered: the same on every rank.
-
-        Of several iterations at a time (a look at a batch, an accuracy within the epoch), of the one that moved last.
-        """
-        return self.batch_sampler.state_dict(batches=self._delivered)  # type: ignore[union-attr, no-any-return]
+        """Where the epoch stands after the batches that were delivered: the same on every rank."""
+        sampler: Any = self.batch_sampler
+        delivered = self._delivered if sampler.epoch == self._delivered_epoch else 0
+        return sampler.state_dict(batches=delivered)  # type: ignore[no-any-return]
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on behind the batches that were delivered when the state was taken.
@@ -288,10 +228,7 @@ class ResumableDataLoader(DataLoader[Any]):
         counted_again = state.pop(COUNTED_AGAIN, False)
         sampler: Any = self.batch_sampler
         sampler.load_state_dict(state)
-        sharded: Any = self.sampler
-        sharded.told_epoch = None  # by a run that ended within an epoch
-        self._delivered, self._ahead, self._restored = 0, 0, state
-        self._moved_last = None
+        self._delivered, self._iteration, self._restored = 0, None, state
         if self._told_length is None or counted_again or sampler.steps_before == 0:
             return
         from_its_start = copy.copy(sampler)
@@ -305,33 +242,6 @@ class ResumableDataLoader(DataLoader[Any]):
                 "epoch or of the next ones. In a Lightning Trainer add course_lib.callbacks.ExactResume() to the "
                 "callbacks; in a loop of your own, load the state before anybody asks for len(loader)"
             )
-
-    def load_checkpoint(self, path: str | PathLike[str], *, weights_only: bool = True) -> None:
-        """Load the state from a checkpoint of a Lightning Trainer.
-
-        Ahead of ``trainer.fit(ckpt_path=path)`` this is not needed: with ``ExactResume``, a Trainer's own restoring is
-        right or refused. It is for a loop of your own that goes on from a Trainer's checkpoint.
-
-        Args:
-            path: The file.
-            weights_only: As in ``torch.load``. With ``False``, loading the file runs whatever code it asks for.
-
-        Raises:
-            ValueError: The file holds objects that only ``weights_only=False`` loads, or not one training loader's
-                state.
-        """
-        try:
-            checkpoint = torch.load(path, map_location="cpu", weights_only=weights_only)
-        except pickle.UnpicklingError as error:
-            raise ValueError(
-                f"{path} holds more than tensors, numbers and their like, and loading it would run code that it names "
-                "(see the error above): if it is your own, say load_checkpoint(path, weights_only=False)"
-            ) from error
-        loops = checkpoint.get("loops", {}).get("fit_loop", {}).get("state_dict", {})
-        states = loops.get("combined_loader", [])
-        if len(states) != 1:
-            raise ValueError(f"{path} holds the states of {len(states)} training loaders, expected one")
-        self.load_state_dict(states[0])
 
     @staticmethod
     def _generator_for(state: Mapping[str, Any]) -> torch.Generator:
@@ -382,7 +292,6 @@ class _AlreadySharded(DistributedSampler[Any]):
 
     def __init__(self, batch_sampler: Any) -> None:  # deliberately without the parent's: it deals nothing itself
         self.batch_sampler = batch_sampler
-        self.told_epoch: int | None = None
 
     def __iter__(self) -> Iterator[int]:
         return (index for batch in self.batch_sampler for index in batch)
@@ -391,21 +300,4 @@ class _AlreadySharded(DistributedSampler[Any]):
         return sum(map(len, self.batch_sampler))
 
     def set_epoch(self, epoch: int) -> None:
-        self.told_epoch = epoch
         self.batch_sampler.set_epoch(epoch)
-
-
-LENT = ("state_dict", "load_state_dict", "set_epoch", "load_checkpoint")
-
-
-class _LentMethod:
-    """A loader's method as an attribute, for what copies its attributes; it does not keep the loader alive."""
-
-    def __init__(self, loader: ResumableDataLoader, name: str) -> None:
-        self.loader, self.name = weakref.ref(loader), name
-
-    def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        loader = self.loader()
-        if loader is None:
-            raise RuntimeError(f"{self.name}() of a ResumableDataLoader that is gone: keep the loader itself")
-        return getattr(type(loader), self.name)(loader, *args, **kwargs)

@@ -6,7 +6,6 @@ refused when the loader is made, not when it is iterated; so is a datapipe with 
 is called once an epoch with workers too; after an error of `worker_init_fn` each of the worker's tasks gets that error.
 """
 
-import collections
 import copy
 import gc
 import inspect
@@ -22,18 +21,16 @@ import textwrap
 import threading
 import time
 import traceback
-import types
 import typing
 import warnings
 import weakref
-from collections import Counter, UserDict, UserList, deque
+from collections import Counter
 from typing import NamedTuple
 
 import numpy as np
 import psutil
 import pytest
 import torch
-from lightning.pytorch.callbacks import Checkpoint
 from torch.utils.data import (
     BatchSampler,
     DataLoader,
@@ -47,20 +44,12 @@ from torch.utils.data import (
     WeightedRandomSampler,
     get_worker_info,
 )
-from torch.utils.data._utils.pin_memory import pin_memory as torch_pin
 from torch.utils.data.datapipes.iter import IterableWrapper
 
-import course_lib.loader.loader as loader_module
-import course_lib.loader.pinning as pinning_module
 import course_lib.loader.workers as workers_module
-from course_lib.callbacks import ExactResume
-from course_lib.datasets import Integers, IntegerStream
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader
-from course_lib.loader.pinning import pin
 from course_lib.memory import find_batch_size
-from course_lib.pipeline import trace
-from course_lib.samplers import ShuffledBatchSampler
 from tests import effort
 from tests.children import children
 from tests.trainer_oracle import CountingModule, quiet_trainer
@@ -813,8 +802,7 @@ def listed(samples):
 )
 def test_an_error_says_what_happened_in_which_worker(act, kind, message, monkeypatch):
     # A dead worker is heard of by the end of its pipe: no test would wait for an hour.
-    for module in (workers_module, loader_module):
-        monkeypatch.setattr(module, "LOOK_SECONDS", 3600.0)
+    monkeypatch.setattr(workers_module, "LOOK_SECONDS", 3600.0)
     before, seen = children(), []
     loader = MiniDataLoader(Acts(act), num_workers=2, collate_fn=listed, multiprocessing_context=FORK)
     with pytest.raises(kind, match=message):
@@ -851,7 +839,7 @@ def test_a_persistent_loader_begins_anew_after_a_worker_was_killed():
 
 
 def test_a_death_is_seen_where_a_child_of_the_worker_holds_its_pipe(monkeypatch):
-    monkeypatch.setattr(loader_module, "LOOK_SECONDS", 0.1)
+    monkeypatch.setattr(workers_module, "LOOK_SECONDS", 0.1)
     gate = Gate()
 
     def act():
@@ -1105,70 +1093,6 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 100)
 
 
-class Named(dict):
-    name = None
-
-
-class Labelled(list):
-    label = None
-
-
-class Twins(tuple):
-    def __new__(cls, first, second):
-        return super().__new__(cls, (first, second))
-
-
-def random_structure(rng, depth):
-    def many(n=None):
-        return [random_structure(rng, depth - 1) for _ in range(rng.randint(0, 3) if n is None else n)]
-
-    def mapping():
-        return dict(zip("abc", many(), strict=False))
-
-    def attributed(kind, content):
-        value = kind(content)
-        value.name = value.label = "kept"
-        return value
-
-    leaves = [
-        lambda: torch.arange(rng.randint(0, 3)), lambda: np.arange(3), lambda: "text", lambda: b"bytes", lambda: None,
-        rng.random, lambda: range(3), lambda: {1, 2}, lambda: Batch([rng.randint(0, 3)]), lambda: (),
-    ]  # fmt: skip
-    containers = [
-        many, lambda: tuple(many()), lambda: Point(*many(2)), lambda: deque(many()), lambda: UserList(many()), mapping,
-        lambda: collections.OrderedDict(mapping()), lambda: UserDict(mapping()), lambda: attributed(Named, mapping()),
-        lambda: attributed(Labelled, many()), lambda: types.MappingProxyType(mapping()), lambda: Twins(0, None),
-        lambda: collections.defaultdict(list, mapping()), lambda: collections.ChainMap(mapping(), mapping()),
-    ]  # fmt: skip
-    return rng.choice(containers if depth and rng.random() < 0.8 else leaves)()
-
-
-def structure(value):
-    """Type, attributes and content, all the way down."""
-    attributes = [getattr(value, name, None) for name in ("name", "label", "default_factory")]
-    if isinstance(value, collections.abc.Mapping):
-        return type(value), attributes, [(key, structure(each)) for key, each in value.items()]
-    if isinstance(value, list | tuple | deque | UserList):
-        return type(value), attributes, [structure(each) for each in value]
-    return (type(value), value.samples, value.by) if isinstance(value, Batch) else described(value)
-
-
-def test_what_is_pinned_keeps_its_structure_as_in_torch(accelerator):
-    rng, compared = random.Random("pinning"), Counter()
-    for case in range(500):
-        data = random_structure(rng, 3)
-        try:
-            expected = structure(torch_pin(data))
-        except (TypeError, KeyError) as error:
-            with pytest.raises(type(error), match=re.escape(str(error))):
-                pin(data)
-            compared[type(error)] += 1
-        else:
-            assert structure(pin(data)) == expected, case
-            compared["pinned"] += 1
-    assert compared["pinned"] > 300 and compared[TypeError] > 10 and compared[KeyError] > 10, compared
-
-
 def pinning_loader(persistent=False, workers=2, **arguments):
     arguments = dict(dataset=range(10), collate_fn=Batch, num_workers=workers, pin_memory=True) | arguments
     return MiniDataLoader(persistent_workers=persistent, **arguments)
@@ -1211,10 +1135,8 @@ def test_the_thread_ends_with_its_iterator(accelerator, persistent):
 
 
 @pytest.mark.thorough
-def test_the_thread_tells_of_no_other_death_than_the_loader(accelerator, monkeypatch):
-    # The loader looks while the thread waits for the other worker, whose pipe then ends.
-    for module, seconds in ((workers_module, 0.2), (loader_module, 0.2), (pinning_module, 3600.0)):
-        monkeypatch.setattr(module, "LOOK_SECONDS", seconds)
+def test_the_thread_tells_of_a_death_while_it_waits_for_another_worker(accelerator, monkeypatch):
+    monkeypatch.setattr(workers_module, "LOOK_SECONDS", 0.2)
     dataset = Ticks(4, workers=2, waits_at=0)
     loader = MiniDataLoader(dataset, num_workers=2, collate_fn=first, pin_memory=True, multiprocessing_context=FORK)
     iterator = iter(loader)
@@ -1262,381 +1184,6 @@ def test_batches_are_pinned_on_a_gpu(workers):
                 assert all(torch.equal(a.cpu(), b) for a, b in zip(on_device, tensors, strict=True))
 
 
-# ------------------------------------------------------------------------------------------------------------- state
-
-
-def seeded():
-    return torch.Generator().manual_seed(5)
-
-
-def second_of_two(dataset):
-    return DistributedSampler(dataset, num_replicas=2, rank=1, seed=4)
-
-
-LOADERS = {
-    "sequential": lambda **flags: MiniDataLoader(range(23), 3, **flags),
-    "single samples": lambda **flags: MiniDataLoader(torch.arange(7), None, **flags),
-    "shuffled": lambda **flags: MiniDataLoader(range(23), 3, shuffle=True, generator=seeded(), **flags),
-    "shuffled globally": lambda **flags: MiniDataLoader(range(23), 3, shuffle=True, **flags),
-    "eager": lambda **flags: MiniDataLoader(range(23), 3, sampler=Eager(23), **flags),
-    "own generator": lambda **flags: MiniDataLoader(
-        range(23), 3, sampler=RandomSampler(range(23), generator=seeded()), **flags
-    ),
-    "list": lambda **flags: MiniDataLoader(range(23), batch_sampler=[[1, 2], [3], [22, 0, 1], [4]], **flags),
-    "epoch sampler": lambda **flags: MiniDataLoader(
-        range(23), batch_sampler=ShuffledBatchSampler(23, 3, seed=2), **flags
-    ),
-    "distributed": lambda **flags: MiniDataLoader(range(23), 2, sampler=second_of_two(range(23)), **flags),
-    "stream": lambda **flags: MiniDataLoader(Stream(23, "int", False, {}, split="strided"), 3, **flags),
-}
-
-
-def epoch_of(loader, number, count=None):
-    """The iterator of an epoch, and its first batches."""
-    for sampler in (loader.batch_sampler, loader.sampler):
-        if hasattr(sampler, "set_epoch"):
-            sampler.set_epoch(number)
-    iterator = iter(loader)
-    return iterator, [batch.tolist() for _, batch in zip(range(99 if count is None else count), iterator, strict=False)]
-
-
-def test_an_order_of_another_generator_than_that_of_the_workers_seeds_comes_out_again_without_workers():
-    whole = LOADERS["own generator"](num_workers=2)
-    iterator, _ = epoch_of(whole, 0, 3)
-    state, rest = whole.state_dict(), [batch.tolist() for batch in iterator]
-    resumed = LOADERS["own generator"]()
-    resumed.load_state_dict(state)
-    assert epoch_of(resumed, 0)[1] == rest
-
-
-@pytest.mark.thorough(but=4)
-@pytest.mark.parametrize("name", [name for name in LOADERS if name != "eager"])  # which has no state
-def test_stopped_anywhere_and_resumed_the_rest_is_that_of_the_whole_run(name):
-    rng = random.Random(f"state {name}")
-    for case in range(effort.cases(11, 14)):
-        # The first cases have no workers, and stop after 0, 1, … batches of an epoch.
-        workers = [0, 0] if case < 10 else rng.choice([[0, 2], [2, 0], [1, 2]])
-        if name == "stream":
-            workers[1] = workers[0]
-        persistent = [rng.random() < 0.5 and count > 0 for count in workers]
-        epoch, stop = (rng.randint(0, 2), case) if case < 10 else (rng.randint(0, 1), rng.randint(1, 4))
-        flags = [dict(num_workers=w, persistent_workers=p) for w, p in zip(workers, persistent, strict=True)]
-
-        torch.manual_seed(7)
-        whole = LOADERS[name](**flags[0])
-        for number in range(epoch):
-            epoch_of(whole, number)
-        iterator, delivered = epoch_of(whole, epoch, stop)
-        state = pickle.loads(pickle.dumps(whole.state_dict()))
-        assert len(delivered) == stop or name == "stream" or len(delivered) == len(whole)
-        rest = [batch.tolist() for batch in iterator]
-        following = [epoch_of(whole, number)[1] for number in (epoch + 1, epoch + 2)]
-        if stop > len(delivered):
-            rest = following.pop(0)  # the end of the epoch was met: its state is the next one's
-
-        torch.manual_seed(8)
-        resumed = LOADERS[name](**flags[1])
-        resumed.load_state_dict(state)
-        assert resumed.state_dict() | {"order_generator": 0} == state | {"order_generator": 0}
-        begin = epoch + (stop > len(delivered))
-        assert epoch_of(resumed, begin)[1] == rest, (case, flags, stop)
-        if persistent[0] == persistent[1]:  # else the generator also draws other seeds for workers
-            for number, batches in enumerate(following, start=begin + 1):
-                assert epoch_of(resumed, number)[1] == batches, (case, flags, stop)
-        whole.load_state_dict(state)  # also where it has workers that live on
-        assert epoch_of(whole, begin)[1] == rest, (case, flags, stop)
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("name", ["shuffled", "epoch sampler"])
-def test_the_state_behind_an_epoch_that_was_left_is_that_of_the_one_that_runs(name, workers):
-    loader, again = (LOADERS[name](num_workers=workers) for _ in range(2))
-    epoch_of(loader, 0, 3)
-    assert loader.state_dict()["batches_delivered"] == 3
-    for _ in range(2):  # left, then read to its end, and begun again without set_epoch
-        iterator = iter(loader)
-        next(iterator), next(iterator)
-        again.load_state_dict(loader.state_dict())
-        rest = [batch.tolist() for batch in iterator]
-        assert [batch.tolist() for batch in again] == rest and len(rest) == 6
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-@pytest.mark.parametrize("delivered", [3, 8])
-def test_an_epoch_can_be_left_behind_a_loaded_state(workers, delivered):
-    whole, resumed = (LOADERS["shuffled"](num_workers=workers) for _ in range(2))
-    assert not whole.leave_epoch()
-    kept, _ = epoch_of(whole, 0, delivered)
-    resumed.load_state_dict(whole.state_dict())
-    assert resumed.leave_epoch() and not resumed.leave_epoch()
-    assert epoch_of(resumed, 1)[1] == epoch_of(whole, 1)[1]
-    del kept
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_an_epoch_that_has_delivered_nothing_is_begun_again_where_it_is_left(workers):
-    whole, resumed = (LOADERS["shuffled"](num_workers=workers) for _ in range(2))
-    epoch_of(whole, 0)
-    resumed.load_state_dict(whole.state_dict())
-    begun = iter(resumed)  # as a Trainer does, ahead of the callbacks that seed
-    assert resumed.leave_epoch()
-    assert epoch_of(resumed, 1)[1] == epoch_of(whole, 1)[1]
-    del begun
-
-
-def test_an_empty_rest_says_that_a_trainer_would_take_it_for_an_epoch():
-    loader, resumed = MiniDataLoader(range(6)), MiniDataLoader(range(6))
-    iterator, _ = epoch_of(loader, 0, 6)
-    resumed.load_state_dict(loader.state_dict())
-    with pytest.warns(UserWarning, match="behind its epoch's last batch.*add course_lib.callbacks.ExactResume"):
-        assert list(resumed) == []
-    assert len(list(iterator)) == 0 and len(list(resumed)) == 6
-
-
-def test_batches_that_failed_are_part_of_the_position():
-    for workers in (0, 1):
-        loader = MiniDataLoader(Samples(6, "int", False, {1: "value"}), num_workers=workers)
-        iterator = iter(loader)
-        assert next(iterator).item() == 0
-        with pytest.raises(ValueError, match="sample 1"):
-            next(iterator)
-        assert loader.state_dict()["batches_delivered"] == 1  # whoever stops here tries it again
-        assert next(iterator).item() == 2
-        resumed = MiniDataLoader(range(6))
-        resumed.load_state_dict(loader.state_dict())
-        assert [batch.item() for batch in resumed] == [3, 4, 5]
-
-
-def test_a_copy_and_a_trace_leave_a_loaded_state_as_it_is():
-    loader = MiniDataLoader(range(6))
-    next(iter(loader))
-    resumed = MiniDataLoader(range(6))
-    resumed.load_state_dict(loader.state_dict())
-    assert len(trace(resumed)) == len(list(copy.copy(resumed))) == 5
-    assert [batch.item() for batch in resumed] == [1, 2, 3, 4, 5]
-    assert [batch.item() for batch in resumed] == [0, 1, 2, 3, 4, 5]
-
-
-class Own(Once):
-    """An author's sampler, which has no state."""
-
-    def __init__(self):
-        super().__init__(range(6))
-
-
-class OwnWithState(Own):
-    def state_dict(self):
-        return {}
-
-    def load_state_dict(self, state):
-        pass
-
-
-def test_within_an_epoch_a_sampler_of_ones_own_needs_a_state():
-    state = within_an_epoch(MiniDataLoader(range(6), batch_sampler=BatchSampler(Own(), 2, False)))
-    with pytest.raises(ValueError, match=r"within an epoch that BatchSampler has ordered, .* Give it state_dict"):
-        MiniDataLoader(range(6), batch_sampler=BatchSampler(Own(), 2, False)).load_state_dict(state)
-    loader, resumed = (MiniDataLoader(range(6), None, sampler=OwnWithState()) for _ in range(2))
-    resumed.load_state_dict(within_an_epoch(loader))
-    assert [int(sample) for sample in resumed] == [1, 2, 3, 4, 5]
-    ended, new = (MiniDataLoader(range(6), 2, sampler=Own()) for _ in range(2))
-    new.load_state_dict((len(list(ended)), ended.state_dict())[1])
-    assert [batch.tolist() for batch in new] == [[0, 1], [2, 3], [4, 5]]
-
-
-def test_a_bad_state_is_refused():
-    loader = MiniDataLoader(range(20), 2)
-    for _ in zip(range(8), loader, strict=False):
-        pass
-    state = loader.state_dict()
-    with pytest.raises(ValueError, match=r"not a state of MiniDataLoader: its keys are \['epoch'\]"):
-        loader.load_state_dict({"epoch": 3})
-    with pytest.raises(
-        ValueError, match="the state is 8 batches into an epoch, this loader's has 7: it was saved with"
-    ):
-        MiniDataLoader(range(20), 3).load_state_dict(state)
-    stream = MiniDataLoader(Stream(6, "int", False, {}), 2)
-    stream.load_state_dict(state)
-    with pytest.raises(RuntimeError, match="the stream is over before the position"):
-        next(iter(stream))
-
-
-@pytest.mark.parametrize("num_workers", [0, 1])
-def test_what_a_stream_raises_on_its_way_to_a_position_comes_with_the_first_batch(num_workers):
-    # Lightning hides what iter(loader) raises: its own end then asks for an iterator that is not there.
-    state = within_an_epoch(MiniDataLoader(Stream(6, "int", False, {}), 2, num_workers=num_workers))
-    loader = MiniDataLoader(Stream(6, "int", False, {0: "value"}), 2, num_workers=num_workers)
-    loader.load_state_dict(state)
-    batches = iter(loader)
-    with pytest.raises(ValueError, match="sample 0"):
-        next(batches)
-
-
-def within_an_epoch(loader):
-    next(iter(loader))
-    return loader.state_dict()
-
-
-@pytest.mark.parametrize(
-    ("saved", "restored", "message"),
-    [
-        ((20, 3), (20, 2), "an epoch that had batches of 3, here 2: its position means other samples here"),
-        ((20, 3), (23, 3), "an epoch that had samples: 20, here 23"),
-        ((20, 3, {"drop_last": True}), (24, 4), "batches of 3, here 4 and drop_last True, here False and samples: 20"),
-    ],
-)
-def test_a_state_within_an_epoch_is_of_this_batch_size_and_length(saved, restored, message):
-    def make(samples, size, flags=None):
-        return MiniDataLoader(range(samples), size, shuffle=True, **flags or {})
-
-    other, state = make(*restored), within_an_epoch(make(*saved))
-    with pytest.raises(ValueError, match=message):
-        other.load_state_dict(state)
-    assert other.state_dict()["batches_delivered"] == 0
-    between = make(*saved).state_dict()
-    other.load_state_dict(between)  # it has no position: where the order is drawn from
-
-
-@pytest.mark.parametrize(("before", "after"), [(0, 1), (2, 1), (1, 2)])
-def test_a_state_within_a_stream_is_of_as_many_workers(before, after):
-    def make(workers):
-        return MiniDataLoader(Stream(12, "int", False, {}), 2, num_workers=workers)
-
-    state = within_an_epoch(make(before))
-    with pytest.raises(ValueError, match=f"an epoch that had workers: {before}, here {after}: its position"):
-        make(after).load_state_dict(state)
-    resumed = make(before)
-    resumed.load_state_dict(state)
-    whole = [batch.tolist() for batch in make(before)]
-    assert [batch.tolist() for batch in resumed] == whole[1:]
-
-
-@pytest.mark.thorough(but=1)
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize("window", [1, 3])
-@pytest.mark.filterwarnings("ignore:what the samples of a MiniDataLoader draw")  # these draw nothing
-def test_an_order_of_the_global_generator_comes_again_in_a_trainer_that_seeds_it(tmp_path, workers, window):
-    # ExactResume seeds behind iter(loader), and before the first index is drawn.
-    def fit(folder, checkpoint=None, seed=5, steps=-1):
-        torch.manual_seed(seed)
-        model, loader = KeepsIds(), MiniDataLoader(range(47), 3, shuffle=True, num_workers=workers)
-        quiet_trainer(
-            max_epochs=3, max_steps=steps, accumulate_grad_batches=window, callbacks=[ExactResume(), Saves(folder)]
-        ).fit(model, loader, ckpt_path=checkpoint)
-        return model.ids
-
-    (tmp_path / "whole").mkdir()
-    whole = fit(tmp_path / "whole")
-    for stop in effort_sample([1, 2, 4, 5, 7, 8, 10, 11, 13, 14] if window == 3 else [1, 4, 7, 12, 15, 17, 30, 33, 40]):
-        (tmp_path / f"{stop}").mkdir()
-        first = fit(tmp_path / f"{stop}", steps=stop)
-        assert first == whole[: len(first)]
-        second = fit(tmp_path / f"{stop}", tmp_path / f"{stop}" / f"{stop}.ckpt", seed=99)
-        assert first + second == whole, stop
-
-
-class SavesEverywhere(Checkpoint):
-    """A checkpoint at each place where Lightning counts an epoch in another way, named by what was trained before."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def save(self, trainer, place):
-        if not trainer.sanity_checking:
-            trainer.save_checkpoint(self.folder / f"{len(trainer.lightning_module.ids)}-{place}.ckpt")
-
-    def on_train_epoch_start(self, trainer, *_):
-        self.save(trainer, "epoch_start")
-
-    def on_train_batch_end(self, trainer, *_):
-        self.save(trainer, "batch_end")
-
-    def on_validation_end(self, trainer, *_):
-        self.save(trainer, "validation_end")
-
-    def on_train_epoch_end(self, trainer, *_):
-        self.save(trainer, "epoch_end")
-
-
-@pytest.mark.thorough(but=2)
-@pytest.mark.parametrize("workers", [0, 1])
-@pytest.mark.parametrize(
-    "flags",
-    [
-        dict(),
-        dict(limit_train_batches=3),
-        dict(accumulate_grad_batches=2),
-        dict(num_sanity_val_steps=0, val_check_interval=2),
-    ],
-)
-@pytest.mark.parametrize("generator", [seeded, lambda: None])
-@pytest.mark.filterwarnings("ignore:training had moved waiting")
-def test_a_trainer_goes_on_from_any_place_of_an_epoch_with_the_next_batch(tmp_path, generator, flags, workers):
-    # At an epoch's last batch the loader has an empty rest, which Lightning takes for the next epoch.
-    def fit(folder, checkpoint=None, seed=5):
-        folder.mkdir()
-        torch.manual_seed(seed)
-        model = ValidatedKeepsIds() if "val_check_interval" in flags else KeepsIds()
-        loader = MiniDataLoader(range(13), 3, shuffle=True, generator=generator(), num_workers=workers)
-        held_out = DataLoader(range(2)) if "val_check_interval" in flags else None
-        trainer = quiet_trainer(max_epochs=3, **flags, callbacks=[ExactResume(), SavesEverywhere(folder)])
-        trainer.fit(model, loader, held_out, ckpt_path=checkpoint)
-        return model.ids
-
-    whole = fit(tmp_path / "whole")
-    window = flags.get("accumulate_grad_batches", 1)
-    saved = sorted((tmp_path / "whole").iterdir())
-    checkpoints = [path for path in saved if int(path.name.partition("-")[0]) >= window]  # behind the first step
-    per_epoch = flags.get("limit_train_batches", 5)
-    for path in random.Random(0).sample(checkpoints, effort.cases(6, len(checkpoints))):
-        done = int(path.name.partition("-")[0])
-        of_epoch = done % per_epoch or per_epoch
-        begun = 0 if of_epoch == per_epoch else of_epoch % window  # a window that is broken off is trained again
-        assert whole[done - begun :] == fit(tmp_path / path.stem, path, seed=99), path.name
-
-
-def effort_sample(stops):
-    return random.Random(0).sample(stops, effort.cases(2, len(stops)))
-
-
-def test_within_an_epoch_the_number_of_ranks_stays():
-    loader, dataset = LOADERS["distributed"](), range(23)
-    between = loader.state_dict()
-    epoch_of(loader, 1, 2)
-    for sampler in (DistributedSampler(dataset, num_replicas=3, rank=1), ShuffledBatchSampler(23, 2, num_replicas=3)):
-        of_batches = isinstance(sampler, ShuffledBatchSampler)
-        other = MiniDataLoader(dataset, **{"batch_sampler" if of_batches else "sampler": sampler})
-        other.load_state_dict(between)
-        with pytest.raises(
-            ValueError, match=r"within an epoch that 2 rank\(s\) shared, here 3 do: .*ResumableDataLoader"
-        ):
-            other.load_state_dict(loader.state_dict())
-
-
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_epoch_of_a_distributed_sampler_may_be_set_after_the_iterator_is_made(workers):
-    # So does a Trainer that resumes.
-    loader, resumed = (LOADERS["distributed"](num_workers=workers) for _ in range(2))
-    iterator, _ = epoch_of(loader, 2, 3)
-    resumed.load_state_dict(loader.state_dict())
-    batches = iter(resumed)
-    resumed.sampler.set_epoch(2)
-    assert [batch.tolist() for batch in batches] == [batch.tolist() for batch in iterator]
-
-
-def test_out_of_order_there_is_no_position():
-    loader = MiniDataLoader(range(20), 2, num_workers=2, in_order=False)
-    between = loader.state_dict()
-    iterator = iter(loader)
-    next(iterator)
-    with pytest.raises(ValueError, match="batches out of order have no position"):
-        loader.state_dict()
-    loader.load_state_dict(between)
-    assert loader.state_dict()["batches_delivered"] == 0
-    assert sorted(index for batch in loader for index in batch.tolist()) == list(range(20))
-    loader.state_dict()
-
-
 # ------------------------------------------------------------------------- in a trainer, a DataLoader like torch's own
 
 
@@ -1648,11 +1195,6 @@ class KeepsIds(CountingModule):
     def training_step(self, batch):
         self.ids.append(batch.tolist())
         return super().training_step(batch)
-
-
-class ValidatedKeepsIds(KeepsIds):
-    def validation_step(self, batch):
-        torch.rand(())
 
 
 def ids_seen_by_trainers(rank, n, flags):
@@ -1684,40 +1226,12 @@ def test_two_ranks_of_a_trainer_with_default_flags_share_the_samples_as_of_torch
             assert set(times) == set(range(n)) and Counter(times.values())[2] == n % 2 and max(times.values()) <= 2
 
 
-class Saves(Checkpoint):
-    """A checkpoint after each step."""
-
-    def __init__(self, folder):
-        self.folder = folder
-
-    def on_train_batch_end(self, trainer, *_):
-        trainer.save_checkpoint(self.folder / f"{trainer.global_step}.ckpt")
-
-
-def ids_of_a_run_that_is_resumed(rank, folder):
-    """The batches of three epochs, and those behind the 8th, trained from its checkpoint."""
-    ids = []
-    for checkpoint in (None, folder / "8.ckpt"):
-        model, loader = KeepsIds(), MiniDataLoader(range(24), 2, shuffle=True, num_workers=2)
-        trainer = quiet_trainer(devices=2, strategy="ddp", max_epochs=3, callbacks=[Saves(folder)])
-        trainer.fit(model, loader, ckpt_path=checkpoint)
-        ids.append(model.ids)
-    return ids
-
-
-@pytest.mark.thorough
-def test_two_ranks_of_a_trainer_go_on_within_an_epoch(tmp_path):
-    # Of 6 batches on each rank, the second epoch's third is the first that is trained again.
-    for result in run_ranks(ids_of_a_run_that_is_resumed, args=(tmp_path,), timeout=120):
-        whole, resumed = result.value
-        assert len(whole) == 18 and resumed == whole[8:]
-
-
 def test_find_batch_size_takes_it_and_reads_nothing():
     dataset = TensorDataset(torch.randn(40, 32), torch.zeros(40, dtype=torch.long))
-    loader, model = MiniDataLoader(dataset, 4, shuffle=True, generator=seeded()), torch.nn.Linear(32, 2)
+    generator, model = torch.Generator().manual_seed(5), torch.nn.Linear(32, 2)
+    before, loader = generator.get_state(), MiniDataLoader(dataset, 4, shuffle=True, generator=generator)
     fitted = find_batch_size(model, loader, torch.optim.SGD(model.parameters(), 0.1), limit_bytes=10**9)
-    assert fitted.batch_size == 40 and loader.state_dict()["order_generator"].equal(seeded().get_state())
+    assert fitted.batch_size == 40 and generator.get_state().equal(before)
 
 
 def test_it_is_annotated_with_what_it_yields_as_torchs():
@@ -1728,22 +1242,3 @@ def test_it_is_annotated_with_what_it_yields_as_torchs():
 def test_its_signature_is_torchs():
     ours, its = (inspect.signature(kind.__init__).parameters.values() for kind in (MiniDataLoader, DataLoader))
     assert [(each.name, each.kind, each.default) for each in ours] == [(p.name, p.kind, p.default) for p in its]
-
-
-@pytest.mark.parametrize("workers", [0, 1])
-def test_an_epoch_without_a_batch_is_not_taken_for_one_that_is_over(workers):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for dataset in (Integers(3), IntegerStream(3)):
-            assert list(MiniDataLoader(dataset, batch_size=4, drop_last=True, num_workers=workers)) == []
-
-
-def test_a_position_among_other_batches_of_a_batch_sampler_is_refused():
-    def make(size):
-        return MiniDataLoader(range(8), batch_sampler=BatchSampler(range(8), size, False))
-
-    for one, other in ((4, 2), (2, 4)):
-        loader = make(one)
-        next(iter(loader))
-        with pytest.raises(ValueError, match=f"had batches of {one}, here {other}"):
-            make(other).load_state_dict(loader.state_dict())

@@ -16,7 +16,6 @@ from torch.utils.data import BatchSampler, DataLoader, IterableDataset, RandomSa
 
 from course_lib.callbacks import ExactResume, SizeScheduleDataModule, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
-from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
@@ -141,41 +140,29 @@ def test_nothing_is_fetched_before_the_first_batch_is_asked_for():
     assert taken(iterator, 10) == list(expected)
 
 
-@pytest.mark.parametrize("kind", [ResumableDataLoader, MiniDataLoader])
-@pytest.mark.parametrize("workers", [0, 2])
-def test_the_state_is_that_of_the_iteration_that_moved_last(kind, workers):
-    def make():
-        torch.manual_seed(5)
-        return kind(list(range(12)), 2, shuffle=True, num_workers=workers)
-
-    loader, seen = make(), []
-    for step, batch in enumerate(loader):
-        seen += batch.tolist()
-        if step == 1:
-            assert len(list(loader)) == 6  # an accuracy on the training set
-            next(iter(loader))  # a look at a batch
-        if step == 3:
-            state = loader.state_dict()
-            break
-    resumed = make()
-    resumed.load_state_dict(state)
-    rest = [index for batch in resumed for index in batch.tolist()]
-    assert len(rest) == 4 and sorted(seen + rest) == list(range(12))
-
-
-def test_what_an_iteration_cannot_go_on_with_is_told():
-    loader = ResumableDataLoader(list(range(12)), 2)
-    batches = iter(loader)
-    next(batches)
-    loader.load_state_dict(loader.state_dict())
-    with pytest.raises(RuntimeError, match="a state was loaded while this iteration was under way"):
+@pytest.mark.parametrize("persistent", [False, True])
+def test_what_an_iteration_cannot_go_on_with_is_told(persistent):
+    flags = dict(num_workers=1, persistent_workers=True) if persistent else {}
+    for look in (
+        lambda loader: loader.load_state_dict(loader.state_dict()),
+        lambda loader: next(iter(loader)),  # a look at a batch
+        list,  # an accuracy on the training set
+    ):
+        loader = ResumableDataLoader(list(range(12)), 2, **flags)
+        batches = iter(loader)
         next(batches)
-    loader = ResumableDataLoader(list(range(12)), 2, num_workers=1, persistent_workers=True)
+        look(loader)
+        with pytest.raises(RuntimeError, match=r"cannot go on: since its last batch another .* or a state"):
+            next(batches)
+
+
+def test_an_epoch_that_a_trainer_tells_ahead_of_its_iteration_has_the_state_of_its_start():
+    loader = loader_of(ShuffledBatchSampler(12, 3))
     batches = iter(loader)
-    next(batches)
-    next(iter(loader))
-    with pytest.raises(RuntimeError, match="another iteration of this loader has begun since, and persistent workers"):
-        next(batches)
+    taken(batches, 4)  # all of them, as a Trainer that counts
+    loader.sampler.set_epoch(1)
+    assert (loader.state_dict()["epoch"], loader.state_dict()["steps"]) == (1, 0)
+    assert len(list(loader)) == 4 and loader.epoch == 2
 
 
 def test_persistent_workers_start_again_after_an_abandoned_epoch():
@@ -256,13 +243,18 @@ def primary(seen):
     return [(epoch, index) for epoch, batch in seen for index in batch if index < 100]
 
 
+def loader_state_in(checkpoint):
+    (state,) = torch.load(checkpoint, weights_only=True)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+    return state
+
+
 @pytest.mark.thorough(but=1)
 @pytest.mark.parametrize(("before", "after", "ahead"), [(2, 1, False), (1, 2, True), (2, 3, False)])
 def test_a_trainer_resumes_on_another_number_of_ranks(tmp_path, before, after, ahead):
     def run(rank, world_size, folder, checkpoint, ahead, callbacks, flags):
         loader = loader_of(TwoStreamBatchSampler(range(37), range(100, 107), 3, 2))
         if ahead:
-            loader.load_checkpoint(checkpoint)
+            loader.load_state_dict(loader_state_in(checkpoint))
         flags = flags | dict(devices=world_size, strategy="ddp")
         return fit(folder, loader, checkpoint, callbacks=[callback() for callback in callbacks], **flags)
 
@@ -370,9 +362,9 @@ class Stream(IterableDataset):
     [
         ({"dataset": Stream()}, "dataset must be map-style and have a length"),
         ({"sampler": SequentialSampler(range(5))}, "sampler is not taken"),
-        ({"batch_sampler": ShuffledBatchSampler(5, 2), "batch_size": 3}, "leave them out beside batch_sampler"),
-        ({"batch_sampler": ShuffledBatchSampler(5, 2), "seed": 0}, "^seed would be ignored, .* has its own"),
-        ({"batch_sampler": ShuffledBatchSampler(5, 2), "shuffle": False, "drop_last": False}, "^shuffle, drop_last "),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "batch_size": 3}, "not taken beside batch_sampler, which has"),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "seed": 1}, "and seed are not taken beside batch_sampler"),
+        ({"batch_sampler": ShuffledBatchSampler(5, 2), "shuffle": True}, "shuffle, drop_last and seed are not taken"),
         ({"batch_sampler": ([i] for i in range(5))}, "iterable again and again, got a generator, which is empty after"),
         ({"generator": torch.Generator()}, r"generator is not taken: order and draws are functions of \(seed, epoch\)"),
         ({"in_order": False, "num_workers": 2}, "in_order=False is not taken: batches out of order have no position"),
@@ -411,30 +403,34 @@ def test_the_loop_of_the_docstring_is_right_wherever_it_was_killed():
             assert (one + two + three)[:20] == whole and (len(one + two + three) == 20 or first + second > 20)
 
 
-@pytest.mark.parametrize("seed", range(effort.cases(4, 40)))
-def test_a_loader_of_fabric_has_a_state_and_goes_on_in_its_epoch(seed):
+def test_under_fabric_a_loader_goes_on_in_its_epoch_and_a_later_one_is_read_without_fabrics_count():
     import lightning
 
-    def new():
-        fabric = lightning.Fabric(accelerator="cpu", devices=1)
-        return fabric.setup_dataloaders(ResumableDataLoader(range(13), batch_size=3, shuffle=True))
-
-    def epochs(loader, count, seen, stop=10**6):
-        for _ in range(count):
-            for batch in loader:
-                seen.append(batch.tolist())
-                if len(seen) >= stop:
-                    return loader.state_dict()
-        return loader.state_dict()
-
-    rng, whole, seen, state = random.Random(f"fabric {seed}"), [], [], None
-    epochs(new(), 6, whole)
-    for stop in (*sorted(rng.sample(range(1, 30), 2)), 10**6):
-        loader = new()
+    def new(state=None):
+        loader = ResumableDataLoader(range(13), batch_size=3, shuffle=True)
         if state is not None:
             loader.load_state_dict(state)
-        state = epochs(loader, 6 - (state or {"epoch": 0})["epoch"], seen, stop)
-    assert seen == whole and len(whole) == 30
+        return loader, lightning.Fabric(accelerator="cpu", devices=1).setup_dataloaders(loader)
+
+    loader, of_fabric = new()
+    whole = [[batch.tolist() for batch in of_fabric] for _ in range(3)]
+    for epoch in range(3):
+        loader, of_fabric = new()
+        for _ in range(epoch):
+            list(of_fabric)
+        seen = taken(iter(of_fabric), 2)
+        state = loader.state_dict()
+        resumed, of_fabric = new(state)
+        if epoch:
+            with pytest.raises(RuntimeError, match=rf"of epoch {epoch}\. Fabric's loader counts .* fabric\.to_device"):
+                list(of_fabric)
+            of_fabric = resumed
+        assert seen + [batch.tolist() for batch in of_fabric] == whole[epoch]
+        if epoch < 2:
+            assert [batch.tolist() for batch in of_fabric] == whole[epoch + 1]
+        resumed.load_state_dict(state)
+        resumed.set_epoch(0)  # begins anew
+        assert [batch.tolist() for batch in resumed] == whole[0][2 if epoch == 0 else 0 :]
 
 
 def checkpoint_of(folder, loader, **flags):
@@ -472,29 +468,8 @@ def test_what_the_pieces_save_is_loaded_as_weights_only(tmp_path, kind):
     assert len(checkpoint["callbacks"]) >= 3
     if kind != "scheduled":
         resumed = new()
-        resumed.load_checkpoint(path)
+        resumed.load_state_dict(loader_state_in(path))
         assert resumed.state_dict()["steps"] == 2 and resumed.epoch == 0
-
-
-class Sneaky:
-    def __reduce__(self):
-        return os.mkdir, (self.folder,)
-
-
-def test_a_checkpoint_that_would_run_code_is_refused_unless_the_reader_says_so(tmp_path):
-    path = checkpoint_of(tmp_path, ResumableDataLoader(range(13), 2))
-    sneaky = Sneaky()
-    sneaky.folder = str(tmp_path / "made by the checkpoint")
-    torch.save(torch.load(path) | {"more": sneaky}, path)
-    loader = ResumableDataLoader(range(13), 2)
-    with pytest.raises(ValueError, match=r"run code that it names .*load_checkpoint\(path, weights_only=False\)"):
-        loader.load_checkpoint(path)
-    assert not os.path.exists(sneaky.folder) and loader.state_dict()["steps"] == 0
-    loader.load_checkpoint(path, weights_only=False)
-    assert os.path.exists(sneaky.folder) and loader.state_dict()["steps"] == 2
-    torch.save({"model": torch.ones(2)}, path)
-    with pytest.raises(ValueError, match="holds the states of 0 training loaders, expected one"):
-        loader.load_checkpoint(path)
 
 
 def test_overfit_batches_makes_the_loader_again_with_what_it_was_given(tmp_path):

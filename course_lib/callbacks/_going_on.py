@@ -100,8 +100,7 @@ def _order_is_known(loader: Any) -> bool:
         hasattr(part, "set_epoch") or hasattr(part, "load_state_dict") for part in (batches, sampler)
     ):
         return True
-    held = (None, getattr(loader, "order_generator", None))  # a MiniDataLoader saves its own
-    if loader.generator not in held or getattr(sampler, "generator", None) not in held:
+    if loader.generator is not None or getattr(sampler, "generator", None) is not None:
         return False
     parts = [type(part).__module__ for part in (batches, sampler) if part is not None]
     return all(module.startswith(("torch.utils.data.", "torchdata.")) for module in parts)
@@ -117,13 +116,11 @@ def put_loaders(trainer: Trainer, *, between_epochs: bool, is_over: bool) -> Non
     for loader, state in not_loaded:
         if not (is_over and isinstance(loader, ResumableDataLoader)):
             loader.load_state_dict(state)
-            if is_over and not hasattr(loader, "leave_epoch"):
+            if is_over:
                 iter(loader)  # over what is left of the epoch that ended: nothing
     for loader in stateful if is_over else ():
         if isinstance(loader, ResumableDataLoader):
             loader.set_epoch(trainer.current_epoch + (not between_epochs))
-        elif hasattr(loader, "leave_epoch"):
-            loader.leave_epoch()
     count_batches_again(trainer)
     if not_loaded and not is_over:
         iter(DATA_FETCHER.of(fit_loop))

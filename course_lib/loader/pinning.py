@@ -5,18 +5,17 @@ With workers a thread does it, one batch ahead of the step; it takes the answers
 
 from __future__ import annotations
 
-import contextlib
-import copy
 import queue
 import threading
 import warnings
-from collections.abc import Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.utils.data import DataLoader
+from torch.utils.data._utils.pin_memory import pin_memory  # it keeps the structure of a batch
 
-from course_lib.loader.workers import LOOK_SECONDS, Crew, Failure, StreamEnds
+from course_lib.loader.workers import TIMED_OUT, Crew, Failure, StreamEnds
 
 
 class PinningThread:
@@ -25,18 +24,22 @@ class PinningThread:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._pinned: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        crew.thread = threading.Thread(target=self._run, args=(torch.accelerator.current_device_index(),), daemon=True)
-        crew.thread.start()
+        arguments = (torch.accelerator.current_device_index(),)
+        self._thread = crew.thread = threading.Thread(target=self._run, args=arguments, daemon=True)
+        self._thread.start()
 
-    def answer(self, timeout: float) -> tuple[int, Any] | None:
+    def answer(self, timeout: float) -> Any:
+        """As :meth:`Crew.answer`."""
+        if not self._thread.is_alive() and self._pinned.empty():  # in a fork there is no thread
+            raise self._crew.ended()
         try:
-            item = self._pinned.get(timeout=timeout)
+            answer = self._pinned.get(timeout=timeout or None)
         except queue.Empty:
-            return None
-        if isinstance(item, BaseException):
-            self._pinned.put(item)  # for the next one who asks
-            raise item
-        return item  # type: ignore[no-any-return]
+            raise RuntimeError(TIMED_OUT.format(timeout)) from None
+        if isinstance(answer, _ThreadEnds):
+            self._pinned.put(answer)  # for the next one who asks
+            raise answer.error
+        return answer
 
     def _run(self, device_index: int) -> None:
         torch.set_num_threads(1)  # of this thread: the copy is not to take the training step's cores
@@ -44,21 +47,25 @@ class PinningThread:
         try:
             while True:
                 self._crew.tickets.acquire()
-                while (item := self._crew.answer(LOOK_SECONDS)) is None:
-                    self._crew.look()
-                self._pinned.put((item[0], self._pin(item[1], device_index)))
-                del item  # so that no batch is held while waiting for the next
+                self._pinned.put(_pinned(self._crew.answer(timeout=0), device_index))
         except BaseException as error:
-            self._pinned.put(error)
+            self._pinned.put(_ThreadEnds(error))
 
-    @staticmethod
-    def _pin(answer: Any, device_index: int) -> Any:
-        if isinstance(answer, Failure | StreamEnds):
-            return answer
-        try:
-            return pin(answer)
-        except Exception as error:
-            return Failure.of(error, f"in pin memory thread for device {device_index}")
+
+@dataclass(frozen=True)
+class _ThreadEnds:
+    """Behind the last batch of the thread."""
+
+    error: BaseException
+
+
+def _pinned(answer: Any, device_index: int) -> Any:
+    if isinstance(answer, Failure | StreamEnds):
+        return answer
+    try:
+        return pin_memory(answer)
+    except Exception as error:
+        return Failure.of(error, f"in pin memory thread for device {device_index}")
 
 
 def can_pin(loader: DataLoader[Any]) -> bool:
@@ -74,34 +81,3 @@ def can_pin(loader: DataLoader[Any]) -> bool:
         )
         return False
     return True
-
-
-def pin(data: Any) -> Any:
-    """The batch with its tensors, and whatever else has a ``pin_memory`` method, pinned; its structure is kept."""
-    if hasattr(data, "pin_memory"):
-        return data.pin_memory()
-    if isinstance(data, str | bytes):
-        return data
-    if isinstance(data, Mapping):
-        pinned: Any = {key: pin(value) for key, value in data.items()}
-    elif isinstance(data, Sequence):
-        pinned = [pin(value) for value in data]
-    else:
-        return data
-    if isinstance(data, tuple):
-        return type(data)(*pinned) if hasattr(data, "_fields") else type(data)(pinned)
-    with contextlib.suppress(TypeError):  # a type that can be neither filled nor made of its elements: a dict or list
-        if isinstance(data, MutableMapping):
-            return _filled(data, pinned.items())
-        if isinstance(data, MutableSequence):
-            return _filled(data, enumerate(pinned))
-        return type(data)(pinned)  # type: ignore[call-arg]
-    return pinned
-
-
-def _filled(data: Any, items: Iterable[tuple[Any, Any]]) -> Any:
-    """A copy, which keeps whatever else the type holds."""
-    clone = copy.copy(data)
-    for key, value in items:
-        clone[key] = value
-    return clone

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 import pickle
 import queue
@@ -38,12 +39,14 @@ LOOK_SECONDS = 5.0
 
 @dataclass(frozen=True)
 class EpochBegins:
-    """To a worker: read the dataset from its beginning."""
+    """To a worker, ahead of an epoch's tasks: read the dataset from its beginning."""
 
 
 @dataclass(frozen=True)
 class StreamEnds:
     """From a worker: there is no more in its part of the stream."""
+
+    worker: int
 
 
 @dataclass(frozen=True)
@@ -96,25 +99,25 @@ def work(
     tasks, large = queue.SimpleQueue[Any](), queue.Queue[Any]()
     for target, arguments in ((_watch, (pipe, forked_from)), (_receive, (pipe, tasks)), (_send, (pipe, large))):
         threading.Thread(target=target, args=arguments, daemon=True).start()
-    where, begun = f"in DataLoader worker process {worker_id}", None
+    failed_start: Failure | None = None
     try:
         if init_fn is not None:
             init_fn(worker_id)
     except Exception as error:
-        begun = Failure.of(error, where)
-    fetch: Any = begun or _attempt(where, make_fetch)
+        failed_start = Failure.of(error, _in_worker(worker_id))
+    fetch: Any = None
     while (task := tasks.get()) is not None:
         if isinstance(task, EpochBegins):
-            fetch = begun or _attempt(where, make_fetch)
+            fetch = failed_start or _attempt(worker_id, make_fetch)
             continue
         # A worker that could not begin, or whose stream is over, says so to each task.
-        answer = fetch if isinstance(fetch, Failure | StreamEnds) else _attempt(where, fetch, *task)
+        answer = fetch if isinstance(fetch, Failure | StreamEnds) else _attempt(worker_id, fetch, *task)
         if isinstance(answer, StreamEnds):
             fetch = answer
-        message = _pack(answer, where)
+        message = _pack(answer, worker_id)
         if len(message) > INLINE_BYTES or large.unfinished_tasks:
             large.put(message)
-        else:
+        else:  # at once: what was fetched before a worker dies is delivered
             with contextlib.suppress(OSError):  # nobody listens any more: so will say the next task
                 pipe.send_bytes(message)
         del task, answer, message  # not to hold a batch while waiting for the next task
@@ -156,14 +159,18 @@ def _send(pipe: Any, large: queue.Queue[Any]) -> None:
             large.task_done()
 
 
-def _attempt(where: str, act: Callable[..., Any], *arguments: Any) -> Any:
+def _attempt(worker_id: int, act: Callable[..., Any], *arguments: Any) -> Any:
     """What ``act`` returns, or else a message that says how it ended."""
     try:
         return act(*arguments)
     except StopIteration:
-        return StreamEnds()
+        return StreamEnds(worker_id)
     except Exception as error:
-        return Failure.of(error, where)
+        return Failure.of(error, _in_worker(worker_id))
+
+
+def _in_worker(worker_id: int) -> str:
+    return f"in DataLoader worker process {worker_id}"
 
 
 INLINE_BYTES = 2**16
@@ -185,15 +192,20 @@ def _storage_of(content: bytearray) -> torch.UntypedStorage:
     return torch.frombuffer(content, dtype=torch.uint8).untyped_storage()
 
 
-def _pack(answer: Any, where: str) -> Any:
+def _pack(answer: Any, worker_id: int) -> Any:
     try:
         return _Pickler.dumps(answer)
     except Exception as error:
-        message = answer.message if isinstance(answer, Failure) else Failure.of(error, where).message
+        message = answer.message if isinstance(answer, Failure) else Failure.of(error, _in_worker(worker_id)).message
         return ForkingPickler.dumps(Failure(RuntimeError, message))
 
 
 ENDED = "the workers of this iterator have ended: iter(loader) begins an epoch with new ones"
+TIMED_OUT = "DataLoader timed out after {} seconds"
+TOO_MANY_FILES = (
+    "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or call "
+    "torch.multiprocessing.set_sharing_strategy('file_system')"
+)
 HINTS = {
     "SIGKILL": " (often: the machine was out of memory)",
     "SIGBUS": " (often: shared memory is full; see `df /dev/shm`)",
@@ -208,8 +220,8 @@ class Crew:
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
         self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
-        self.in_order, self._closed, self._owner = loader.in_order, False, os.getpid()
-        self._death = ""
+        self.in_order, self._owner = loader.in_order, os.getpid()
+        self._end = ""  # why it is closed
         self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         forked_from = os.getpid() if context.get_start_method() == "fork" else None
@@ -231,7 +243,7 @@ class Crew:
 
     @property
     def closed(self) -> bool:
-        return self._closed or os.getpid() != self._owner  # a fork of the owner can neither use nor end them
+        return bool(self._end) or os.getpid() != self._owner  # a fork of the owner can neither use nor end them
 
     def send(self, worker: int, message: Any) -> None:
         with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # said when its answer is waited for
@@ -242,46 +254,47 @@ class Crew:
         self.dealt.append(worker)
         self.tickets.release()
 
-    def answer(self, timeout: float) -> tuple[int, Any] | None:
-        """The next answer and its worker; ``None`` if none comes within ``timeout`` seconds."""
-        if self.closed:
-            raise RuntimeError(ENDED)
-        candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
-        ready = wait([self.pipes[worker] for worker in candidates], timeout)
-        if not ready:
-            return None
-        worker = next(worker for worker in candidates if self.pipes[worker] in ready)  # the longest without an answer
+    def answer(self, timeout: float) -> Any:
+        """The next answer, waited for as long as the workers live; or for ``timeout`` seconds, where that is not 0."""
+        deadline = time.monotonic() + (timeout or math.inf)
+        ready: list[Any] = []
+        while not ready:
+            if self.closed:
+                raise self.ended()
+            if time.monotonic() >= deadline:
+                raise RuntimeError(TIMED_OUT.format(timeout))
+            candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
+            ready = wait([self.pipes[each] for each in candidates], min(LOOK_SECONDS, deadline - time.monotonic()))
+            if not ready:
+                self._look()
+        worker = next(each for each in candidates if self.pipes[each] in ready)  # the longest without an answer
         try:
             answer = self.pipes[worker].recv()
         except (EOFError, ConnectionError):
-            if self.closed and not self._death:
-                raise RuntimeError(ENDED) from None
             raise self._death_of(worker) from None
         except BaseException as error:  # half a message may be read
             if getattr(error, "errno", None) == errno.EMFILE or "items of ancdata" in str(error):
-                self.close()
-                raise RuntimeError(
-                    "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or "
-                    "call torch.multiprocessing.set_sharing_strategy('file_system')"
-                ) from error
+                self.close(TOO_MANY_FILES)
+                raise self.ended() from error
             if isinstance(error, OSError):
                 raise self._death_of(worker) from error
             self.close()
             raise
         self.dealt.remove(worker)
-        return worker, answer
+        return answer
 
-    def look(self) -> None:
-        """Raise if a worker is gone that still has to answer."""
+    def _look(self) -> None:
+        """Raise if a worker is gone that still has to answer, whose children may hold its pipe."""
         for worker in {*self.dealt}:
-            if self.closed:
-                raise RuntimeError(ENDED)
             if not self.processes[worker].is_alive():
                 raise self._death_of(worker)
 
+    def ended(self) -> RuntimeError:
+        return RuntimeError(self._end or ENDED)
+
     def _death_of(self, worker: int) -> RuntimeError:
-        """Of the first worker that died: with it all pipes end, which another thread may hear of."""
-        if not self._death:
+        """Of the first worker that died: behind it all pipes end, and this one's too."""
+        if not self.closed:
             process = self.processes[worker]
             process.join(LOOK_SECONDS)
             code = process.exitcode or 0
@@ -290,15 +303,14 @@ class Crew:
             else:
                 name = signal.Signals(-code).name
                 end = f"(pid {process.pid}) is killed by signal: {name}{HINTS.get(name, '')}: worker {worker}"
-            self._death = f"DataLoader worker {end}"
-            self.close()
-        return RuntimeError(self._death)
+            self.close(f"DataLoader worker {end}")
+        return self.ended()
 
-    def close(self) -> None:
+    def close(self, why: str = ENDED) -> None:
         """End the workers: politely first, and within ``LOOK_SECONDS`` in any case."""
         if self.closed:
             return
-        self._closed = True
+        self._end = why
         for pipe in self.pipes:
             _hang_up(pipe)
         deadline = time.monotonic() + LOOK_SECONDS

@@ -21,7 +21,6 @@ from torch.utils.data import DataLoader
 
 from course_lib.callbacks import CheckpointError, ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, RankTimeout, run_ranks
-from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
 from tests import effort
 from tests.callbacks.whole_run import SAVES, Dies, Killed, newest, resume, same, state_of, train
@@ -360,12 +359,11 @@ def test_sigterm_saves_what_can_be_resumed(tmp_path):
     assert same(state_of(resume(tmp_path / "cut", REFUSED, saves="an exception", seed=5)[0]), whole)
 
 
-@pytest.mark.parametrize("kind", [ResumableDataLoader, MiniDataLoader])
 @pytest.mark.parametrize("mode", ["max_size_cycle", "max_size", "sequential"])
-def test_what_it_cannot_resume_it_refuses(kind, mode):
+def test_what_it_cannot_resume_it_refuses(mode):
     trainer = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
-    loaders = CombinedLoader([kind(range(20), 2), kind(range(12), 2)], mode)
-    with pytest.raises(MisconfigurationException, match=rf'"{mode}" reads a {kind.__name__}.*\(batches: 10, 6\)'):
+    loaders = CombinedLoader([ResumableDataLoader(range(20), 2), ResumableDataLoader(range(12), 2)], mode)
+    with pytest.raises(MisconfigurationException, match=rf'"{mode}" reads a ResumableDataLoader.*\(batches: 10, 6\)'):
         trainer.fit(CountingModule(), loaders)
     assert trainer.global_step == 0
 

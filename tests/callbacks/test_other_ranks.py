@@ -62,7 +62,8 @@ def train_rank(rank, ranks, folder, dies, num_samples, batch_size, k, piece, loa
     loader, keeps = ResumableDataLoader(range(num_samples), batch_size, shuffle=True), Keeps(dies)
     path = newest(folder)
     if load:
-        loader.load_checkpoint(path)
+        (state,) = torch.load(path, weights_only=False)["loops"]["fit_loop"]["state_dict"]["combined_loader"]
+        loader.load_state_dict(state)
     saves = ModelCheckpoint(folder, filename="{epoch}-{step}", save_top_k=-1, **saves)
     trainer = quiet_trainer(
         max_epochs=EPOCHS, accumulate_grad_batches=k, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
