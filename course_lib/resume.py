@@ -126,6 +126,14 @@ class ResumableDataLoader(DataLoader[Any]):
         super().__init__(dataset, batch_sampler=batch_sampler, **loader_arguments)
         # Lightning and Fabric look at this attribute, and leave a loader with a DistributedSampler as it is.
         self.__dict__["sampler"] = _AlreadySharded(batch_sampler)
+        # With overfit_batches, Lightning makes the loader again, from these: around the batch sampler, made again too.
+        again: dict[str, object] = {
+            "__pl_saved_args": (),
+            "__pl_saved_kwargs": {"dataset": dataset, "seed_samples": seed_samples, **loader_arguments},
+            "__pl_saved_arg_names": (),
+            "__dataset": dataset,
+        }
+        vars(self).update(again)
         self.seed_samples = bool(seed_samples)
         self._iteration: object = None
         """Stands for the iteration that began last, until a state is loaded."""
