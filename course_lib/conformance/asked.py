@@ -20,6 +20,13 @@ def checked_factory(factory: Any) -> Callable[..., Any]:
     return factory  # type: ignore[no-any-return]
 
 
+def by_position(factory: Callable[..., Any], parameters: set[str]) -> Callable[..., Any]:
+    """The factory, called with ``num_replicas`` and ``rank`` in front, also if it takes them by name alone."""
+    if not {"num_replicas", "rank"} <= parameters:
+        return factory
+    return lambda num_replicas, rank, **shape: factory(**shape, num_replicas=num_replicas, rank=rank)
+
+
 def checked_world_sizes(world_sizes: Any) -> list[int]:
     if not isinstance(world_sizes, Iterable):
         raise ValueError(f"world_sizes must be a collection of numbers of ranks such as (1, 2, 3), got {world_sizes!r}")

@@ -9,17 +9,17 @@ from typing import Any
 from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
 from course_lib.conformance.asked import (
+    by_position,
     checked_factory,
     checked_rules,
     checked_shapes,
     checked_world_sizes,
     ordered_indices,
 )
-from course_lib.conformance.breaches import Breach, Checks
-from course_lib.conformance.calls import SamplerFault, named_arguments
-from course_lib.conformance.rules import IN_ORDER
-from course_lib.conformance.simulated_world import Examination, SimulatedWorld
+from course_lib.conformance.rules import JUDGED_IN_ORDER, RESTS_ON
+from course_lib.conformance.tried import NOT_OFFERED, Breach, named_arguments
 from course_lib.conformance.violations import RULES, ConformanceReport, Shape, Violation, listed, named_rules
+from course_lib.conformance.world import Asked, World
 
 
 def check_batch_sampler(
@@ -60,14 +60,15 @@ def check_batch_sampler(
 
     A sampler or factory that raises a ``ValueError`` before the first batch, on all ranks, refuses that shape or world
     size: this is a note, not a violation. Any other exception, a batch that is empty or holds no integers, one that is
-    written over while the epoch goes on, and an epoch without an end are violations. Whether the sampler should
-    shuffle is what ``shuffle`` of the shape says. Where it says nothing, the kit takes it for plain if all epochs are
-    equal and in the order of ``exactly_once``. Of a plain one, rules 5 and 6 do not ask for another order.
+    written over while the epoch goes on, and an epoch without an end (more than 100 batches and 10 for each index of
+    ``exactly_once``) are violations. Whether the sampler should shuffle is what ``shuffle`` of the shape says. Where
+    it says nothing, the kit takes it for plain if all epochs are equal and in the order of ``exactly_once``. Of a
+    plain one, rules 5 and 6 do not ask for another order.
 
-    So that one fault is one violation, checks that depend on a broken or skipped rule are left out and noted: rule 9
-    depends on 1, 4 and 7, and the resumes of rule 8 depend on 7. The fourth rule is strict: an order that changes when
-    a sampler is iterated twice, with no set_epoch in between, is no function of (seed, epoch). Every epoch is read
-    hundreds of times: keep shapes small.
+    So that one fault is one violation, a rule is not judged, and that is noted, if one that it rests on is broken or
+    left out: 8 rests on 7 and 11, and 9 on 1, 4 and 7. The fourth rule is strict: an order that changes when a sampler
+    is iterated twice, with no set_epoch in between, is no function of (seed, epoch). Every epoch is read hundreds of
+    times: keep shapes small.
 
     Raises:
         ValueError: An argument is out of its range, or there is nothing to judge: every shape was refused on every
@@ -77,9 +78,8 @@ def check_batch_sampler(
     sizes, given = checked_world_sizes(world_sizes), checked_shapes(shapes)
     if not sizes or not given:
         raise ValueError(f"there is nothing to judge: {len(sizes)} world sizes, {len(given)} shapes")
-    examination = Examination(
-        factory,
-        by_name={"num_replicas", "rank"} <= parameters,
+    asked = Asked(
+        by_position(factory, parameters),
         seeds="seed" in parameters or all("seed" in shape for shape in given),
         epochs=range(int_of_at_least(2, "epochs", epochs)),
         skipped=checked_rules(skip_rules),
@@ -87,13 +87,13 @@ def check_batch_sampler(
     once = exactly_once if callable(exactly_once) else None
     smallest_first = [(shape, ordered_indices(once(shape) if once else exactly_once, shape)) for shape in given]
     smallest_first.sort(key=lambda entry: len(entry[1]))
-    examination.worlds += [SimulatedWorld(examination, *entry, size) for size in sizes for entry in smallest_first]
+    asked.worlds += [World(asked, *entry, size) for size in sizes for entry in smallest_first]
     with generators_put_back(), warnings.catch_warnings(record=True) as warned:
         warnings.simplefilter("default")
-        checks = {number: _judge(examination, number, rule) for number, rule in enumerate(IN_ORDER, start=1)}
+        passed = {number: _judge(asked, number) for number in JUDGED_IN_ORDER}
         for warning in warned:
-            examination.note("the sampler warned", str(warning.message))
-        return _report(examination, checks)
+            asked.note("the sampler warned", str(warning.message))
+        return _report(asked, {number: passed[number] for number in RULES})
 
 
 def assert_batch_sampler(
@@ -106,54 +106,50 @@ def assert_batch_sampler(
         raise AssertionError(str(report))
 
 
-def _judge(examination: Examination, number: int, rule: Callable[[SimulatedWorld], Checks]) -> int:
-    """Run a rule over the worlds, up to its first violation, and return how many checks it passed."""
+def _judge(asked: Asked, number: int) -> int:
+    """Ask a rule of the worlds, up to its first breach, and return how many checks it passed."""
     passed = 0
-    for world in [] if number in examination.skipped else examination.worlds:
-        try:
-            for breach in rule(world):
+    if number in asked.skipped:
+        return passed
+    unsound = sorted(asked.unsound & RESTS_ON.get(number, set()))
+    if unsound:
+        asked.note(f"rule {number} was not judged", f"it rests on {named_rules(unsound)}")
+        return passed
+    try:
+        for world in asked.worlds:
+            for breach in JUDGED_IN_ORDER[number](world):
                 if breach:
-                    examination.broken[number] = _violation(number, breach)
-                    return passed
+                    raise breach
                 passed += 1
-        except SamplerFault as fault:
-            examination.broken[number] = _violation(number, Breach(str(fault), world.here))
-            return passed
+    except Breach as breach:
+        name, meaning = RULES[number]
+        message = f"Rule {number}, {name}: {breach.at}: {breach}.\n  In a training run: {meaning}."
+        asked.broken[number] = Violation(number, name, message, breach.at)
     return passed
 
 
-def _violation(number: int, breach: Breach) -> Violation:
-    name, meaning = RULES[number]
-    message = f"Rule {number}, {name}: {breach.at}: {breach.text}.\n  In a training run: {breach.means or meaning}."
-    return Violation(number, name, message, breach.at)
-
-
-def _report(examination: Examination, checks: dict[int, int]) -> ConformanceReport:
-    judged = [world for world in examination.worlds if world.recorded()]
-    if not judged and not examination.broken:
-        raise ValueError(f"nothing was judged, all was refused: {examination.notes['refused'][0]}")
-    if not examination.broken and not any(world.has_batches for world in judged):
+def _report(asked: Asked, checks: dict[int, int]) -> ConformanceReport:
+    judged = [world for world in asked.worlds if world.deals]
+    if not judged and not asked.broken:
+        raise ValueError(f"nothing was judged, all was refused: {asked.notes['refused'][0]}")
+    if not asked.broken and not any(batches for world in judged for deal in world.deals for batches in deal.ranks):
         raise ValueError("nothing was judged, no epoch has a batch: let a shape fill a step of all ranks")
-    missing = [text for world in judged for text in world.offers.missing()]
+    missing = [NOT_OFFERED[name] for world in judged for name in NOT_OFFERED if name not in world.offers]
     if any(world.batch_limit is None for world in judged):
         missing.append("no batch_size, of the shape or of the sampler: whether batches are too large is not judged")
-    if not examination.seeds:
+    if not asked.seeds:
         missing.append("no keyword seed of the factory: rule 5 is not judged between seeds")
     for world in judged:
         if world.secondary:
             text = "indices outside exactly_once were taken for a second stream, which is cycled"
-            examination.note(text, listed(sorted(world.secondary)))
+            asked.note(text, listed(sorted(world.secondary)))
         first = next(other for other in judged if other.shape is world.shape)
         if world is first and world.unshuffled and len(world.once) > 3:
-            examination.note("does not shuffle, so rules 5 and 6 asked for no other order", str(world.at()))
-    for number, needed in ((8, (7,)), (9, (1, 4, 7))):
-        not_held = examination.not_held(*needed)
-        if not_held and number not in examination.skipped and any(world.offers.state for world in judged):
-            examination.note(f"the resumes of rule {number} were not judged", f"they rest on {named_rules(not_held)}")
+            asked.note("does not shuffle, so rules 5 and 6 asked for no other order", str(world.at()))
     notes = []
-    for kind, details in examination.notes.items():
+    for kind, details in asked.notes.items():
         more = f" (and {len(details) - 1} more)" if len(details) > 1 else ""
         notes.append(f"{kind}: {details[0]}{more}")
-    violations = tuple(examination.broken[number] for number in sorted(examination.broken))
-    skipped = tuple(sorted(examination.skipped))
+    violations = tuple(asked.broken[number] for number in sorted(asked.broken))
+    skipped = tuple(sorted(asked.skipped))
     return ConformanceReport(violations, tuple(dict.fromkeys(missing)), tuple(notes), checks, skipped)

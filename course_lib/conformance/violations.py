@@ -93,19 +93,14 @@ class Counterexample:
     indices: tuple[int, ...] = ()
 
     def __str__(self) -> str:
-        shape = ", ".join(f"{name}={value!r}" for name, value in self.shape.items())
-        parts = [shape, counted(self.num_replicas, "rank")]
-        if self.epoch is not None:
-            parts.append(f"epoch {self.epoch}")
-        if self.stop is not None:
-            parts.append(f"stopped after {counted(self.stop, 'batch', 'batches')}")
-        if self.resumed_on is not None:
-            parts.append(f"resumed on {counted(self.resumed_on, 'rank')}")
-        if self.rank is not None:
-            parts.append(f"rank {self.rank}")
-        if self.step is not None:
-            parts.append(f"step {self.step}")
-        return ", ".join(part for part in parts if part)
+        stop = None if self.stop is None else counted(self.stop, "batch", "batches")
+        resumed_on = None if self.resumed_on is None else counted(self.resumed_on, "rank")
+        places = {"epoch": self.epoch, "stopped after": stop, "resumed on": resumed_on}
+        places |= {"rank": self.rank, "step": self.step}
+        parts = [f"{name}={value!r}" for name, value in self.shape.items()]
+        parts.append(counted(self.num_replicas, "rank"))
+        parts += [f"{words} {place}" for words, place in places.items() if place is not None]
+        return ", ".join(parts)
 
 
 def named_rules(numbers: Sequence[int]) -> str:
