@@ -8,6 +8,7 @@ timelines give a line for each moment, and the peak is the highest of these.
 from __future__ import annotations
 
 import gc
+import math
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -35,12 +36,12 @@ CLOSE = 1.02
 FARTHEST = 8
 """Times the largest size that has run: lines that two measured steps gave are followed no farther at a time, as a step
 whose bytes are not linear in the batch leaves them."""
+STRAIGHT = 8
+"""Looks that follow the lines. A step whose bytes are no lines is halved in from there on."""
 
 MultipleOf = int | Literal["power of two"]
-LOOKS = 8
-"""Small batches that are made to see whether batches of one size differ in shape."""
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
-"""How a trial ended; over several ranks the smallest counts."""
+"""How a look at a size ended; over several ranks the smallest counts."""
 
 
 class BatchSizeTrial(NamedTuple):
@@ -62,15 +63,17 @@ class BatchSizeTrial(NamedTuple):
 class Search:
     """What one rank knows. Where ranks must agree, `find_batch_size` asks them.
 
+    It *looks* at a size by a prediction. Where a step cannot be predicted, each look is a trial.
+
     Attributes:
         elsewhere: Bytes that the device holds beside model and optimizer.
         limit: Bytes that may be held in all.
-        upper: The largest size that is still considered.
-        predicted: Whether every rank could predict its step.
-        lines: Bytes held at each moment of a step, by size: predicted, or measured where that is impossible.
+        predicts: Whether every rank can predict its step.
+        points: Bytes held at each moment of a step, by the sizes that were looked at.
         off: Bytes measured minus bytes predicted, by size.
-        promised: What the lines said of a size before it was tried.
-        fitted: Sizes that stayed within the limit on all ranks.
+        fits: The largest size that was looked at and fits on all ranks.
+        beyond: The smallest size that is known not to fit, or is not considered.
+        fitted: Sizes that have run, and stayed within the limit on all ranks.
     """
 
     def __init__(
@@ -103,23 +106,20 @@ class Search:
         self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
-        self.upper = self.batches.most
-        if max_batch_size is not None:
-            self.upper = int_of_at_least(1, "max_batch_size", max_batch_size)
+        most = self.batches.most if max_batch_size is None else int_of_at_least(1, "max_batch_size", max_batch_size)
+        self.fits, self.beyond = 0, most + 1
         self.device = device_of_parameters(model.parameters())
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
         if self.device.type == "cpu":
             self.elsewhere += self.batches.sample_bytes
-        self.predicted = False
-        self.lines: dict[int, list[int]] = {}
+        self.predicts = step_fn is None
+        self.points: dict[int, list[int]] = {}
         self.off: dict[int, int] = {}
-        self.promised: dict[int, int | None] = {}
-        self.tables: dict[int, str] = {}
         self.doubts: list[str] = []
         self.trials: list[BatchSizeTrial] = []
         self.fitted: list[int] = []
 
-    # ----------------------------------------------------------------------------------------------- what is expected
+    # ------------------------------------------------------------------------------------------------ looks at a size
 
     def predict_small_sizes(self) -> bool:
         """Predict two small sizes; False if that is impossible."""
@@ -127,17 +127,16 @@ class Search:
         small = 64 if self.device.type == "cuda" else 2
         if self.step_fn is not None:
             return False
-        for _ in range(LOOKS):
-            self.batches(min(small, self.upper))
         try:
-            for size in sorted({min(small, self.upper), min(2 * small, self.upper)}):
-                self.predict(size)
+            for size in (small, 2 * small):
+                self.predict(min(size, self.beyond - 1))
         except RuntimeError as error:
-            self.lines.clear()
-            self.doubts = [f"found by trials alone, as the step could not be predicted: {error}"]
-        return bool(self.lines)
+            self.doubts.append(f"found by trials alone, as the step could not be predicted: {error}")
+            return False
+        return True
 
-    def predict(self, size: int) -> None:
+    def predict(self, size: int) -> str:
+        """Note what each moment of the step will hold, and return the prediction in words."""
         prediction = predict_peak(
             lambda: self.model,
             self.batches,
@@ -147,19 +146,59 @@ class Search:
             device=self.device.type,
         )
         moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
-        self.lines[size] = [self.elsewhere + held for held in moments]
-        self.tables[size] = str(prediction)
-        if self.batches.differ:
-            self.doubts = ["batches of one size differ in shape: let batch_fn make them of the longest samples"]
+        self.points[size] = [self.elsewhere + held for held in moments]
+        return str(prediction)
+
+    def next_look(self, number: int) -> int:
+        """The size to look at next, after so many looks; 0 where the answer is known."""
+        size = self._next_prediction(number) if self.predicts else self._next_trial_alone()
+        return 0 if size in self.points or self._tried(size) else size
+
+    def _next_prediction(self, number: int) -> int:
+        if number < STRAIGHT:
+            return self.rounded(self.largest())
+        size = self.rounded(math.isqrt(max(1, self.fits) * self.beyond))
+        return size if size > self.fits * CLOSE else 0
+
+    def _next_trial_alone(self) -> int:
+        if not self.trials:
+            return min(2, self.beyond - 1)
+        size = self.largest()
+        if self.fits:
+            size = min(size, FARTHEST * self.fits)
+        size = self.rounded(size)
+        if len(self.trials) == 1 and (not size or self._tried(size)):
+            return 1  # two points are needed for a line
+        return size if size > self.fits * CLOSE else 0
+
+    def look(self, size: int) -> int:
+        """Return how that ended."""
+        if not self.predicts:
+            return self.run(size)
+        self.predict(size)
+        return WITHIN if max(self.points[size]) <= self.limit else ABOVE
+
+    def narrow(self, size: int, outcome: int) -> None:
+        """Note what all ranks together found out about a size."""
+        if outcome == WITHIN:
+            self.fits = max(self.fits, size)
+        else:
+            self.beyond = min(self.beyond, size if outcome == ABOVE else size // 2 + 1)
+        if self._tried(size):
+            self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
+            if outcome == WITHIN:
+                self.fitted.append(size)
+
+    # ----------------------------------------------------------------------------------------------- what is expected
 
     def on_lines(self, size: int) -> int:
         """The highest of the lines through the two known sizes that are nearest."""
-        if size in self.lines:
-            return max(self.lines[size])
-        near = sorted(sorted(self.lines, key=lambda known: abs(known - size))[:2])
+        if size in self.points:
+            return max(self.points[size])
+        near = sorted(sorted(self.points, key=lambda known: abs(known - size))[:2])
         if len(near) == 1:  # as the constant is at least 0, it can't be more than this
-            return max(self.lines[near[0]]) * max(size, near[0]) // near[0]
-        first, second = (self.lines[known] for known in near)
+            return max(self.points[near[0]]) * max(size, near[0]) // near[0]
+        first, second = (self.points[known] for known in near)
         if len(first) != len(second):  # other operators at another size
             first, second = [max(first)], [max(second)]
         distance, ahead = near[1] - near[0], size - near[0]
@@ -177,20 +216,24 @@ class Search:
         return self.on_lines(size) + max(off, off * size // a)
 
     def largest(self) -> int:
-        return bisect_right(range(1, self.upper + 1), self.limit, key=self.expected)
+        if not self.points:  # the first trial ran out of memory
+            return self.beyond - 1
+        return bisect_right(range(1, self.beyond), self.limit, key=self.expected)
 
-    # ------------------------------------------------------------------------------------------------- what is tried
+    def rounded(self, size: int) -> int:
+        """The largest allowed size up to this one; 0 where there is none."""
+        if self.multiple_of != "power of two":
+            return size - size % self.multiple_of
+        return 1 << (size.bit_length() - 1) if size else 0
 
-    def next_size(self, last: bool) -> int:
+    # --------------------------------------------------------------------------------------------------------- trials
+
+    def next_trial(self, last: bool) -> int:
         """The size to try next; 0 where what has run is good enough, or nothing is left to try."""
-        if not self.predicted and len(self.lines) < 2:
-            return self._next_size_without_lines()
         largest = careful = self.largest()
         if not largest and not self.fitted:
             raise MemoryError(self._too_large())
-        if not self.predicted:
-            careful = min(largest, self._farthest())
-        if self.predicted and self.device.type == "cuda" and not self.trials:
+        if self.device.type == "cuda" and not self.trials:
             careful = (largest + 1) // 2  # the workspaces of kernels are not predicted
         if last and not self.fitted:
             careful = max(1, careful * 9 // 10)
@@ -199,38 +242,15 @@ class Search:
             size = next(size for size in range(1, largest + 1) if self.rounded(size) == size)  # the smallest allowed
         if not size and not self.fitted:
             raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
-        allowed = [fitted for fitted in self.fitted if self.rounded(fitted) == fitted]
-        if self._tried(size) or size <= max(allowed, default=0) * CLOSE:
-            return 0
-        return size
-
-    def _next_size_without_lines(self) -> int:
-        """What two trials are still to give: the lines."""
-        if not self.trials:
-            size = min(2, self.upper)
-        elif self.fitted:
-            size = min(self.largest(), self._farthest())
-        else:
-            size = 1
-        if not self._tried(size):
-            return size
-        return 0 if self._tried(1) else 1
-
-    def _farthest(self) -> int:
-        return FARTHEST * max(self.fitted) if self.fitted else self.upper
+        return 0 if self._tried(size) or size <= max(self.fitted, default=0) * CLOSE else size
 
     def _tried(self, size: int) -> bool:
         return any(trial.batch_size == size for trial in self.trials)
 
-    def rounded(self, size: int) -> int:
-        """The largest allowed size up to this one; 0 where there is none."""
-        if self.multiple_of != "power of two":
-            return size - size % self.multiple_of
-        return 1 << (size.bit_length() - 1) if size else 0
-
     def run(self, size: int) -> int:
         """Take two steps, and return how that ended."""
-        self.promised[size] = self.on_lines(size) if self.lines else None
+        if self.predicts and size not in self.points:  # rounded down, or corrected
+            self.predict(size)
         cuda = self.device.type == "cuda"
         if cuda:
             _clean()
@@ -249,12 +269,11 @@ class Search:
             return OUT_OF_MEMORY
         held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device)) if cuda else peak.peak_bytes
         self.trials.append(BatchSizeTrial(size, held, ran=True))
-        if self.predicted:
+        if self.predicts:
             self.off[size] = held - self.on_lines(size)
         else:
             unseen = held - max(moment.total for moment in peak.timeline)
-            self.lines[size] = [moment.total + unseen for moment in peak.timeline]
-        self.tables.setdefault(size, str(peak))
+            self.points[size] = [moment.total + unseen for moment in peak.timeline]
         return WITHIN if held <= self.limit else ABOVE
 
     def _steps(self, size: int) -> None:
@@ -272,22 +291,13 @@ class Search:
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
 
-    def conclude(self, size: int, outcome: int) -> None:
-        """Note what all ranks together found out about a size."""
-        if outcome == WITHIN:
-            self.fitted.append(size)
-            return
-        largest = size - 1 if outcome == ABOVE else size // 2
-        self.upper = max(1, min(self.upper, largest))
-        self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
-
     # --------------------------------------------------------------------------------------------------- what came out
 
     def answer(self) -> int:
         best = max((size for size in self.fitted if size == self.rounded(size)), default=0)
+        if not best and self._tried(1) and not self.fitted:
+            raise MemoryError(self._too_large())
         if not best:
-            if self._tried(1) and not self.fitted:
-                raise MemoryError(self._too_large())
             raise MemoryError(
                 f"no batch size with multiple_of={self.multiple_of!r} was seen to stay within "
                 f"{readable_bytes(self.limit)}. Tried {'; '.join(map(str, self.trials))}. "
@@ -295,22 +305,23 @@ class Search:
             )
         return best
 
-    def surprise(self) -> list[str]:
-        """What the trials say about the prediction."""
+    def all_doubts(self) -> list[str]:
+        """Why the next run may need more than was measured, or that the prediction was off or impossible."""
+        doubts = list(self.doubts)
+        if self.batches.differ:
+            doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
         above = {size: off for size, off in self.off.items() if off > 0}
-        if not above:
-            return []
-        size, off = max(above.items())
-        return [
-            f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
-            "something that a prediction doesn't see, and that may differ from batch to batch"
-        ]
+        if above:
+            size, off = max(above.items())
+            doubts.append(
+                f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
+                "something that a prediction doesn't see, and that may differ from batch to batch"
+            )
+        return doubts
 
     def _too_large(self) -> str:
-        if self.predicted and 1 not in self.tables:
-            self.predict(1)
-        table = self.tables.get(1, "the step ran out of memory")
-        return f"not even a batch of 1 fits into {readable_bytes(self.limit)} on this rank or another; {table}"
+        seen = self.predict(1) if self.predicts else f"tried {'; '.join(map(str, self.trials))}"
+        return f"not even a batch of 1 fits into {readable_bytes(self.limit)} on this rank or another; {seen}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

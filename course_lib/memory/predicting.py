@@ -28,8 +28,16 @@ from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import MIB, CachingAllocator
-from course_lib.memory.fakes import CpuForCuda, FakeCopies, FakeLedger, without_data
-from course_lib.memory.ledger import Entry, Moment, Storage, in_categories, peak_by_phase, tensors_in
+from course_lib.memory.fakes import CpuForCuda, FakeCopies, without_data
+from course_lib.memory.ledger import (
+    Entry,
+    Moment,
+    Storage,
+    StorageLedger,
+    in_categories,
+    peak_by_phase,
+    tensors_in,
+)
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 Precision = Literal["fp32", "bf16", "bf16-true"]
@@ -123,9 +131,10 @@ def predict_peak(
             both the operators are those of a CPU: on a GPU dropout's masks are smaller, and attention with dropout
             keeps no matrix.
 
-    Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Nor is what
-    extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors. Checkpointing
-    (``torch.utils.checkpoint``) is seen.
+    Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Losses that
+    reduce in place (``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy``) hold as much as the output more. Nor is
+    seen what extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors.
+    Checkpointing (``torch.utils.checkpoint``) is seen.
 
     Afterwards the random generators, the default dtype and the grad mode are as before.
 
@@ -145,7 +154,7 @@ def predict_peak(
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
         batch_fn = functools.partial(batch_fn, batch_size)
-    ledger = FakeLedger()
+    ledger = StorageLedger()
     with _undisturbed(), ExitStack() as stack:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         # Module.to swaps its tensors, which needs them without weak references: the memo's.
@@ -179,8 +188,6 @@ def predict_peak(
                 torch.autograd.backward(loss)
             ledger.begin("step")
             optimizer.step()
-            if device == "cuda":
-                ledger.leave_out(_on_the_host(optimizer))
             ledger.begin("zero_grad")
             optimizer.zero_grad(set_to_none=True)
             model.zero_grad(set_to_none=True)
@@ -393,18 +400,6 @@ class _Blocks:
             freed = self.allocator.free(entry.storage)
             added.append(self.allocator.allocate(entry.storage, exact[entry.storage]) - freed)
         return added
-
-
-def _on_the_host(optimizer: Optimizer) -> list[Tensor]:
-    """Counters of steps, which stay on the CPU unless the optimizer is fused or capturable."""
-    return [
-        value
-        for group in optimizer.param_groups
-        if not group.get("fused") and not group.get("capturable")
-        for parameter in group["params"]
-        for value in optimizer.state.get(parameter, {}).values()
-        if isinstance(value, Tensor) and value.dim() == 0
-    ]
 
 
 def _buckets(model: nn.Module) -> Iterator[tuple[int, torch.dtype]]:
