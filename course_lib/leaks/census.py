@@ -98,7 +98,7 @@ class Census:
         """
         self._children.private_bytes()  # what starts is not to be seen as growing
         self._put_aside()
-        self.holders = _holders_of_tensors(self.holders)
+        self.holders[:] = [holder for holder in self.holders if tensors_in(holder)]
         self._lengths = self._lengths_now()
 
     def _put_aside(self) -> None:
@@ -201,16 +201,6 @@ def _namespaces(objects: list[Any]) -> list[Any]:
     dicts = [o for o in gc.get_referents(*instances) if issubclass(type(o), dict) and len(o) <= _MANY]
     dicts += [vars(o) for o in objects if issubclass(type(o), ModuleType)]
     return list({id(o): o for o in instances + dicts}.values())
-
-
-def _holders_of_tensors(objects: list[Any]) -> list[Any]:
-    """Of a thousand objects at once, as hardly any holds a tensor."""
-    found = []
-    for i in range(0, len(objects), 1000):
-        some = objects[i : i + 1000]
-        if any(issubclass(t, Tensor) for t in set(map(type, gc.get_referents(*some)))):
-            found += [o for o in some if tensors_in(o)]
-    return found
 
 
 def frozen_by_caller() -> bool:

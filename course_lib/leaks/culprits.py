@@ -21,7 +21,7 @@ from torch import Tensor
 from course_lib._tensors import bytes_by_storage
 from course_lib._words import counted, readable_bytes
 from course_lib.leaks.census import Census, Count, series_of, tensors_in
-from course_lib.leaks.graphs import graph_roots, saved_storages
+from course_lib.leaks.graphs import graph_roots
 from course_lib.leaks.holders import holder_of, is_ours, kind_of
 from course_lib.leaks.trend import growth, slowest_third
 
@@ -39,7 +39,8 @@ _MOST_OBJECTS = 100_000
 
 @dataclass(frozen=True)
 class Culprit:
-    """One thing that grows. Its bytes are those of the storages and Python objects that came while it was watched."""
+    """One thing that grows. Its bytes are those of the tensors and Python objects that came while it was watched, and
+    not of what a graph saves."""
 
     kind: str
     """graph, tensors, hooks, exceptions, objects or workers."""
@@ -61,14 +62,12 @@ def find_culprits(census: Census, counts: list[Count]) -> list[Culprit]:
     """Containers, and tensors in one place; then the workers; then tensors that are in no place."""
     series = series_of(counts)
     longer = _longer_containers(census, counts)
-    named = {id(one.container) for one in longer}
-    larger = _larger_tensors(census, counts, named)
-    held = (tensor for holder in census.holders if id(holder) not in named for tensor in tensors_in(holder))
-    elsewhere = set(bytes_by_storage(held))  # storages of weights, of a dataset
+    larger = _larger_tensors(census, counts, {id(one.container) for one in longer})
+    old = set(bytes_by_storage(census.tensors_before()))  # storages of weights, of a dataset
     tensors = census.tensors()
     census.thaw()
-    found = [culprit for one in longer if (culprit := _container(one, elsewhere)) is not None]
-    found += _in_places(larger, tensors, elsewhere)
+    found = [culprit for one in longer if (culprit := _container(one, old)) is not None]
+    found += _in_places(larger, tensors)
     found += _workers(slowest_third(series["worker_bytes"]))
     # A deque that fills up has an end: so have the tensors in it.
     return found if found or any(_has_an_end(one.container) for one in longer) else _without_a_name(series)
@@ -131,14 +130,14 @@ def _reached(entries: list[Any], new: set[int]) -> list[Any]:
     return list(reached.values())
 
 
-def _container(one: _LongerContainer, elsewhere: set[int]) -> Culprit | None:
+def _container(one: _LongerContainer, old: set[int]) -> Culprit | None:
     if _has_an_end(one.container):
         return None
     tensors = [o for o in one.held if issubclass(type(o), Tensor)]
     # Without the leaves, which all steps share.
     nodes = [node for _, reached in graph_roots(tensors) for node in reached if node.next_functions]
-    stored = bytes_by_storage(tensors) | saved_storages(nodes)
-    size = sum(map(_size, one.held)) + sum(n for storage, n in stored.items() if storage not in elsewhere)
+    stored = sum(size for storage, size in bytes_by_storage(tensors).items() if storage not in old)
+    size = stored + sum(map(_size, one.held))
     holder = holder_of(one.container) or f"{kind_of(one.container)} without a name"
     if re.search(r"`_\w*hooks`", holder):
         kind = "hooks"
@@ -195,22 +194,19 @@ def _larger_tensors(census: Census, counts: list[Count], named: set[int]) -> lis
     return list(found.values())
 
 
-def _in_places(larger: list[_LargerTensor], tensors: list[Tensor], elsewhere: set[int]) -> list[Culprit]:
+def _in_places(larger: list[_LargerTensor], tensors: list[Tensor]) -> list[Culprit]:
     """One for each name, which the keys and values of many layers share."""
     by_name: dict[str, list[_LargerTensor]] = {}
     for one in sorted(larger, key=lambda one: (one.nodes_per_step, one.bytes_per_step), reverse=True)[:_MOST_NAMED]:
         by_name.setdefault(_holder(one.tensor, tensors) or "a tensor without a name", []).append(one)
-    return [_larger(name, alike, elsewhere) for name, alike in by_name.items()]
+    return [_larger(name, alike) for name, alike in by_name.items()]
 
 
-def _larger(name: str, alike: list[_LargerTensor], elsewhere: set[int]) -> Culprit:
+def _larger(name: str, alike: list[_LargerTensor]) -> Culprit:
     nodes_per_step = sum(one.nodes_per_step for one in alike)
     if nodes_per_step >= 0.5:
-        nodes = [node for _, reached in graph_roots(one.tensor for one in alike) for node in reached]
-        saved = sum(size for storage, size in saved_storages(nodes).items() if storage not in elsewhere)
-        inner = sum(bool(node.next_functions) for node in nodes)
         what = f"has {_number(nodes_per_step)} more graph nodes a step"
-        return Culprit("graph", name, nodes_per_step, saved * nodes_per_step / max(1, inner), what, _ADVICE["variable"])
+        return Culprit("graph", name, nodes_per_step, 0, what, _ADVICE["variable"])
     more = f", as {counted(len(alike) - 1, 'other')} of that name" if len(alike) > 1 else ""
     what = f"gets longer{more}: it is now of {_description(alike[0].tensor)}"
     return Culprit("tensors", name, 0, sum(one.bytes_per_step for one in alike), what, _ADVICE["tensors"])
