@@ -36,8 +36,6 @@ from course_lib.memory.batch_size_search import BatchSizeTrial, MultipleOf, Sear
 from course_lib.memory.restoring import undisturbed
 
 MAX_TRIALS = 3
-MAX_TRIALS_ALONE = 8
-"""Where no prediction gives the lines."""
 MAX_PREDICTIONS = 16
 """Beyond the two at small sizes; as a rule one is enough."""
 
@@ -47,19 +45,18 @@ class FittedBatchSize:
     """A batch size that has run within the limit, on every rank."""
 
     batch_size: int
-    predicted_bytes: int | None
-    """None where the step could not be predicted."""
+    predicted_bytes: int
     measured_bytes: int
     limit_bytes: int
     """What this rank's step may hold."""
     trials: list[BatchSizeTrial]
     doubts: list[str] = field(default_factory=list)
-    """Why the next run may need more than was measured, or that the prediction was off or impossible."""
+    """Why the next run may need more than was measured, or that the prediction was off."""
 
     def __str__(self) -> str:
-        predicted = "-" if self.predicted_bytes is None else readable_bytes(self.predicted_bytes)
+        measured, predicted = readable_bytes(self.measured_bytes), readable_bytes(self.predicted_bytes)
         lines = [
-            f"batch size {self.batch_size}: measured {readable_bytes(self.measured_bytes)}, predicted {predicted}, "
+            f"batch size {self.batch_size}: measured {measured}, predicted {predicted}, "
             f"limit {readable_bytes(self.limit_bytes)}"
         ]
         lines += [f"  tried {trial}" for trial in self.trials]
@@ -72,7 +69,6 @@ def find_batch_size(
     optimizer: Optimizer,
     *,
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
-    step_fn: Callable[[Any], Any] | None = None,
     limit_bytes: int | None = None,
     fraction: float = 0.9,
     max_batch_size: int | None = None,
@@ -96,11 +92,6 @@ def find_batch_size(
             stays where it is.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
             belongs in it.
-        step_fn: ``step_fn(batch)``, a whole step on ``model`` and ``optimizer``, instead of ``loss_fn``. It isn't
-            predicted: small trials give the lines, as they do where a prediction is impossible, and each further one
-            takes at most 8 times as many samples (at most 8 trials; where a step's bytes grow faster than its batch,
-            one may need several times the limit). A rank that runs out of memory leaves the others waiting in the
-            collectives of such a step.
         limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
             ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
             allocator reserves.
@@ -110,11 +101,10 @@ def find_batch_size(
         loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
-        ValueError: An argument out of range; an optimizer that needs a closure, without a ``step_fn``; batches that
-            don't grow with the size.
+        ValueError: An argument out of range; an optimizer that needs a closure; batches that don't grow with the size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
             multiple of ``multiple_of``, or none of the trials stayed within the limit.
-        RuntimeError: Another rank raised; its own message says why.
+        RuntimeError: The step cannot be predicted (see ``predict_peak``), or another rank raised; the message says why.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -130,7 +120,6 @@ def find_batch_size(
                 batch_fn,
                 optimizer,
                 loss_fn=loss_fn,
-                step_fn=step_fn,
                 limit_bytes=limit_bytes,
                 fraction=fraction,
                 max_batch_size=max_batch_size,
@@ -138,15 +127,13 @@ def find_batch_size(
             )
         )
         search.beyond = _least(lambda: search.beyond)
-        search.predicts = _least(search.predict_small_sizes) == 1
-        if not search.predicts:
-            search.points.clear()  # where other ranks could not predict theirs
-        for number in range(MAX_PREDICTIONS if search.predicts else MAX_TRIALS_ALONE):
-            size = _least(partial(search.next_look, number))
+        _together(search.predict_small_sizes)
+        for number in range(MAX_PREDICTIONS):
+            size = _least(partial(search.next_prediction, number))
             if not size:
                 break
-            search.narrow(size, _least(partial(search.look, size)))
-        for number in range(MAX_TRIALS if search.predicts else 0):
+            search.narrow(size, _least(partial(search.predict, size)))
+        for number in range(MAX_TRIALS):
             size = _least(partial(search.next_trial, last=number == MAX_TRIALS - 1))
             if not size:
                 break
@@ -156,11 +143,11 @@ def find_batch_size(
     assert trial.nbytes is not None
     return FittedBatchSize(
         batch_size=best,
-        predicted_bytes=search.on_lines(best) if search.predicts else None,
+        predicted_bytes=search.on_lines(best),
         measured_bytes=trial.nbytes,
         limit_bytes=search.limit,
         trials=search.trials,
-        doubts=search.all_doubts(),
+        doubts=search.doubts(),
     )
 
 

@@ -26,22 +26,19 @@ from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters, measure_peak
-from course_lib.memory.predicting import default_loss, predict_peak
+from course_lib.memory.predicting import PeakPrediction, default_loss, predict_peak
 from course_lib.memory.restoring import restored
 
 MAX_BATCH_SIZE = 2**16
 CLOSE = 1.02
 """A size is worth another trial if it is larger than what has run by at least this factor."""
 
-FARTHEST = 8
-"""Times the largest size that has run: lines that two measured steps gave are followed no farther at a time, as a step
-whose bytes are not linear in the batch leaves them."""
 STRAIGHT = 8
-"""Looks that follow the lines. A step whose bytes are no lines is halved in from there on."""
+"""Predictions that follow the lines. Where a step's bytes are no lines, those after them halve what is left."""
 
 MultipleOf = int | Literal["power of two"]
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
-"""How a look at a size ended; over several ranks the smallest counts."""
+"""How a prediction or a trial ended; over several ranks the smallest counts."""
 
 
 class BatchSizeTrial(NamedTuple):
@@ -63,15 +60,12 @@ class BatchSizeTrial(NamedTuple):
 class Search:
     """What one rank knows. Where ranks must agree, `find_batch_size` asks them.
 
-    It *looks* at a size by a prediction. Where a step cannot be predicted, each look is a trial.
-
     Attributes:
         elsewhere: Bytes that the device holds beside model and optimizer.
         limit: Bytes that may be held in all.
-        predicts: Whether every rank can predict its step.
-        points: Bytes held at each moment of a step, by the sizes that were looked at.
+        points: Bytes that each moment of a step is predicted to hold, by size.
         off: Bytes measured minus bytes predicted, by size.
-        fits: The largest size that was looked at and fits on all ranks.
+        fits: The largest size that is known to fit on all ranks.
         beyond: The smallest size that is known not to fit, or is not considered.
         fitted: Sizes that have run, and stayed within the limit on all ranks.
     """
@@ -83,27 +77,24 @@ class Search:
         optimizer: Optimizer,
         *,
         loss_fn: Callable[[nn.Module, Any], Tensor] | None,
-        step_fn: Callable[[Any], Any] | None,
         limit_bytes: int | None,
         fraction: float,
         max_batch_size: int | None,
         multiple_of: MultipleOf,
     ) -> None:
-        if loss_fn is not None and step_fn is not None:
-            raise ValueError("loss_fn and step_fn were both given: a step_fn runs its own loss, leave loss_fn out")
         if not hasattr(optimizer, "param_groups"):
             raise ValueError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if step_fn is None and needs_closure(optimizer):
+        if needs_closure(optimizer):
             raise ValueError(
                 f"optimizer must step without a closure, got {type(optimizer).__name__}, which evaluates the loss "
-                "several times in a step: give a step_fn that makes a whole step, or set the size by hand"
+                "several times in a step: measure two sizes with measure_peak, and draw the line by hand"
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if multiple_of != "power of two":
             multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
         self.multiple_of: MultipleOf = multiple_of
-        self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
+        self.model, self.optimizer = model, optimizer
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
         most = self.batches.most if max_batch_size is None else int_of_at_least(1, "max_batch_size", max_batch_size)
@@ -112,32 +103,28 @@ class Search:
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
         if self.device.type == "cpu":
             self.elsewhere += self.batches.sample_bytes
-        self.predicts = step_fn is None
         self.points: dict[int, list[int]] = {}
         self.off: dict[int, int] = {}
-        self.doubts: list[str] = []
         self.trials: list[BatchSizeTrial] = []
         self.fitted: list[int] = []
 
-    # ------------------------------------------------------------------------------------------------ looks at a size
+    # ---------------------------------------------------------------------------------------------------- predictions
 
-    def predict_small_sizes(self) -> bool:
-        """Predict two small sizes; False if that is impossible."""
+    def predict_small_sizes(self) -> None:
         # CUDA's allocator rounds to 512 bytes. Of very small batches, that rounding would be taken for the slope.
         small = 64 if self.device.type == "cuda" else 2
-        if self.step_fn is not None:
-            return False
-        try:
-            for size in (small, 2 * small):
-                self.predict(min(size, self.beyond - 1))
-        except RuntimeError as error:
-            self.doubts.append(f"found by trials alone, as the step could not be predicted: {error}")
-            return False
-        return True
+        for size in (small, 2 * small):
+            self.predict(min(size, self.beyond - 1))
 
-    def predict(self, size: int) -> str:
-        """Note what each moment of the step will hold, and return the prediction in words."""
-        prediction = predict_peak(
+    def predict(self, size: int) -> int:
+        """Note what each moment of the step will hold, and return how that ends."""
+        prediction = self._prediction(size)
+        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
+        self.points[size] = [self.elsewhere + held for held in moments]
+        return WITHIN if max(self.points[size]) <= self.limit else ABOVE
+
+    def _prediction(self, size: int) -> PeakPrediction:
+        return predict_peak(
             lambda: self.model,
             self.batches,
             lambda parameters: _twin(self.optimizer, self.model, parameters),
@@ -145,38 +132,15 @@ class Search:
             batch_size=size,
             device=self.device.type,
         )
-        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
-        self.points[size] = [self.elsewhere + held for held in moments]
-        return str(prediction)
 
-    def next_look(self, number: int) -> int:
-        """The size to look at next, after so many looks; 0 where the answer is known."""
-        size = self._next_prediction(number) if self.predicts else self._next_trial_alone()
-        return 0 if size in self.points or self._tried(size) else size
-
-    def _next_prediction(self, number: int) -> int:
-        if number < STRAIGHT:
-            return self.rounded(self.largest())
-        size = self.rounded(math.isqrt(max(1, self.fits) * self.beyond))
-        return size if size > self.fits * CLOSE else 0
-
-    def _next_trial_alone(self) -> int:
-        if not self.trials:
-            return min(2, self.beyond - 1)
+    def next_prediction(self, number: int) -> int:
+        """The size to predict next, after so many; 0 where the lines meet the limit at a size that is known."""
         size = self.largest()
-        if self.fits:
-            size = min(size, FARTHEST * self.fits)
+        if number >= STRAIGHT:
+            size = math.isqrt(max(1, self.fits) * self.beyond)
+            size = size if size > self.fits * CLOSE else 0
         size = self.rounded(size)
-        if len(self.trials) == 1 and (not size or self._tried(size)):
-            return 1  # two points are needed for a line
-        return size if size > self.fits * CLOSE else 0
-
-    def look(self, size: int) -> int:
-        """Return how that ended."""
-        if not self.predicts:
-            return self.run(size)
-        self.predict(size)
-        return WITHIN if max(self.points[size]) <= self.limit else ABOVE
+        return 0 if size in self.points else size
 
     def narrow(self, size: int, outcome: int) -> None:
         """Note what all ranks together found out about a size."""
@@ -196,8 +160,8 @@ class Search:
         if size in self.points:
             return max(self.points[size])
         near = sorted(sorted(self.points, key=lambda known: abs(known - size))[:2])
-        if len(near) == 1:  # as the constant is at least 0, it can't be more than this
-            return max(self.points[near[0]]) * max(size, near[0]) // near[0]
+        if len(near) == 1:  # no other size is considered
+            return max(self.points[near[0]])
         first, second = (self.points[known] for known in near)
         if len(first) != len(second):  # other operators at another size
             first, second = [max(first)], [max(second)]
@@ -216,8 +180,6 @@ class Search:
         return self.on_lines(size) + max(off, off * size // a)
 
     def largest(self) -> int:
-        if not self.points:  # the first trial ran out of memory
-            return self.beyond - 1
         return bisect_right(range(1, self.beyond), self.limit, key=self.expected)
 
     def rounded(self, size: int) -> int:
@@ -249,7 +211,7 @@ class Search:
 
     def run(self, size: int) -> int:
         """Take two steps, and return how that ended."""
-        if self.predicts and size not in self.points:  # rounded down, or corrected
+        if size not in self.points:  # rounded down, or corrected
             self.predict(size)
         cuda = self.device.type == "cuda"
         if cuda:
@@ -269,11 +231,7 @@ class Search:
             return OUT_OF_MEMORY
         held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device)) if cuda else peak.peak_bytes
         self.trials.append(BatchSizeTrial(size, held, ran=True))
-        if self.predicts:
-            self.off[size] = held - self.on_lines(size)
-        else:
-            unseen = held - max(moment.total for moment in peak.timeline)
-            self.points[size] = [moment.total + unseen for moment in peak.timeline]
+        self.off[size] = held - self.on_lines(size)
         return WITHIN if held <= self.limit else ABOVE
 
     def _steps(self, size: int) -> None:
@@ -283,9 +241,6 @@ class Search:
 
     def _step(self, size: int) -> None:
         batch = tree_map(lambda x: x.to(self.device) if isinstance(x, Tensor) else x, self.batches(size))
-        if self.step_fn is not None:
-            self.step_fn(batch)
-            return
         torch.autograd.backward(self.loss_fn(self.model, batch))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
@@ -305,9 +260,9 @@ class Search:
             )
         return best
 
-    def all_doubts(self) -> list[str]:
-        """Why the next run may need more than was measured, or that the prediction was off or impossible."""
-        doubts = list(self.doubts)
+    def doubts(self) -> list[str]:
+        """Why the next run may need more than was measured, or that the prediction was off."""
+        doubts = []
         if self.batches.differ:
             doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
         above = {size: off for size, off in self.off.items() if off > 0}
@@ -320,8 +275,8 @@ class Search:
         return doubts
 
     def _too_large(self) -> str:
-        seen = self.predict(1) if self.predicts else f"tried {'; '.join(map(str, self.trials))}"
-        return f"not even a batch of 1 fits into {readable_bytes(self.limit)} on this rank or another; {seen}"
+        limit = readable_bytes(self.limit)
+        return f"not even a batch of 1 fits into {limit} on this rank or another; {self._prediction(1)}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -27,7 +27,7 @@ from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
-from course_lib.memory.allocator import MIB, CachingAllocator
+from course_lib.memory.allocator import CachingAllocator
 from course_lib.memory.fakes import CpuForCuda, FakeCopies, without_data
 from course_lib.memory.ledger import (
     Entry,
@@ -114,7 +114,7 @@ def predict_peak(
             moment it takes the memory of its parameters and buffers on the CPU. A module that exists already is copied
             without its data: ``model_fn=lambda: model``.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
-            where a ``batch_size`` is given.
+            where a ``batch_size`` is given. One that reads values, as a loader does, is called again for real.
         optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
             the device's default: on CUDA ``foreach``, of which AdamW's temporaries are as large as the parameters.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
@@ -169,7 +169,7 @@ def predict_peak(
         optimizer = _optimizer(optimizer_fn, model, device)
         ledger.name_optimizer(optimizer)
         if ddp:
-            buckets = [torch.empty(n, dtype=dtype) for n, dtype in _buckets(model)]
+            buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad]
             ledger.name("gradients", buckets)
         for micro_batches in (1, window_size):  # the first step is for the optimizer's state
             mark = ledger.mark()
@@ -338,7 +338,11 @@ def _batch(batch_fn: Callable[[], Any], precision: str) -> Any:
         low = precision == "bf16-true" and isinstance(leaf, Tensor) and leaf.is_floating_point()
         return leaf.detach().to(torch.bfloat16).requires_grad_(leaf.requires_grad) if low else leaf
 
-    batch = batch_fn()
+    try:
+        batch = batch_fn()
+    except (DataDependentOutputException, DynamicOutputShapeException):  # as a loader does, which draws a seed
+        with unset_fake_temporarily():
+            batch = batch_fn()
     if not any(True for _ in tensors_in(batch)):
         raise ValueError(
             f"batch_fn must return tensors, be they in tuples, lists and dicts, got {_kind(batch)}: "
@@ -396,20 +400,10 @@ class _Blocks:
         exact: dict[Storage, int] = {}
         added = []
         for entry in entries:
+            if entry.storage.category == "optimizer" and entry.storage.nbytes <= 8:
+                added.append(0)  # a counter of steps, which stays on the host
+                continue
             exact[entry.storage] = exact.get(entry.storage, 0) + entry.delta
             freed = self.allocator.free(entry.storage)
             added.append(self.allocator.allocate(entry.storage, exact[entry.storage]) - freed)
         return added
-
-
-def _buckets(model: nn.Module) -> Iterator[tuple[int, torch.dtype]]:
-    """Elements and dtype of DDP's buckets: in reverse order up to 1 MiB, then up to 25 MiB."""
-    sizes: dict[torch.dtype, list[int]] = {}
-    limits: dict[torch.dtype, int] = {}
-    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
-        open_buckets = sizes.setdefault(parameter.dtype, [0])
-        open_buckets[-1] += parameter.numel()
-        if open_buckets[-1] * parameter.element_size() >= limits.get(parameter.dtype, MIB):
-            limits[parameter.dtype] = 25 * MIB
-            open_buckets.append(0)
-    return ((elements, dtype) for dtype, all_of in sizes.items() for elements in all_of if elements)
