@@ -178,28 +178,6 @@ def dict_of_arrays():
     return lambda: cache.update({next(number): np.zeros(1000)})
 
 
-@leak("objects", "dict `caches[0]` (closure of `step`)", "dict `caches[1]` (closure of `step`)")
-def dicts_of_arrays_in_a_list():
-    # gc tracks the list, and not what it holds.
-    caches, number = [{}, {}], itertools.count()
-
-    def step():
-        for cache in caches:
-            cache[next(number)] = np.zeros(1000)
-
-    return step
-
-
-@leak("objects", "dict `caches[1]['keys']` (closure of `step`)")
-def a_dict_in_a_dict_in_a_tuple():
-    caches, number = ({}, {"keys": {}}), itertools.count()
-
-    def step():
-        caches[1]["keys"][next(number)] = np.zeros(1000)
-
-    return step
-
-
 @leak("objects", "list `rows` (closure of `step`)")
 def a_dict_a_step_in_a_list():
     rows, number = [], itertools.count()
@@ -380,17 +358,6 @@ def tuples_in_tuples():
     def step():
         nonlocal chain
         chain = (chain, torch.zeros(3))
-
-    return step
-
-
-@leak("process", "this process")
-def arrays_that_python_cannot_see():
-    chain = ()
-
-    def step():
-        nonlocal chain
-        chain = (chain, np.ones(33 * 2**17))  # 33 MiB: smaller ones may come from memory that was freed before
 
     return step
 
@@ -765,18 +732,6 @@ def test_bytes_of_what_is_held():
     assert culprit.per_step_bytes < 1000  # the storage was there before
 
 
-@pytest.mark.thorough
-def test_the_graph_of_an_evaluation_holds_activations():
-    model, total = nn.Sequential(nn.Linear(8, 256), nn.Tanh(), nn.Linear(256, 1)), 0
-
-    def step():
-        nonlocal total
-        total = total + model(torch.randn(64, 8)).sum()
-
-    (culprit,) = watch_growth(step).culprits
-    assert culprit.per_step_bytes == pytest.approx(64 * (256 + 8) * 4, rel=0.02)
-
-
 def test_two_culprits_are_told_apart():
     trainer, outputs = Trainer(), []
 
@@ -794,7 +749,7 @@ def test_the_notebooks_own_names_come_second():
     try:
         main.kept = main._ = main._5 = []
         (culprit,) = watch_growth(lambda: main.kept.append(torch.zeros(3))).culprits
-        assert culprit.holder == "list `kept` (global of __main__), also `_5` (the notebook's outputs)"
+        assert culprit.holder == "list `kept` (global of __main__)"
         del main.kept, main._, main._5
         main.Out = {5: []}
         (culprit,) = watch_growth(lambda: main.Out[5].append(torch.zeros(3))).culprits
@@ -847,7 +802,7 @@ def test_modules_are_not_asked_what_they_hold(monkeypatch):
         watch_growth(lambda: None, steps=6)
     finally:
         gc.freeze()
-    assert type in asked
+    assert types.CellType in asked
     assert not [kind for kind in asked if issubclass(kind, types.ModuleType)]
 
 
@@ -891,7 +846,7 @@ def test_an_error_in_step_comes_through_and_keeps_nothing():
         watch_growth(step)
     assert raised.value is error
     containers = [o for o in gc.get_objects() if type(o).__name__ == "Census"]
-    assert all(not census.groups and not census.tensors_before for census in containers)
+    assert not any(census.containers() or census.holders or census.tensors_before() for census in containers)
 
 
 @pytest.mark.parametrize(

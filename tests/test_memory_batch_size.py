@@ -75,28 +75,6 @@ def test_fifty_limits(remembered):
     assert len({outcome.answer for outcome in outcomes}) > 0.8 * number and outcomes[0].answer == 1
 
 
-@pytest.mark.thorough(but=7)
-@pytest.mark.parametrize("limit", limits(8))
-def test_with_a_step_function_alone(limit):
-    model = make_model()
-    optimizer = make_optimizer(model)
-    device = SimulatedDevice(limit)
-
-    def step(batch):
-        device.run(len(batch[0]), model, optimizer, lambda: train(batch))
-
-    def train(batch):
-        F.cross_entropy(model(batch[0]), batch[1]).backward()
-        optimizer.step()
-        optimizer.zero_grad()
-
-    fitted = find_batch_size(model, make_batch, optimizer, step_fn=step, limit_bytes=limit)
-    assert 0.95 * PEAKS.largest(limit) <= fitted.batch_size <= PEAKS.largest(limit)
-    assert len(fitted.trials) <= 5  # 2 samples, what these promise at least, and from there 8 times as many at most
-    # Of two samples nothing is known before they are tried; everything else is foreseen.
-    assert all(trial.ran or trial.batch_size == 2 for trial in fitted.trials)
-
-
 def test_the_peak_moves_from_the_optimizers_step_to_the_forward():
     model = nn.Sequential(nn.Linear(16, 256), nn.ReLU(), nn.Linear(256, 256))
     optimizer = torch.optim.AdamW(model.parameters())
@@ -188,38 +166,26 @@ def test_an_error_that_nobody_could_foresee_is_caught_counted_and_cleaned_up():
     assert all(parameter.grad is None for parameter in model.parameters()) and not optimizer.state
 
 
-def test_a_step_that_reads_values_is_tried_instead():
-    def loss(model, batch):
+def test_a_step_that_cannot_be_predicted_is_refused():
+    def reading(model, batch):
         total = F.cross_entropy(model(batch[0]), batch[1])
         return total if total.item() < 1e9 else total * 0
 
-    fitted = fit(PEAKS(100) + 50, loss_fn=loss)
-    assert 95 <= fitted.batch_size <= 100 and len(fitted.trials) == 4
-    assert "found by trials alone" in fitted.doubts[0]
-
-
-def test_a_recurrent_layer_is_tried_instead():
-    lstm, limit = nn.LSTM(8, 16, batch_first=True), 2 * 2**20
-    fitted = find_batch_size(
-        lstm,
-        lambda size: torch.randn(size, 12, 8),
-        torch.optim.SGD(lstm.parameters(), 0.1),
-        loss_fn=lambda model, batch: model(batch)[0].mean(),
-        limit_bytes=limit,
-    )
-    assert 0.9 * limit < fitted.measured_bytes <= limit and "recurrent layer" in fitted.doubts[0]
+    with pytest.raises(RuntimeError, match=r"the step reads a value.*use measure_peak"):
+        fit(PEAKS(100), loss_fn=reading)
+    lstm = nn.LSTM(8, 16, batch_first=True)
+    with pytest.raises(RuntimeError, match=r"recurrent layer.*use measure_peak"):
+        find_batch_size(lstm, lambda size: torch.randn(size, 12, 8), make_optimizer(lstm), limit_bytes=2**21)
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("reads_a_value", [False, True])
 @pytest.mark.parametrize("indices", ["ai,bi->ab", "ai,bi,ci->abc"])
-def test_a_step_whose_bytes_grow_faster_than_the_batch(indices, reads_a_value):
+def test_a_step_whose_bytes_grow_faster_than_the_batch(indices):
     first, limit = nn.Linear(64, 8), 30 * 2**20
 
     def loss(model, batch):
         rows = model(batch)
-        of_all = torch.einsum(indices, *[rows] * (indices.count(",") + 1)).square().mean()
-        return of_all * 0 if reads_a_value and of_all.item() > 1e9 else of_all
+        return torch.einsum(indices, *[rows] * (indices.count(",") + 1)).square().mean()
 
     optimizer = torch.optim.SGD(first.parameters(), 0.1)
     fitted = find_batch_size(first, lambda size: torch.randn(size, 64), optimizer, loss_fn=loss, limit_bytes=limit)
@@ -228,8 +194,8 @@ def test_a_step_whose_bytes_grow_faster_than_the_batch(indices, reads_a_value):
         return measure_peak(lambda: loss(first, torch.randn(size, 64)).backward(), model=first).peak_bytes
 
     assert fitted.measured_bytes <= limit < measured(int(fitted.batch_size * 1.1) + 1)
-    assert len(fitted.trials) <= (8 if reads_a_value else 3)
-    assert max(trial.nbytes for trial in fitted.trials) < 8 * limit
+    assert len(fitted.trials) <= 3
+    assert max(trial.nbytes for trial in fitted.trials) < 1.2 * limit
 
 
 def test_batches_of_many_lengths_are_approached_from_below():
@@ -243,7 +209,7 @@ def test_batches_of_many_lengths_are_approached_from_below():
 
 
 def test_a_bug_of_the_step_comes_through():
-    with pytest.raises(RuntimeError, match="mat1 and mat2 shapes"):
+    with pytest.raises(RuntimeError, match=r"must have same reduction dim, but got \[2, 4\]"):
         find_batch_size(model := nn.Linear(3, 1), lambda n: torch.ones(n, 4), make_optimizer(model))
 
 
@@ -297,7 +263,7 @@ def test_a_factory_in_the_models_place_is_named():
 
 
 @pytest.mark.thorough(but=8)
-@pytest.mark.parametrize("how", ["predicted", "tried"])
+@pytest.mark.parametrize("meddling", [False, True])
 @pytest.mark.parametrize("steps_before", [0, 2])
 @pytest.mark.parametrize(
     "make",
@@ -307,7 +273,7 @@ def test_a_factory_in_the_models_place_is_named():
         functools.partial(torch.optim.AdamW, lr=0.1, amsgrad=True),
     ],
 )
-def test_everything_is_as_before(how, steps_before, make):
+def test_everything_is_as_before(meddling, steps_before, make):
     torch.manual_seed(1)
     model = Everything()
     optimizer = make(model.parameters())
@@ -320,22 +286,22 @@ def test_everything_is_as_before(how, steps_before, make):
     tensors = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
     before = everything_of(model, optimizer)
 
-    def meddle(batch):
-        torch.set_grad_enabled(True)
+    def loss(tried, batch):
+        if meddling and tried is model:  # not a prediction's copy
+            meddle()
+        return tried(batch).square().sum()
+
+    def meddle():
         model.train()
         optimizer.param_groups[0]["lr"] = optimizer.param_groups[0]["lr"] * 0.5
         optimizer.param_groups[0]["extra"] = 1
         random.random(), np.random.rand()  # noqa: NPY002
         optimizer.zero_grad()
-        model(batch).square().sum().backward()
-        optimizer.step()
         model.body[1].weight.data.add_(1)
-        torch.set_grad_enabled(False)
 
-    given = {"step_fn": meddle} if how == "tried" else {"loss_fn": lambda model, batch: model(batch).square().sum()}
     with torch.no_grad():
         before[-1] = False
-        find_batch_size(model, lambda n: torch.randn(n, 6), optimizer, limit_bytes=50_000, **given)
+        find_batch_size(model, lambda n: torch.randn(n, 6), optimizer, loss_fn=loss, limit_bytes=50_000)
         assert all(map(equal, before, everything_of(model, optimizer)))
     after = [*model.parameters(), *model.buffers(), *(p.grad for p in model.parameters())]
     assert all(a is b for a, b in zip(tensors, after, strict=True))
@@ -417,7 +383,6 @@ class Stream(IterableDataset):
         ({"fraction": 1.5}, "fraction must be above 0 and at most 1, got 1.5"),
         ({"max_batch_size": 0}, "max_batch_size must be a positive int, got 0"),
         ({"multiple_of": 0}, "multiple_of must be a positive int, got 0"),
-        ({"loss_fn": len, "step_fn": len}, "loss_fn and step_fn were both given"),
         ({"batch_fn": lambda n: make_batch(8)}, r"same shapes for sizes 2 and 4 \(\(8, 32\), …\)"),
         ({"batch_fn": lambda n: make_batch(min(n, 30))}, "If its data ran out, set max_batch_size"),
         ({"batch_fn": 8}, "batch_fn must be a function of the size, or a DataLoader, got 8"),

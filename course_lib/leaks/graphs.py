@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor
 
-from course_lib._tensors import bytes_by_storage, nodes_behind
+from course_lib._tensors import nodes_behind
 
 _MOST_NODES = 100_000
 
@@ -29,18 +29,3 @@ def _grad_fn(tensor: Tensor) -> Any:
         return tensor.grad_fn
     except RuntimeError:  # a view made under no_grad and written to
         return None
-
-
-def saved_storages(nodes: Iterable[Any]) -> dict[int, int]:
-    """Bytes by storage of what the nodes keep for backward. Packed tensors (checkpoints, offloading) stay packed."""
-    found: dict[int, int] = {}
-    names: dict[type, list[str]] = {}
-    for node in nodes:
-        for name in names.setdefault(type(node), [a for a in dir(type(node)) if a.startswith("_raw_saved_")]):
-            try:
-                raw = getattr(node, name)
-                saved = [one.data for one in (raw if isinstance(raw, tuple) else (raw,)) if one.unpack_hook is None]
-            except (RuntimeError, AttributeError):  # freed by backward
-                continue
-            found |= bytes_by_storage(tensor for tensor in saved if isinstance(tensor, Tensor))
-    return found

@@ -23,7 +23,7 @@ from torch import Tensor
 
 _DEEPEST = 24
 _WIDEST = 16
-_UNNAMED = (list, tuple, set, frozenset, deque, types.CellType, types.MethodType, types.TracebackType)
+_UNNAMED = (list, tuple, dict, set, frozenset, deque, types.CellType, types.MethodType, types.TracebackType)
 # What IPython keeps of outputs and inputs: Out, _, __, _12, _i12 ...
 _NOTEBOOK = re.compile(r"_+|_i*\d*|Out|In|_oh|_ih|_dh")
 
@@ -59,9 +59,7 @@ def holder_of(target: Any) -> str | None:
         if not wider or any(name.rank == 0 for name in found):
             break
         ring = wider
-    if not found:
-        return None
-    return f"{kind_of(target)} {min(found).text}"
+    return f"{kind_of(target)} {min(found).text}" if found else None
 
 
 def _referrers(objects: Iterable[Any]) -> list[Any]:
@@ -78,13 +76,9 @@ def kind_of(target: Any) -> str:
 
 def is_ours(holder: Any) -> bool:
     """Functions and frames of this package hold what they look at."""
-    frame = _frame_of(holder)
+    frame = holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
     names = getattr(frame, "f_globals" if isinstance(frame, types.FrameType) else "__globals__", None)
     return isinstance(names, dict) and str(names.get("__name__")).startswith(f"{__package__}.")
-
-
-def _frame_of(holder: Any) -> Any:
-    return holder.gi_frame if isinstance(holder, types.GeneratorType) else holder
 
 
 def _is_shell(holder: Any) -> bool:
@@ -94,68 +88,67 @@ def _is_shell(holder: Any) -> bool:
 
 def _name_at(holder: Any, chain: tuple[Any, ...], modules: dict[int, str]) -> _Name | None:
     """The name that `holder` gives to the last of `chain`, with the way from there down to the first."""
-    child = chain[-1]
     if id(holder) in modules:
-        names = [name for name, value in holder.items() if value is child]
-        outputs = sorted((name for name in names if _NOTEBOOK.fullmatch(name)), key=len)
-        outputs = [f"`{outputs[-1]}{_way(chain)}` (the notebook's outputs)"] if outputs else []
-        for name in names:
-            if not _NOTEBOOK.fullmatch(name):
-                return _Name(0, ", also ".join([f"`{name}{_way(chain)}` (global of {modules[id(holder)]})", *outputs]))
-        return _Name(1, outputs[0]) if outputs else None
+        return _name_in_module(holder, chain, modules[id(holder)])
     if isinstance(holder, types.FunctionType):
         return _name_in_function(holder, chain)
-    if isinstance(holder, types.GeneratorType | types.FrameType):
-        return _name_in_frame(holder, chain)
-    if isinstance(holder, _UNNAMED) or _is_dict(holder):
+    if isinstance(holder, types.GeneratorType):
+        return _name_in_generator(holder, chain)
+    if issubclass(type(holder), _UNNAMED) or isinstance(holder, types.FrameType):
         return None
     return _name_in_instance(holder, chain)
 
 
+def _name_in_module(names: dict[str, Any], chain: tuple[Any, ...], module: str) -> _Name | None:
+    given = [name for name, value in names.items() if value is chain[-1]]
+    if own := [name for name in given if not _NOTEBOOK.fullmatch(name)]:
+        return _Name(0, f"`{own[0]}{_way(chain)}` (global of {module})")
+    return _Name(1, f"`{max(given, key=len)}{_way(chain)}` (the notebook's outputs)") if given else None
+
+
 def _name_in_function(function: types.FunctionType, chain: tuple[Any, ...]) -> _Name | None:
+    """Of a variable in its closure, or of a default argument: these are tuples of cells, and of values."""
     child, code, name = chain[-1], function.__code__, function.__name__
+    defaults: Any = function.__defaults__
     if child is function.__closure__ and len(chain) > 2:
         variable = code.co_freevars[_index(child, chain[-2])]
         return _Name(0, f"`{variable}{_way(chain[:-2])}` (closure of `{name}`)")
-    if isinstance(child, tuple) and child is function.__defaults__ and len(chain) > 1:
-        arguments = code.co_varnames[: code.co_argcount][-len(child) :]
+    if child is defaults and len(chain) > 1:
+        arguments = code.co_varnames[code.co_argcount - len(child) : code.co_argcount]
         return _Name(0, f"`{arguments[_index(child, chain[-2])]}{_way(chain[:-1])}` (default argument of `{name}`)")
-    for inside, where in ((function.__kwdefaults__, "default argument"), (function.__dict__, "attribute")):
-        if child is inside and len(chain) > 1:
-            return _Name(0, f"`{_key(inside, chain[-2])}{_way(chain[:-1])}` ({where} of `{name}`)")
     return None
 
 
-def _name_in_frame(holder: Any, chain: tuple[Any, ...]) -> _Name | None:
-    frame = _frame_of(holder)
+def _name_in_generator(generator: types.GeneratorType[Any, Any, Any], chain: tuple[Any, ...]) -> _Name | None:
+    frame = generator.gi_frame
     if frame is None:
         return None
     found = next((name for name, value in frame.f_locals.items() if value is chain[-1]), None)
     if sys.version_info < (3, 13) and frame.f_code.co_flags & inspect.CO_OPTIMIZED:
         frame.f_locals.clear()  # a copy that would keep what the function itself lets go
-    where = "generator" if isinstance(holder, types.GeneratorType) else "function"
-    return _Name(0, f"`{found}{_way(chain)}` (local of the {where} `{frame.f_code.co_name}`)") if found else None
+    return _Name(0, f"`{found}{_way(chain)}` (local of the generator `{frame.f_code.co_name}`)") if found else None
 
 
 def _name_in_instance(holder: Any, chain: tuple[Any, ...]) -> _Name | None:
-    child = chain[-1]
     owner = f"class {holder.__name__}" if isinstance(holder, type) else type(holder).__name__
-    attributes = attributes_of(holder)
-    if len(chain) > 1 and _is_dict(child) and (child is attributes or isinstance(holder, type)):
-        child, chain = chain[-2], chain[:-1]
-    name = next((name for name, value in attributes.items() if value is child), None)
-    return _Name(0, f"`{name}{_way(chain)}` (attribute of {owner})") if name else None
+    attributes = _attributes_of(holder)
+    in_its_dict = len(chain) > 1 and (
+        chain[-1] is attributes or (isinstance(holder, type) and isinstance(chain[-1], dict))
+    )
+    way = chain[:-1] if in_its_dict else chain
+    name = next((name for name, value in attributes.items() if value is way[-1]), None)
+    return _Name(0, f"`{name}{_way(way)}` (attribute of {owner})") if name else None
 
 
-def attributes_of(holder: Any) -> dict[str, Any]:
+def _attributes_of(holder: Any) -> dict[str, Any]:
     """Attributes, looked up without running properties."""
     try:
         own = object.__getattribute__(holder, "__dict__") if not isinstance(holder, type) else dict(vars(holder))
     except AttributeError:
         own = {}
-    if isinstance(holder, Tensor):
+    if isinstance(holder, Tensor) and holder.is_leaf:
         hooks = ("_backward_hooks", "_post_accumulate_grad_hooks")
-        return {**own, **{name: getattr(holder, name) for name in hooks}} if holder.is_leaf else own
+        return {**own, **{name: getattr(holder, name) for name in hooks}}
     slots = {
         name: value
         for kind in type(holder).__mro__
@@ -176,19 +169,12 @@ def _way(chain: tuple[Any, ...]) -> str:
     """The subscripts that lead from the last of `chain` to the first."""
     steps = []
     for inner, outer in itertools.pairwise(chain):
-        if _is_dict(outer):
-            steps.append(f"[{reprlib.repr(_key(outer, inner))}]")
+        if issubclass(type(outer), dict):
+            key = next((key for key, value in dict.items(outer) if value is inner), "…")
+            steps.append(f"[{reprlib.repr(key)}]")
         elif isinstance(outer, (list, tuple, deque)):
             steps.append(f"[{_index(outer, inner)}]")
     return "".join(reversed(steps))
-
-
-def _is_dict(o: Any) -> bool:
-    return issubclass(type(o), dict)
-
-
-def _key(holder: dict[Any, Any], child: Any) -> Any:
-    return next((key for key, value in dict.items(holder) if value is child), "…")
 
 
 def _index(holder: Any, child: Any) -> int:

@@ -57,8 +57,3 @@ def _private_bytes(child: psutil.Process) -> int:
         return int(child.memory_full_info().uss)
     except psutil.Error:  # ended since, or another user's
         return 0
-
-
-def resident_bytes() -> int:
-    """Of this process."""
-    return int(psutil.Process().memory_info().rss)

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 
-def growth(series: Sequence[float], slowest: float = 0.5) -> float:
+def growth(series: Sequence[float]) -> float:
     """How much a series grows per step; 0 where it does not grow throughout.
 
     The last third must lie above the first, and both the lows and the highs must rise to the last third by at least
-    `slowest` of what they rose before. The rate is that of the end.
+    half of what they rose before. The rate is that of the end.
     """
     n = len(series)
     third = n // 3
@@ -19,7 +19,7 @@ def growth(series: Sequence[float], slowest: float = 0.5) -> float:
     if lows[2] <= highs[0]:
         return 0
     for first, middle, last in (lows, highs):
-        if last <= middle or last - middle < slowest * (middle - first):
+        if last <= middle or last - middle < (middle - first) / 2:
             return 0
     return (lows[2] - lows[1] + highs[2] - highs[1]) / (n - third)
 

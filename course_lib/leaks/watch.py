@@ -10,13 +10,11 @@ The rule: *what is alive after a step must be the same after every step; what is
 
 The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of lists, dicts,
 sets and deques; the bytes and graph nodes of the tensors that a closure, an attribute or a module's global holds;
-live tensors, their bytes and the nodes of autograd's graphs in all. The resident bytes of processes are noisy. They are
-counted when every child process waits for something, as a worker that still starts would seem to grow, and only above a
-threshold.
+live tensors, their bytes and the nodes of autograd's graphs in all. The workers' bytes are noisy. They are counted when
+every child process waits for something, as a worker that still starts would seem to grow, and only above a threshold.
 
-Bounds: tensors in tuples, or in a list that each step makes anew, are told without a name, and only where nothing else
-grows. Arrays and strings that a variable replaces by longer ones, and buffers (`bytearray`, `BytesIO`, `array.array`),
-are seen when the process grows by a mebibyte a step; a log of numbers, texts or small objects from 1,024 bytes a step.
+Bounds: tensors in tuples, in place of others in a list, or in a list that each step makes anew, are told without a
+name, and only where nothing else grows. A log of numbers, texts or small objects counts from 1,024 bytes a step.
 
 `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by neither.
 
@@ -26,12 +24,12 @@ Sources: pytorch's FAQ, "My model reports CUDA out of memory"; pytorch/pytorch #
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any
 
 from course_lib._arguments import int_of_at_least
 from course_lib._words import counted
-from course_lib.leaks.census import Census, Count
+from course_lib.leaks.census import Census, series_of
 from course_lib.leaks.culprits import Culprit, find_culprits
 
 
@@ -42,7 +40,8 @@ class GrowthReport:
     steps: int
     culprits: list[Culprit]
     series: dict[str, list[int]]
-    """After each step: tensors, tensor_bytes, graph_nodes, host_bytes, worker_bytes, device_bytes."""
+    """After each step: tensors, tensor_bytes, graph_nodes, host_bytes, worker_bytes, device_bytes. The bytes of this
+    process (host) and of the device are shown, and not judged."""
 
     @property
     def ok(self) -> bool:
@@ -77,8 +76,9 @@ def watch_growth(
     watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
     called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
-    Bounds: what is no container, tensor or graph node is not seen to grow: one string, one array, one `bytearray`. A
-    child process that never rests is waited for once, for half a minute.
+    Bounds: what is no container, tensor or graph node is not seen to grow: one string, one array, one `bytearray`, what
+    a library holds by itself; nor is a dict of numbers, texts or arrays that is held by lists or tuples alone. A child
+    process that never rests is waited for once, for half a minute.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.
@@ -105,5 +105,4 @@ def watch_growth(
         for _ in range(steps):
             step()
             counts.append(census.count())
-        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "changed"}
-        return GrowthReport(steps, find_culprits(census, counts, series), series)
+        return GrowthReport(steps, find_culprits(census, counts), series_of(counts))

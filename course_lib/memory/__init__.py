@@ -18,8 +18,8 @@ the allocator's blocks; kernels' workspaces are not predicted. One step was comp
 a convolutional net and AdamW, H100, torch 2.11+cu130): 1.97 GB were predicted, and the allocator's peak was 2.09 GB,
 6 % more.
 
-Sources: ``c10/cuda/CUDACachingAllocator.cpp``; ``torch.distributed._tools.mem_tracker``, which tracks categories under
-fake tensors too; pytorch's "Understanding CUDA memory usage".
+Sources: ``c10/cuda/CUDACachingAllocator.cpp``; pytorch's "Understanding CUDA memory usage";
+``torch.distributed._tools.mem_tracker``, which counts the same bytes at the peak, and keeps no moment before it.
 """
 
 from course_lib.memory.batch_size import find_batch_size, find_batch_sizes

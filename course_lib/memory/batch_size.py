@@ -19,10 +19,10 @@ compare with.
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, TypeVar
 
 from torch import Tensor, nn
@@ -32,14 +32,12 @@ from torch.utils.data import DataLoader
 
 from course_lib._ranks import gathered, those_with_nan
 from course_lib._words import readable_bytes
-from course_lib.memory.batch_size_search import CLOSE, BatchSizeTrial, MultipleOf, Search
+from course_lib.memory.batch_size_search import BatchSizeTrial, MultipleOf, Search
 from course_lib.memory.restoring import undisturbed
 
 MAX_TRIALS = 3
-MAX_TRIALS_ALONE = 8
-"""Where no prediction gives the lines."""
-MAX_PREDICTIONS = 8
-"""Beyond the two at small sizes; as a rule one is enough. As many again where a step's bytes are no lines."""
+MAX_PREDICTIONS = 16
+"""Beyond the two at small sizes; as a rule one is enough."""
 
 
 @dataclass(frozen=True)
@@ -47,20 +45,18 @@ class FittedBatchSize:
     """A batch size that has run within the limit, on every rank."""
 
     batch_size: int
-    predicted_bytes: int | None
-    """What the lines say for this size. Where the step could not be predicted, these are the lines of earlier trials;
-    None where there were none."""
+    predicted_bytes: int
     measured_bytes: int
     limit_bytes: int
     """What this rank's step may hold."""
     trials: list[BatchSizeTrial]
     doubts: list[str] = field(default_factory=list)
-    """Why the next run may need more than was measured, or that the prediction was off or impossible."""
+    """Why the next run may need more than was measured, or that the prediction was off."""
 
     def __str__(self) -> str:
-        predicted = "-" if self.predicted_bytes is None else readable_bytes(self.predicted_bytes)
+        measured, predicted = readable_bytes(self.measured_bytes), readable_bytes(self.predicted_bytes)
         lines = [
-            f"batch size {self.batch_size}: measured {readable_bytes(self.measured_bytes)}, predicted {predicted}, "
+            f"batch size {self.batch_size}: measured {measured}, predicted {predicted}, "
             f"limit {readable_bytes(self.limit_bytes)}"
         ]
         lines += [f"  tried {trial}" for trial in self.trials]
@@ -73,7 +69,6 @@ def find_batch_size(
     optimizer: Optimizer,
     *,
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
-    step_fn: Callable[[Any], Any] | None = None,
     limit_bytes: int | None = None,
     fraction: float = 0.9,
     max_batch_size: int | None = None,
@@ -97,11 +92,6 @@ def find_batch_size(
             stays where it is.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
             belongs in it.
-        step_fn: ``step_fn(batch)``, a whole step on ``model`` and ``optimizer``, instead of ``loss_fn``. It isn't
-            predicted: two small trials give the lines, as they do where a prediction is impossible, and each further
-            one takes at most 8 times as many samples (at most 8 trials; where a step's bytes grow faster than its
-            batch, one may need several times the limit, or meet an out-of-memory error). In DDP all ranks
-            try the same sizes, but one that runs out of memory leaves the others waiting in its collectives.
         limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
             ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
             allocator reserves.
@@ -111,11 +101,10 @@ def find_batch_size(
         loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
-        ValueError: An argument out of range; an optimizer that needs a closure, without a ``step_fn``; batches that
-            don't grow with the size.
+        ValueError: An argument out of range; an optimizer that needs a closure; batches that don't grow with the size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
             multiple of ``multiple_of``, or none of the trials stayed within the limit.
-        RuntimeError: Another rank raised; its own message says why.
+        RuntimeError: The step cannot be predicted (see ``predict_peak``), or another rank raised; the message says why.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
@@ -131,64 +120,39 @@ def find_batch_size(
                 batch_fn,
                 optimizer,
                 loss_fn=loss_fn,
-                step_fn=step_fn,
                 limit_bytes=limit_bytes,
                 fraction=fraction,
                 max_batch_size=max_batch_size,
                 multiple_of=multiple_of,
             )
         )
-        search.upper = _least(lambda: search.upper)
-        search.predicted = _least(search.predict_small_sizes) == 1
-        if search.predicted:
-            _settle(search)
-        else:
-            search.lines.clear()  # where other ranks could not predict theirs
-        most = MAX_TRIALS if search.predicted else MAX_TRIALS_ALONE
-        while len(search.trials) < most:
-            size = _least(lambda: search.next_size(last=len(search.trials) == most - 1))
+        search.beyond = _least(lambda: search.beyond)
+        _together(search.predict_small_sizes)
+        for number in range(MAX_PREDICTIONS):
+            size = _least(partial(search.next_prediction, number))
             if not size:
                 break
-            if search.predicted and size not in search.lines:  # rounded down, or corrected
-                _together(functools.partial(search.predict, size))
-            search.conclude(size, _least(functools.partial(search.run, size)))
+            search.narrow(size, _least(partial(search.predict, size)))
+        for number in range(MAX_TRIALS):
+            size = _least(partial(search.next_trial, last=number == MAX_TRIALS - 1))
+            if not size:
+                break
+            search.narrow(size, _least(partial(search.run, size)))
         best = _together(search.answer)
     trial = next(trial for trial in search.trials if trial.batch_size == best)
     assert trial.nbytes is not None
     return FittedBatchSize(
         batch_size=best,
-        predicted_bytes=search.promised[best],
+        predicted_bytes=search.on_lines(best),
         measured_bytes=trial.nbytes,
         limit_bytes=search.limit,
         trials=search.trials,
-        doubts=search.doubts + search.surprise(),
+        doubts=search.doubts(),
     )
 
 
 def _kind(model: Any) -> str:
     return "a function" if callable(model) and not isinstance(model, type) else repr(model)
-
-
-def _settle(search: Search) -> None:
-    """Predict at the size where the lines meet the limit, until the corrected lines meet it at the same size."""
-    for _ in range(MAX_PREDICTIONS):
-        size = _least(lambda: max(1, search.largest()))
-        if size in search.lines:
-            return
-        _together(functools.partial(search.predict, size))
-    # These are no lines. But the sizes that were predicted to fit are known, and those that were not.
-    for _ in range(MAX_PREDICTIONS):
-        fits = _least(lambda: max(_predicted_to_fit(search), default=1))
-        beyond = _least(lambda: min(search.lines.keys() - _predicted_to_fit(search), default=search.upper + 1))
-        between = math.isqrt(fits * beyond)
-        if between <= fits * CLOSE:
-            break
-        _together(functools.partial(search.predict, between))
-    search.upper = _least(lambda: max(_predicted_to_fit(search), default=1))
-
-
-def _predicted_to_fit(search: Search) -> set[int]:
-    return {size for size, held in search.lines.items() if max(held) <= search.limit}
 
 
 def find_batch_sizes(

@@ -8,6 +8,7 @@ timelines give a line for each moment, and the peak is the highest of these.
 from __future__ import annotations
 
 import gc
+import math
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -25,22 +26,19 @@ from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters, measure_peak
-from course_lib.memory.predicting import default_loss, predict_peak
+from course_lib.memory.predicting import PeakPrediction, default_loss, predict_peak
 from course_lib.memory.restoring import restored
 
 MAX_BATCH_SIZE = 2**16
 CLOSE = 1.02
 """A size is worth another trial if it is larger than what has run by at least this factor."""
 
-FARTHEST = 8
-"""Times the largest size that has run: lines that two measured steps gave are followed no farther at a time, as a step
-whose bytes are not linear in the batch leaves them."""
+STRAIGHT = 8
+"""Predictions that follow the lines. Where a step's bytes are no lines, those after them halve what is left."""
 
 MultipleOf = int | Literal["power of two"]
-LOOKS = 8
-"""Small batches that are made to see whether batches of one size differ in shape."""
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
-"""How a trial ended; over several ranks the smallest counts."""
+"""How a prediction or a trial ended; over several ranks the smallest counts."""
 
 
 class BatchSizeTrial(NamedTuple):
@@ -65,12 +63,11 @@ class Search:
     Attributes:
         elsewhere: Bytes that the device holds beside model and optimizer.
         limit: Bytes that may be held in all.
-        upper: The largest size that is still considered.
-        predicted: Whether every rank could predict its step.
-        lines: Bytes held at each moment of a step, by size: predicted, or measured where that is impossible.
+        points: Bytes that each moment of a step is predicted to hold, by size.
         off: Bytes measured minus bytes predicted, by size.
-        promised: What the lines said of a size before it was tried.
-        fitted: Sizes that stayed within the limit on all ranks.
+        fits: The largest size that is known to fit on all ranks.
+        beyond: The smallest size that is known not to fit, or is not considered.
+        fitted: Sizes that have run, and stayed within the limit on all ranks.
     """
 
     def __init__(
@@ -80,65 +77,54 @@ class Search:
         optimizer: Optimizer,
         *,
         loss_fn: Callable[[nn.Module, Any], Tensor] | None,
-        step_fn: Callable[[Any], Any] | None,
         limit_bytes: int | None,
         fraction: float,
         max_batch_size: int | None,
         multiple_of: MultipleOf,
     ) -> None:
-        if loss_fn is not None and step_fn is not None:
-            raise ValueError("loss_fn and step_fn were both given: a step_fn runs its own loss, leave loss_fn out")
         if not hasattr(optimizer, "param_groups"):
             raise ValueError(f"optimizer must be one torch.optim.Optimizer, got {type(optimizer).__name__}")
-        if step_fn is None and needs_closure(optimizer):
+        if needs_closure(optimizer):
             raise ValueError(
                 f"optimizer must step without a closure, got {type(optimizer).__name__}, which evaluates the loss "
-                "several times in a step: give a step_fn that makes a whole step, or set the size by hand"
+                "several times in a step: measure two sizes with measure_peak, and draw the line by hand"
             )
         if not 0 < fraction <= 1:
             raise ValueError(f"fraction must be above 0 and at most 1, got {fraction!r}")
         if multiple_of != "power of two":
             multiple_of = int_of_at_least(1, "multiple_of", multiple_of)
         self.multiple_of: MultipleOf = multiple_of
-        self.model, self.optimizer, self.step_fn = model, optimizer, step_fn
+        self.model, self.optimizer = model, optimizer
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
-        self.upper = self.batches.most
-        if max_batch_size is not None:
-            self.upper = int_of_at_least(1, "max_batch_size", max_batch_size)
+        most = self.batches.most if max_batch_size is None else int_of_at_least(1, "max_batch_size", max_batch_size)
+        self.fits, self.beyond = 0, most + 1
         self.device = device_of_parameters(model.parameters())
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
         if self.device.type == "cpu":
             self.elsewhere += self.batches.sample_bytes
-        self.predicted = False
-        self.lines: dict[int, list[int]] = {}
+        self.points: dict[int, list[int]] = {}
         self.off: dict[int, int] = {}
-        self.promised: dict[int, int | None] = {}
-        self.tables: dict[int, str] = {}
-        self.doubts: list[str] = []
         self.trials: list[BatchSizeTrial] = []
         self.fitted: list[int] = []
 
-    # ----------------------------------------------------------------------------------------------- what is expected
+    # ---------------------------------------------------------------------------------------------------- predictions
 
-    def predict_small_sizes(self) -> bool:
-        """Predict two small sizes; False if that is impossible."""
+    def predict_small_sizes(self) -> None:
         # CUDA's allocator rounds to 512 bytes. Of very small batches, that rounding would be taken for the slope.
         small = 64 if self.device.type == "cuda" else 2
-        if self.step_fn is not None:
-            return False
-        for _ in range(LOOKS):
-            self.batches(min(small, self.upper))
-        try:
-            for size in sorted({min(small, self.upper), min(2 * small, self.upper)}):
-                self.predict(size)
-        except RuntimeError as error:
-            self.lines.clear()
-            self.doubts = [f"found by trials alone, as the step could not be predicted: {error}"]
-        return bool(self.lines)
+        for size in (small, 2 * small):
+            self.predict(min(size, self.beyond - 1))
 
-    def predict(self, size: int) -> None:
-        prediction = predict_peak(
+    def predict(self, size: int) -> int:
+        """Note what each moment of the step will hold, and return how that ends."""
+        prediction = self._prediction(size)
+        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
+        self.points[size] = [self.elsewhere + held for held in moments]
+        return WITHIN if max(self.points[size]) <= self.limit else ABOVE
+
+    def _prediction(self, size: int) -> PeakPrediction:
+        return predict_peak(
             lambda: self.model,
             self.batches,
             lambda parameters: _twin(self.optimizer, self.model, parameters),
@@ -146,20 +132,37 @@ class Search:
             batch_size=size,
             device=self.device.type,
         )
-        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
-        self.lines[size] = [self.elsewhere + held for held in moments]
-        self.tables[size] = str(prediction)
-        if self.batches.differ:
-            self.doubts = ["batches of one size differ in shape: let batch_fn make them of the longest samples"]
+
+    def next_prediction(self, number: int) -> int:
+        """The size to predict next, after so many; 0 where the lines meet the limit at a size that is known."""
+        size = self.largest()
+        if number >= STRAIGHT:
+            size = math.isqrt(max(1, self.fits) * self.beyond)
+            size = size if size > self.fits * CLOSE else 0
+        size = self.rounded(size)
+        return 0 if size in self.points else size
+
+    def narrow(self, size: int, outcome: int) -> None:
+        """Note what all ranks together found out about a size."""
+        if outcome == WITHIN:
+            self.fits = max(self.fits, size)
+        else:
+            self.beyond = min(self.beyond, size if outcome == ABOVE else size // 2 + 1)
+        if self._tried(size):
+            self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
+            if outcome == WITHIN:
+                self.fitted.append(size)
+
+    # ----------------------------------------------------------------------------------------------- what is expected
 
     def on_lines(self, size: int) -> int:
         """The highest of the lines through the two known sizes that are nearest."""
-        if size in self.lines:
-            return max(self.lines[size])
-        near = sorted(sorted(self.lines, key=lambda known: abs(known - size))[:2])
-        if len(near) == 1:  # as the constant is at least 0, it can't be more than this
-            return max(self.lines[near[0]]) * max(size, near[0]) // near[0]
-        first, second = (self.lines[known] for known in near)
+        if size in self.points:
+            return max(self.points[size])
+        near = sorted(sorted(self.points, key=lambda known: abs(known - size))[:2])
+        if len(near) == 1:  # no other size is considered
+            return max(self.points[near[0]])
+        first, second = (self.points[known] for known in near)
         if len(first) != len(second):  # other operators at another size
             first, second = [max(first)], [max(second)]
         distance, ahead = near[1] - near[0], size - near[0]
@@ -177,20 +180,22 @@ class Search:
         return self.on_lines(size) + max(off, off * size // a)
 
     def largest(self) -> int:
-        return bisect_right(range(1, self.upper + 1), self.limit, key=self.expected)
+        return bisect_right(range(1, self.beyond), self.limit, key=self.expected)
 
-    # ------------------------------------------------------------------------------------------------- what is tried
+    def rounded(self, size: int) -> int:
+        """The largest allowed size up to this one; 0 where there is none."""
+        if self.multiple_of != "power of two":
+            return size - size % self.multiple_of
+        return 1 << (size.bit_length() - 1) if size else 0
 
-    def next_size(self, last: bool) -> int:
+    # --------------------------------------------------------------------------------------------------------- trials
+
+    def next_trial(self, last: bool) -> int:
         """The size to try next; 0 where what has run is good enough, or nothing is left to try."""
-        if not self.predicted and len(self.lines) < 2:
-            return self._next_size_without_lines()
         largest = careful = self.largest()
         if not largest and not self.fitted:
             raise MemoryError(self._too_large())
-        if not self.predicted:
-            careful = min(largest, self._farthest())
-        if self.predicted and self.device.type == "cuda" and not self.trials:
+        if self.device.type == "cuda" and not self.trials:
             careful = (largest + 1) // 2  # the workspaces of kernels are not predicted
         if last and not self.fitted:
             careful = max(1, careful * 9 // 10)
@@ -199,38 +204,15 @@ class Search:
             size = next(size for size in range(1, largest + 1) if self.rounded(size) == size)  # the smallest allowed
         if not size and not self.fitted:
             raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
-        allowed = [fitted for fitted in self.fitted if self.rounded(fitted) == fitted]
-        if self._tried(size) or size <= max(allowed, default=0) * CLOSE:
-            return 0
-        return size
-
-    def _next_size_without_lines(self) -> int:
-        """What two trials are still to give: the lines."""
-        if not self.trials:
-            size = min(2, self.upper)
-        elif self.fitted:
-            size = min(self.largest(), self._farthest())
-        else:
-            size = 1
-        if not self._tried(size):
-            return size
-        return 0 if self._tried(1) else 1
-
-    def _farthest(self) -> int:
-        return FARTHEST * max(self.fitted) if self.fitted else self.upper
+        return 0 if self._tried(size) or size <= max(self.fitted, default=0) * CLOSE else size
 
     def _tried(self, size: int) -> bool:
         return any(trial.batch_size == size for trial in self.trials)
 
-    def rounded(self, size: int) -> int:
-        """The largest allowed size up to this one; 0 where there is none."""
-        if self.multiple_of != "power of two":
-            return size - size % self.multiple_of
-        return 1 << (size.bit_length() - 1) if size else 0
-
     def run(self, size: int) -> int:
         """Take two steps, and return how that ended."""
-        self.promised[size] = self.on_lines(size) if self.lines else None
+        if size not in self.points:  # rounded down, or corrected
+            self.predict(size)
         cuda = self.device.type == "cuda"
         if cuda:
             _clean()
@@ -249,12 +231,7 @@ class Search:
             return OUT_OF_MEMORY
         held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device)) if cuda else peak.peak_bytes
         self.trials.append(BatchSizeTrial(size, held, ran=True))
-        if self.predicted:
-            self.off[size] = held - self.on_lines(size)
-        else:
-            unseen = held - max(moment.total for moment in peak.timeline)
-            self.lines[size] = [moment.total + unseen for moment in peak.timeline]
-        self.tables.setdefault(size, str(peak))
+        self.off[size] = held - self.on_lines(size)
         return WITHIN if held <= self.limit else ABOVE
 
     def _steps(self, size: int) -> None:
@@ -264,30 +241,18 @@ class Search:
 
     def _step(self, size: int) -> None:
         batch = tree_map(lambda x: x.to(self.device) if isinstance(x, Tensor) else x, self.batches(size))
-        if self.step_fn is not None:
-            self.step_fn(batch)
-            return
         torch.autograd.backward(self.loss_fn(self.model, batch))
         self.optimizer.step()
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
 
-    def conclude(self, size: int, outcome: int) -> None:
-        """Note what all ranks together found out about a size."""
-        if outcome == WITHIN:
-            self.fitted.append(size)
-            return
-        largest = size - 1 if outcome == ABOVE else size // 2
-        self.upper = max(1, min(self.upper, largest))
-        self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
-
     # --------------------------------------------------------------------------------------------------- what came out
 
     def answer(self) -> int:
         best = max((size for size in self.fitted if size == self.rounded(size)), default=0)
+        if not best and self._tried(1) and not self.fitted:
+            raise MemoryError(self._too_large())
         if not best:
-            if self._tried(1) and not self.fitted:
-                raise MemoryError(self._too_large())
             raise MemoryError(
                 f"no batch size with multiple_of={self.multiple_of!r} was seen to stay within "
                 f"{readable_bytes(self.limit)}. Tried {'; '.join(map(str, self.trials))}. "
@@ -295,22 +260,23 @@ class Search:
             )
         return best
 
-    def surprise(self) -> list[str]:
-        """What the trials say about the prediction."""
+    def doubts(self) -> list[str]:
+        """Why the next run may need more than was measured, or that the prediction was off."""
+        doubts = []
+        if self.batches.differ:
+            doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
         above = {size: off for size, off in self.off.items() if off > 0}
-        if not above:
-            return []
-        size, off = max(above.items())
-        return [
-            f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
-            "something that a prediction doesn't see, and that may differ from batch to batch"
-        ]
+        if above:
+            size, off = max(above.items())
+            doubts.append(
+                f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
+                "something that a prediction doesn't see, and that may differ from batch to batch"
+            )
+        return doubts
 
     def _too_large(self) -> str:
-        if self.predicted and 1 not in self.tables:
-            self.predict(1)
-        table = self.tables.get(1, "the step ran out of memory")
-        return f"not even a batch of 1 fits into {readable_bytes(self.limit)} on this rank or another; {table}"
+        limit = readable_bytes(self.limit)
+        return f"not even a batch of 1 fits into {limit} on this rank or another; {self._prediction(1)}"
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -9,8 +9,6 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
-from course_lib.memory.ledger import StorageLedger
-
 
 class CpuForCuda(TorchFunctionMode):
     """Takes the name of a CUDA device for the CPU's.
@@ -42,21 +40,6 @@ class CpuForCuda(TorchFunctionMode):
                 self._copies[id(leaf)] = leaf, without_data(leaf)
             return self._copies[id(leaf)][1]
         return leaf
-
-
-class FakeLedger(StorageLedger):
-    """A ledger that gives the scalars of some losses the storages that real ones have."""
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = super().__torch_dispatch__(func, types, args, kwargs)
-        if func.overloadpacket in _LOSSES_IN_PLACE and result.dim() == 0:
-            result = args[0].new_empty(args[0].shape).as_strided((), ())
-            self._meet(result, made_here=True)
-        return result
-
-
-_LOSSES_IN_PLACE = {torch.ops.aten.mse_loss, torch.ops.aten.smooth_l1_loss, torch.ops.aten.binary_cross_entropy}
-"""They write the loss of each element and reduce it in place: the scalar keeps a storage as large as the input."""
 
 
 class FakeCopies(TorchFunctionMode):

@@ -58,14 +58,12 @@ class StorageLedger(TorchDispatchMode):
 
     Attributes:
         watching: If False, operators run unseen.
-        operators: Names of the operators seen, as ``"aten.convolution"``.
     """
 
     def __init__(self, device_type: str = "cpu") -> None:
         super().__init__()
         self.device_type = device_type
         self.watching = True
-        self.operators: set[str] = set()
         self._phase: str | None = None
         self._before: list[Entry] = []
         self._entries: list[Entry] = []
@@ -94,7 +92,6 @@ class StorageLedger(TorchDispatchMode):
         if not self.watching or func.namespace == "prim":  # prim: asks a fake tensor for its device
             return func(*args, **kwargs)
         self._clock += 1
-        self.operators.add(str(func.overloadpacket))
         if in_backward():
             self._last_backward = self._clock
         for tensor in tensors_in((args, kwargs)):
@@ -141,12 +138,6 @@ class StorageLedger(TorchDispatchMode):
         self.name("gradients", (p.grad for p in parameters if p.grad is not None))
         self.name("optimizer", tensors_in(list(optimizer.state.values())))
 
-    def leave_out(self, tensors: Iterable[Tensor]) -> None:
-        """Don't count these at any time: they are on another device."""
-        for tensor in tensors:
-            for storage in self._meet(tensor, made_here=False):
-                storage.counted = False
-
     def _step_begins(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         self.name_optimizer(optimizer)
         self._stepping += 1
@@ -166,8 +157,8 @@ class StorageLedger(TorchDispatchMode):
 
         ``sizes`` turns all entries, from the beginning, into the bytes that each adds; default: exact bytes.
         """
-        entries = [entry for entry in self._before + self._entries if entry.storage.counted]
-        skipped = sum(entry.storage.counted for entry in self._before + self._entries[:since])
+        entries = self._before + self._entries
+        skipped = len(self._before) + since
         added = sizes(entries) if sizes else [entry.delta for entry in entries]
         held = dict.fromkeys(CATEGORIES, 0)
         for entry, delta in zip(entries[:skipped], added, strict=False):
@@ -247,7 +238,6 @@ class Storage:
     first_entry: int
     nbytes: int = 0
     category: str | None = None
-    counted: bool = True
     last_backward: int | None = None
     """When the last backward before its end ran; None while it lives."""
     watch: weakref.ref[Any] | None = None

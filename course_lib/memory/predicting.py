@@ -27,9 +27,17 @@ from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
-from course_lib.memory.allocator import MIB, CachingAllocator
-from course_lib.memory.fakes import CpuForCuda, FakeCopies, FakeLedger, without_data
-from course_lib.memory.ledger import Entry, Moment, Storage, in_categories, peak_by_phase, tensors_in
+from course_lib.memory.allocator import CachingAllocator
+from course_lib.memory.fakes import CpuForCuda, FakeCopies, without_data
+from course_lib.memory.ledger import (
+    Entry,
+    Moment,
+    Storage,
+    StorageLedger,
+    in_categories,
+    peak_by_phase,
+    tensors_in,
+)
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 Precision = Literal["fp32", "bf16", "bf16-true"]
@@ -106,7 +114,7 @@ def predict_peak(
             moment it takes the memory of its parameters and buffers on the CPU. A module that exists already is copied
             without its data: ``model_fn=lambda: model``.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
-            where a ``batch_size`` is given.
+            where a ``batch_size`` is given. One that reads values, as a loader does, is called again for real.
         optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
             the device's default: on CUDA ``foreach``, of which AdamW's temporaries are as large as the parameters.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; it must not read values (``.item()``, ``if loss > 3``).
@@ -123,9 +131,10 @@ def predict_peak(
             both the operators are those of a CPU: on a GPU dropout's masks are smaller, and attention with dropout
             keeps no matrix.
 
-    Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Nor is what
-    extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors. Checkpointing
-    (``torch.utils.checkpoint``) is seen.
+    Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Losses that
+    reduce in place (``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy``) hold as much as the output more. Nor is
+    seen what extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors.
+    Checkpointing (``torch.utils.checkpoint``) is seen.
 
     Afterwards the random generators, the default dtype and the grad mode are as before.
 
@@ -145,7 +154,7 @@ def predict_peak(
     if batch_size is not None:
         batch_size = int_of_at_least(1, "batch_size", batch_size)
         batch_fn = functools.partial(batch_fn, batch_size)
-    ledger = FakeLedger()
+    ledger = StorageLedger()
     with _undisturbed(), ExitStack() as stack:
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         # Module.to swaps its tensors, which needs them without weak references: the memo's.
@@ -160,7 +169,7 @@ def predict_peak(
         optimizer = _optimizer(optimizer_fn, model, device)
         ledger.name_optimizer(optimizer)
         if ddp:
-            buckets = [torch.empty(n, dtype=dtype) for n, dtype in _buckets(model)]
+            buckets = [torch.empty_like(p) for p in model.parameters() if p.requires_grad]
             ledger.name("gradients", buckets)
         for micro_batches in (1, window_size):  # the first step is for the optimizer's state
             mark = ledger.mark()
@@ -179,8 +188,6 @@ def predict_peak(
                 torch.autograd.backward(loss)
             ledger.begin("step")
             optimizer.step()
-            if device == "cuda":
-                ledger.leave_out(_on_the_host(optimizer))
             ledger.begin("zero_grad")
             optimizer.zero_grad(set_to_none=True)
             model.zero_grad(set_to_none=True)
@@ -331,7 +338,11 @@ def _batch(batch_fn: Callable[[], Any], precision: str) -> Any:
         low = precision == "bf16-true" and isinstance(leaf, Tensor) and leaf.is_floating_point()
         return leaf.detach().to(torch.bfloat16).requires_grad_(leaf.requires_grad) if low else leaf
 
-    batch = batch_fn()
+    try:
+        batch = batch_fn()
+    except (DataDependentOutputException, DynamicOutputShapeException):  # as a loader does, which draws a seed
+        with unset_fake_temporarily():
+            batch = batch_fn()
     if not any(True for _ in tensors_in(batch)):
         raise ValueError(
             f"batch_fn must return tensors, be they in tuples, lists and dicts, got {_kind(batch)}: "
@@ -389,32 +400,10 @@ class _Blocks:
         exact: dict[Storage, int] = {}
         added = []
         for entry in entries:
+            if entry.storage.category == "optimizer" and entry.storage.nbytes <= 8:
+                added.append(0)  # a counter of steps, which stays on the host
+                continue
             exact[entry.storage] = exact.get(entry.storage, 0) + entry.delta
             freed = self.allocator.free(entry.storage)
             added.append(self.allocator.allocate(entry.storage, exact[entry.storage]) - freed)
         return added
-
-
-def _on_the_host(optimizer: Optimizer) -> list[Tensor]:
-    """Counters of steps, which stay on the CPU unless the optimizer is fused or capturable."""
-    return [
-        value
-        for group in optimizer.param_groups
-        if not group.get("fused") and not group.get("capturable")
-        for parameter in group["params"]
-        for value in optimizer.state.get(parameter, {}).values()
-        if isinstance(value, Tensor) and value.dim() == 0
-    ]
-
-
-def _buckets(model: nn.Module) -> Iterator[tuple[int, torch.dtype]]:
-    """Elements and dtype of DDP's buckets: in reverse order up to 1 MiB, then up to 25 MiB."""
-    sizes: dict[torch.dtype, list[int]] = {}
-    limits: dict[torch.dtype, int] = {}
-    for parameter in reversed([p for p in model.parameters() if p.requires_grad]):
-        open_buckets = sizes.setdefault(parameter.dtype, [0])
-        open_buckets[-1] += parameter.numel()
-        if open_buckets[-1] * parameter.element_size() >= limits.get(parameter.dtype, MIB):
-            limits[parameter.dtype] = 25 * MIB
-            open_buckets.append(0)
-    return ((elements, dtype) for dtype, all_of in sizes.items() for elements in all_of if elements)

@@ -2,22 +2,17 @@
 
 from __future__ import annotations
 
-import gc
 from collections.abc import Iterable
 
 import psutil
 import torch
 from torch import Tensor, nn
-from torch._subclasses.fake_tensor import FakeTensor
 from torch.optim import Optimizer
 
 from course_lib._tensors import bytes_by_storage, parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters
-
-SHOWN = 10
-"""How many kinds of tensors are listed."""
 
 
 def peak_report(
@@ -72,30 +67,8 @@ def _on_cuda(device: torch.device) -> list[str]:
 
 
 def _on_cpu() -> list[str]:
-    held: dict[int, int] = {}
-    kinds: dict[str, list[int]] = {}
-    for tensor in _live_tensors():
-        kind = f"{str(tensor.dtype).removeprefix('torch.')} {tuple(tensor.shape)}"
-        for storage, nbytes in bytes_by_storage([tensor]).items():
-            if storage not in held:
-                held[storage] = nbytes
-                kinds.setdefault(kind, []).append(nbytes)
-    lines = [
-        _row("resident", psutil.Process().memory_info().rss, "of the process, the libraries included"),
-        _row("tensors", sum(held.values()), f"in {len(held):,} storages that Python can reach:"),
-    ]
-    largest = sorted(kinds.items(), key=lambda item: (-sum(item[1]), item[0]))
-    lines += [f"    {readable_bytes(sum(of)):>13}  {len(of):,} × {kind}" for kind, of in largest[:SHOWN]]
-    if len(largest) > SHOWN:
-        rest = sum(sum(of) for _, of in largest[SHOWN:])
-        lines.append(f"    {readable_bytes(rest):>13}  of {len(largest) - SHOWN} more kinds")
-    return [*lines, "What only a graph holds (saved activations) is not reachable from Python: measure_peak counts it."]
-
-
-def _live_tensors() -> list[Tensor]:
-    # By type: isinstance would ask lazy modules and proxies for their class, which wakes them up.
+    resident = psutil.Process().memory_info().rss
     return [
-        found
-        for found in gc.get_objects()
-        if issubclass(type(found), Tensor) and not issubclass(type(found), FakeTensor) and found.device.type == "cpu"
+        _row("resident", resident, "of the process, the libraries included"),
+        "What a graph holds (saved activations) is not among these: measure_peak counts it.",
     ]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 from collections import deque
 from collections.abc import Callable, Generator
-from dataclasses import fields
 from pathlib import Path
 
 from course_lib._words import counted
@@ -65,8 +64,7 @@ def _watched(found: list[Culprit]) -> Generator[None]:
             yield
             counts.append(census.count())
         grown = _grown(census, counts)
-        series = {f.name: [getattr(c, f.name) for c in counts] for f in fields(Count) if f.name != "changed"}
-        found += find_culprits(census, counts, series)
+        found += find_culprits(census, counts)
     filled = _filled(grown, {culprit.holder for culprit in found})
     lengths: list[dict[str, int]] = []
     while filled and len(lengths) < STEPS:
@@ -79,12 +77,7 @@ def _watched(found: list[Culprit]) -> Generator[None]:
 def _grown(census: Census, counts: list[Count]) -> set[int]:
     """The ids of the containers that got longer."""
     containers = census.containers()
-    return {
-        id(containers[place])
-        for place in counts[-1].changed
-        if place < len(containers)
-        and growth([count.changed.get(place, census.measures.item(place)) for count in counts])
-    }
+    return {id(containers[place]) for place in counts[-1].lengths if growth(census.lengths(place, counts))}
 
 
 def _filled(grown: set[int], culprits: set[str]) -> dict[int, str]:
