@@ -80,19 +80,3 @@ def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
         what = f"several batch sizes {sorted(batch_sizes)}" if batch_sizes else "no batch size"
         raise ValueError(f"the table has {what} for size {size!r}: give {size!r} itself as a key, got {list(table)!r}")
     return batch_sizes.pop()
-
-
-def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:
-    """What to use instead of an effective batch that does not divide, or instead of the batch in it."""
-    of_all_ranks = batch_size * world_size
-    below = effective // of_all_ranks * of_all_ranks
-    multiples = " or ".join(f"{each}" for each in (below, below + of_all_ranks) if each)
-    advice = f"Use effective_batch_size={multiples}"
-    if effective % world_size == 0:
-        of_a_rank = effective // world_size
-        divisors = [divisor for divisor in range(1, of_a_rank + 1) if of_a_rank % divisor == 0]
-        smaller = [divisor for divisor in divisors if divisor < batch_size]
-        larger = [divisor for divisor in divisors if divisor > batch_size]
-        near = smaller[-1:] + larger[:1]
-        advice += f", or batches of {' or '.join(map(str, near))}"
-    return advice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,21 @@ from course_lib.samplers.epoch import SamplerTail, accelerator_deals
 from course_lib.samplers.equal_steps import check_position
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule
-from course_lib.schedules.schedule_plan import SchedulePlan, scheduled_epochs
+from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import SizedIndex
 from course_lib.schedules.walk import (
     EqualSteps,
     RunPosition,
     deal,
+    dealt_epochs,
     epochs,
     next_epoch,
     refuse_empty_batches,
+    rest_of_epoch,
     step_after,
 )
+from course_lib.steps.arguments import RunToPlan
+from course_lib.steps.epochs import in_a_row
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -78,9 +81,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
         self.schedule = schedule
         if self.num_replicas is not None:
             for stage in schedule.stages:
-                schedule.all_stages.window_size(stage, self.num_replicas)
-            for alike in epochs(schedule.all_stages, self.num_samples, tail, RunPosition(), self.num_replicas):
-                refuse_empty_batches(alike.dealt)
+                schedule.window_size(stage, self.num_replicas)
+            for _ in dealt_epochs(schedule, self.num_samples, tail, RunPosition(), self.num_replicas):
+                pass
 
     @property
     def max_index(self) -> int:
@@ -100,14 +103,10 @@ class ScheduledBatchSampler(EpochBatchSampler):
             for k in sampler.window_sizes():
                 accumulate(model, list(islice(batches, k)), loss_sum_fn, count_fn)
         """
-        sizes: list[int] = []
-        dealt = self._dealt(self._position, self._world()[0])
-        for _, group in groupby(dealt, key=lambda equal: equal.stage):
-            of_stage = list(group)
-            steps, first = sum(equal.steps for equal in of_stage), of_stage[0]
-            edges = [0, *range(first.window_size - first.opened, steps, first.window_size), steps]
-            sizes += [stop - start for start, stop in pairwise(edges)]
-        return sizes
+        world_size, _ = self._world()
+        rest = rest_of_epoch(self.schedule, self.num_samples, self.tail, self._here(world_size), world_size)
+        windows = (rest.window(rest.steps_before + number) for number in range(rest.steps))
+        return [window.micro_batches for window in windows]
 
     def loss_weight(self, batch: int) -> float:
         """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
@@ -122,20 +121,12 @@ class ScheduledBatchSampler(EpochBatchSampler):
         equal, _ = found
         return equal.sizes()[rank] * world_size / equal.total
 
-    def plan(self, *, world_size: int | None = None, **run: Any) -> SchedulePlan:
+    def plan_steps(self, *, world_size: int | None = None, **run: Any) -> SchedulePlan:
         """Plan the optimizer steps of a run with this sampler, on the ranks there are; see ``SizeSchedule.plan``."""
         ranks = self._planned_world_size(world_size)
         return self.schedule.plan(self.num_samples, world_size=ranks, tail=self.tail, **run)
 
-    def plan_steps(
-        self, *, accumulate_grad_batches: object = 1, short_window: object = "step", **run: Any
-    ) -> SchedulePlan:
-        if accumulate_grad_batches != 1 or short_window != "step":
-            raise ValueError(
-                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
-                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
-            )
-        return self.plan(**run)
+    plan = plan_steps
 
     def check_epochs(
         self,
@@ -150,24 +141,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
         ``max_steps`` and ``steps_done`` are optimizer steps of the run, at its end and until here.
         """
         world_size, _ = self._world()
-        place = self._here(world_size)
-        left = self._steps_left(self._position, world_size)
-        if isinstance(limit_train_batches, float):
-            limit_of_epoch = int((self._steps_before + left) * limit_train_batches)
-        else:
-            limit_of_epoch = limit_train_batches
-        for _ in scheduled_epochs(
-            self.schedule.all_stages,
-            self.num_samples,
-            self.tail,
-            place,
-            world_size,
-            steps_done=steps_done,
-            max_epochs=max_epochs,
-            max_steps=max_steps,
-            limit_train_batches=limit_train_batches,
-            limit_at_place=max(0, limit_of_epoch - self._steps_before),
-        ):
+        run = RunToPlan(max_epochs, max_steps, limit_train_batches, steps_done=steps_done)
+        dealt = dealt_epochs(self.schedule, self.num_samples, self.tail, self._here(world_size), world_size)
+        for _ in in_a_row(dealt, run, all_are_known=False, batches_done=self._steps_before):
             pass
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
@@ -207,17 +183,17 @@ class ScheduledBatchSampler(EpochBatchSampler):
             return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
             place = RunPosition()
-        for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
-            if alike.stop is None or self.epoch < alike.stop:
+        for alike in epochs(self.schedule, self.num_samples, self.tail, place, world_size):
+            if alike.stop_epoch is None or self.epoch < alike.stop_epoch:
                 break
-        steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
+        steps = alike.steps_before + (self.epoch - alike.first_epoch) * alike.steps
         return RunPosition(self.epoch, 0, steps)
 
     def _aligned(self, place: RunPosition, world_size: int) -> RunPosition:
         # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
         by_epoch = self.schedule.unit == "epochs"
         stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
-        window_sizes = {self.schedule.all_stages.window_size(stage, world_size) for stage in stages}
+        window_sizes = {self.schedule.window_size(stage, world_size) for stage in stages}
         if len(window_sizes) == 1:
             opened = self._steps_before % window_sizes.pop()
         else:
@@ -228,7 +204,7 @@ class ScheduledBatchSampler(EpochBatchSampler):
 
     def _dealt(self, position: int, world_size: int) -> Iterator[EqualSteps]:
         assert position == self._position, "an iteration begins where the sampler stands"
-        return deal(self.schedule.all_stages, self.num_samples, self.tail, self._here(world_size), world_size)
+        return deal(self.schedule, self.num_samples, self.tail, self._here(world_size), world_size)
 
     def _identity(self) -> dict[str, Any]:
         names = ("num_samples", "seed", "shuffle", "tail")

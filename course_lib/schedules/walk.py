@@ -8,12 +8,12 @@ from there, on as many ranks, has the same steps: that is what makes a resume ex
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.steps.dealt import EqualBatches
+from course_lib.steps.epochs import Epochs, EqualBatches
 
 
 class RunPosition(NamedTuple):
@@ -30,16 +30,11 @@ class RunPosition(NamedTuple):
     """Micro-batches of that window so far, over all ranks; 0 between windows."""
 
 
-@dataclass(frozen=True)
-class EqualSteps:
+@dataclass(frozen=True, kw_only=True)
+class EqualSteps(EqualBatches):
     """Steps of one stage that each take as many indices, one after the other."""
 
     stage: SizeStage
-    window_size: int
-    """Micro-batches of one rank in a full window."""
-    steps: int
-    total: int
-    """Indices of each step, over all ranks."""
     before: RunPosition
     opened: int
     """Micro-batches of a rank that the window has had before."""
@@ -63,22 +58,12 @@ class EqualSteps:
         total, n = self.total, self.world_size
         return [total * (rank + 1) // n - total * rank // n for rank in range(n)]
 
-    def batches(self) -> EqualBatches:
-        """The same for a plan."""
-        return EqualBatches(self.steps, -(-self.total // self.world_size), self.total)
 
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEpochs(Epochs):
+    """Epochs that are dealt alike; the places of their steps are the first one's."""
 
-class EpochsAlike(NamedTuple):
-    """Epochs that are dealt alike."""
-
-    first: int
-    stop: int | None
-    """One past the last; None: they go on."""
-    optimizer_steps_before: int
-    optimizer_steps: int
-    """Of each."""
     dealt: tuple[EqualSteps, ...]
-    """All steps of each; their places are the first epoch's."""
 
 
 def deal(
@@ -105,28 +90,60 @@ def deal(
         else:
             of_stage = _steps_of_stage(stages, number, num_samples, place, window_size, opened, total)
             steps = min(left // total, of_stage)
-        equal = EqualSteps(stage, window_size, steps, total, place, opened, num_samples, world_size)
+        equal = EqualSteps(
+            steps,
+            -(-total // world_size),
+            total,
+            window_size,
+            stage=stage,
+            before=place,
+            opened=opened,
+            num_samples=num_samples,
+            world_size=world_size,
+        )
         yield equal
         place = equal.place_after(steps)
 
 
 def epochs(
     stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
-) -> Iterator[EpochsAlike]:
+) -> Iterator[ScheduledEpochs]:
     """All epochs from a place on, those that are alike together; the last of them have no end."""
     while True:
-        dealt = tuple(deal(stages, num_samples, tail, place, world_size))
-        after = next_epoch(dealt, place)
-        steps = after.optimizer_steps - place.optimizer_steps
+        rest = rest_of_epoch(stages, num_samples, tail, place, world_size)
+        steps = next_epoch(rest.dealt, place).optimizer_steps - place.optimizer_steps
         alike: int | None = 1
-        if not place.position and len({equal.stage for equal in dealt}) <= 1:
+        if not place.position and len({equal.stage for equal in rest.dealt}) <= 1:
             alike = _epochs_of_stage(stages, num_samples, place, steps, tail)
         if alike is None:
-            yield EpochsAlike(place.epoch, None, place.optimizer_steps, steps, dealt)
+            yield replace(rest, stop_epoch=None)
             return
-        stop = place.epoch + alike
-        yield EpochsAlike(place.epoch, stop, place.optimizer_steps, steps, dealt)
-        place = RunPosition(stop, 0, place.optimizer_steps + alike * steps)
+        yield replace(rest, stop_epoch=place.epoch + alike)
+        place = RunPosition(place.epoch + alike, 0, place.optimizer_steps + alike * steps)
+
+
+def rest_of_epoch(
+    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
+) -> ScheduledEpochs:
+    """An epoch from a place on."""
+    dealt = tuple(deal(stages, num_samples, tail, place, world_size))
+    return ScheduledEpochs(
+        first_epoch=place.epoch,
+        stop_epoch=place.epoch + 1,
+        num_samples=num_samples - place.position,
+        dealt=dealt,
+        opened=dealt[0].opened if dealt else 0,
+        steps_before=place.optimizer_steps,
+    )
+
+
+def dealt_epochs(
+    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
+) -> Iterator[ScheduledEpochs]:
+    """The same as ``epochs``; where one is reached that cannot be dealt, a ValueError."""
+    for alike in epochs(stages, num_samples, tail, place, world_size):
+        refuse_empty_batches(alike.dealt)
+        yield alike
 
 
 def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:

@@ -4,39 +4,62 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import get_args
+from typing import Literal, NamedTuple, get_args
 
 from course_lib._arguments import int_of_at_least
-from course_lib.steps.epochs import ShortWindow
 
 PerEpoch = int | Mapping[int, int]
 """One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""
+ShortWindow = Literal["step", "carry", "zero"]
+"""What a short window at an epoch's end does: it steps, its gradients go on into the next epoch, or they are zeroed."""
 
 
-def checked_short_window(short_window: ShortWindow) -> ShortWindow:
+class RunToPlan(NamedTuple):
+    """What ends a run and its epochs, what a short window does, and what was done before; see ``plan_steps``."""
+
+    max_epochs: int
+    """-1: no limit."""
+    max_steps: int
+    """-1: no limit."""
+    limit_train_batches: int | float = 1.0
+    short_window: ShortWindow = "step"
+    steps_done: int = 0
+    samples_done: int = 0
+
+    def refuse_within_an_epoch(self, position: int, num_samples: int) -> None:
+        if position and (self.short_window == "carry" or self.limit_train_batches != 1.0):
+            raise ValueError(
+                f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
+                f'limit_train_batches and short_window="carry" alone, got {self.limit_train_batches!r} and '
+                f"{self.short_window!r}"
+            )
+
+
+def checked_run(
+    *,
+    max_epochs: int | None = None,
+    max_steps: int = -1,
+    limit_train_batches: int | float = 1.0,
+    short_window: ShortWindow = "step",
+    steps_done: int = 0,
+    samples_done: int = 0,
+) -> RunToPlan:
+    """These arguments of ``plan_steps`` as plain numbers, or a ValueError."""
     if short_window not in get_args(ShortWindow):
         raise ValueError(f'short_window must be "step", "carry" or "zero", got {short_window!r}')
-    return short_window
-
-
-def checked_stops(max_epochs: int | None, max_steps: int, limit_train_batches: object) -> tuple[int, int, int | float]:
-    """What ends a run and its epochs, or a ValueError: -1 is no limit."""
-    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
-    max_steps = int_of_at_least(-1, "max_steps", max_steps)
-    limit = _limit(limit_train_batches)
-    if max_epochs == -1 and max_steps == -1:
+    run = RunToPlan(
+        -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs),
+        int_of_at_least(-1, "max_steps", max_steps),
+        _limit(limit_train_batches),
+        short_window,
+        int_of_at_least(0, "steps_done", steps_done),
+        int_of_at_least(0, "samples_done", samples_done),
+    )
+    if run.max_epochs == run.max_steps == -1:
         raise ValueError(
             "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
         )
-    return max_epochs, max_steps, limit
-
-
-def refuse_within_an_epoch(position: int, num_samples: int, limit: int | float, short_window: ShortWindow) -> None:
-    if position and (short_window == "carry" or limit != 1.0):
-        raise ValueError(
-            f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
-            f'limit_train_batches and short_window="carry" alone, got {limit!r} and {short_window!r}'
-        )
+    return run
 
 
 def by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[int, int]:
@@ -58,6 +81,13 @@ def by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[in
 
 def at_epoch(values: Mapping[int, int], epoch: int) -> int:
     return values[max(first for first in values if first <= epoch)]
+
+
+def limited(batches: int, limit: int | float) -> int:
+    """The batches of an epoch that ``limit_train_batches`` leaves, by a Trainer's own arithmetic."""
+    if not isinstance(limit, float):
+        return min(batches, limit)
+    return batches if limit == 1.0 else int(batches * limit)  # 1.0 is no share, and a float has 53 bits
 
 
 def _limit(limit: object) -> int | float:
