@@ -25,8 +25,8 @@ from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
-from course_lib.schedules.walk import RunPosition, dealt_epochs
-from course_lib.steps.arguments import ShortWindow, checked_run
+from course_lib.schedules.walk import RunPosition, Walk
+from course_lib.steps.arguments import ShortWindow, checked_run, refuse_within_an_epoch
 
 
 class SizeSchedule(Stages):
@@ -201,30 +201,16 @@ class SizeSchedule(Stages):
         if tail not in get_args(SamplerTail):
             raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
         epoch, position = divmod(checked.samples_done, num_samples)
-        checked.refuse_within_an_epoch(position, num_samples)
+        refuse_within_an_epoch(position, num_samples, checked)
         place = RunPosition(epoch, position, checked.steps_done, position)
         return SchedulePlan.of_epochs(
-            dealt_epochs(self, num_samples, tail, place, world_size),
+            Walk(self, num_samples, tail, world_size).epochs_to_deal(place),
             checked,
             all_are_known=False,
             num_samples=num_samples,
             world_size=world_size,
             schedule=self,
         )
-
-    def explain(self, world_size: int = 1) -> str:
-        """Say the schedule in words, with every number's unit."""
-        factors = self.lr_factor("linear").factors
-        lines = []
-        for stage, factor in zip(self.stages, factors, strict=True):
-            used = "" if stage.budget_used is None else f" ({stage.budget_used:.0%} of the budget)"
-            since, k = stage.start_in_words(self.unit), self.window_size(stage, world_size)
-            lines.append(
-                f"From {since} on: size {size_text(stage.size)} in batches of {stage.batch_size:,} a rank{used}, "
-                f"{k:,} to an update of {self.samples_per_step(stage, world_size):,} samples; "
-                f"learning rate × {factor:.3g} (linear), × {math.sqrt(factor):.3g} (sqrt) or × 1 (none)."
-            )
-        return "\n".join([*lines, "The last stage goes on for as long as the run does."])
 
     def table(self, world_size: int = 1) -> str:
         """Show the schedule as aligned columns."""

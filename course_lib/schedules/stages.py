@@ -63,7 +63,7 @@ class Stages:
             raise ValueError(
                 f"effective_batch_size={self.effective_batch_size} is no multiple of the {of_all_ranks} samples that "
                 f"batches of {stage.batch_size}{ranks} make at size {size_text(stage.size)}. Use "
-                f"effective_batch_size={near}, or another batch size"
+                f"effective_batch_size={near}"
             )
         return k
 

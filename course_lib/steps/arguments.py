@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from course_lib._arguments import int_of_at_least
 
@@ -14,52 +15,49 @@ ShortWindow = Literal["step", "carry", "zero"]
 """What a short window at an epoch's end does: it steps, its gradients go on into the next epoch, or they are zeroed."""
 
 
-class RunToPlan(NamedTuple):
+@dataclass(frozen=True, kw_only=True)
+class RunToPlan:
     """What ends a run and its epochs, what a short window does, and what was done before; see ``plan_steps``."""
 
-    max_epochs: int
+    max_epochs: int = -1
     """-1: no limit."""
-    max_steps: int
+    max_steps: int = -1
     """-1: no limit."""
     limit_train_batches: int | float = 1.0
     short_window: ShortWindow = "step"
     steps_done: int = 0
+    """Optimizer steps before those that are planned; 0 for a run from its start."""
     samples_done: int = 0
-
-    def refuse_within_an_epoch(self, position: int, num_samples: int) -> None:
-        if position and (self.short_window == "carry" or self.limit_train_batches != 1.0):
-            raise ValueError(
-                f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
-                f'limit_train_batches and short_window="carry" alone, got {self.limit_train_batches!r} and '
-                f"{self.short_window!r}"
-            )
+    """How far the run is in the data before that, over all ranks."""
 
 
-def checked_run(
-    *,
-    max_epochs: int | None = None,
-    max_steps: int = -1,
-    limit_train_batches: int | float = 1.0,
-    short_window: ShortWindow = "step",
-    steps_done: int = 0,
-    samples_done: int = 0,
-) -> RunToPlan:
+def checked_run(**run: Any) -> RunToPlan:
     """These arguments of ``plan_steps`` as plain numbers, or a ValueError."""
-    if short_window not in get_args(ShortWindow):
-        raise ValueError(f'short_window must be "step", "carry" or "zero", got {short_window!r}')
-    run = RunToPlan(
-        -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs),
-        int_of_at_least(-1, "max_steps", max_steps),
-        _limit(limit_train_batches),
-        short_window,
-        int_of_at_least(0, "steps_done", steps_done),
-        int_of_at_least(0, "samples_done", samples_done),
+    given = RunToPlan(**run)
+    if given.short_window not in get_args(ShortWindow):
+        raise ValueError(f'short_window must be "step", "carry" or "zero", got {given.short_window!r}')
+    checked = RunToPlan(
+        max_epochs=-1 if given.max_epochs is None else int_of_at_least(-1, "max_epochs", given.max_epochs),
+        max_steps=int_of_at_least(-1, "max_steps", given.max_steps),
+        limit_train_batches=_limit(given.limit_train_batches),
+        short_window=given.short_window,
+        steps_done=int_of_at_least(0, "steps_done", given.steps_done),
+        samples_done=int_of_at_least(0, "samples_done", given.samples_done),
     )
-    if run.max_epochs == run.max_steps == -1:
+    if checked.max_epochs == checked.max_steps == -1:
         raise ValueError(
             "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
         )
-    return run
+    return checked
+
+
+def refuse_within_an_epoch(position: int, num_samples: int, run: RunToPlan) -> None:
+    if position and (run.short_window == "carry" or run.limit_train_batches != 1.0):
+        raise ValueError(
+            f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
+            f'limit_train_batches and short_window="carry" alone, got {run.limit_train_batches!r} and '
+            f"{run.short_window!r}"
+        )
 
 
 def by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[int, int]:

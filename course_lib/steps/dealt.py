@@ -7,7 +7,7 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any, NamedTuple
 
-from course_lib.steps.arguments import PerEpoch, at_epoch, by_epoch, checked_run
+from course_lib.steps.arguments import PerEpoch, at_epoch, by_epoch, checked_run, refuse_within_an_epoch
 from course_lib.steps.epochs import Epochs, EqualBatches
 from course_lib.steps.plan import StepPlan
 
@@ -44,7 +44,7 @@ def plan_dealt(
     ks = by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
     checked = checked_run(**run)
     epoch, position, num_samples = _standing(deal, checked.samples_done, epochs_alike)
-    checked.refuse_within_an_epoch(position, num_samples)
+    refuse_within_an_epoch(position, num_samples, checked)
     changes = sorted({*ks, *changes})
 
     def epochs(epoch: int, position: int) -> Iterator[Epochs]:

@@ -138,9 +138,13 @@ class Epochs:
 
     def samples_up_to(self, batch: int) -> int:
         """Samples that one rank has had before this batch of an epoch, in each batch the rank that has most."""
-        number = bisect_right(self._batches_before, batch) - 1
-        inside = batch - self._batches_before[number]
+        number, inside = self.place_of(batch)
         return self._samples_before[number] + (inside * self.dealt[number].largest if inside else 0)
+
+    def place_of(self, batch: int) -> tuple[int, int]:
+        """In which of the equal batches this one is, and how many of them come before it."""
+        number = bisect_right(self._batches_before, batch) - 1
+        return number, batch - self._batches_before[number]
 
     def carried_out(self, epochs: int) -> Carried:
         """What waits after this many of these epochs."""

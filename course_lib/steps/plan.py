@@ -10,12 +10,12 @@ from typing import Any, Self, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
 from course_lib._words import counted
-from course_lib.steps.arguments import PerEpoch, RunToPlan, ShortWindow
+from course_lib.steps.arguments import PerEpoch, RunToPlan
 from course_lib.steps.epochs import Epochs, Window, end_of_run, in_a_row
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepPlan:
+class StepPlan(RunToPlan):
     """What :func:`plan_steps` found: the optimizer steps of a run and the micro-batches behind each.
 
     A value per epoch is an int, or ``{first epoch: value}`` where a schedule changes it on the way. Batches are
@@ -24,16 +24,6 @@ class StepPlan:
 
     num_samples: int
     world_size: int
-    max_epochs: int
-    """-1: no limit."""
-    max_steps: int
-    """-1: no limit."""
-    limit_train_batches: int | float
-    short_window: ShortWindow
-    steps_done: int
-    """Optimizer steps before those that are planned; 0 for a run from its start."""
-    samples_done: int
-    """How far the run is in the data before that, over all ranks."""
     spans: tuple[Epochs, ...]
     """Consecutive epochs that are alike, one entry for each time that something changes."""
     total_steps: int
@@ -47,7 +37,7 @@ class StepPlan:
     def of_epochs(cls, epochs: Iterable[Epochs], run: RunToPlan, *, all_are_known: bool, **told: Any) -> Self:
         """Put the epochs in a row, see there, and find where a run over them stops."""
         row = tuple(in_a_row(epochs, run, all_are_known=all_are_known))
-        return cls(spans=row, **end_of_run(row, run)._asdict(), **run._asdict(), **told)
+        return cls(spans=row, **end_of_run(row, run)._asdict(), **vars(run), **told)
 
     @property
     def micro_batches(self) -> int:
