@@ -16,7 +16,7 @@ from course_lib.steps.epochs import Epochs, Window, end_of_run, in_a_row
 
 @dataclass(frozen=True, kw_only=True)
 class StepPlan(RunToPlan):
-    """What :func:`plan_steps` found: the optimizer steps of a run and the micro-batches behind each.
+    """What ``plan_steps`` found: the optimizer steps of a run and the micro-batches behind each.
 
     A value per epoch is an int, or ``{first epoch: value}`` where a schedule changes it on the way. Batches are
     those of one rank; samples are counted over all ranks.
