@@ -30,12 +30,11 @@ from tests.test_schedules import STEPWISE, by_hand, random_schedule
         (lambda: SizeSchedule({0: (8, 4)}, effective_batch_size=8, accumulate_grad_batches=2), "one decides the other"),
         (
             lambda: SizeSchedule({0: (8, 12)}, effective_batch_size=64),
-            "effective_batch_size=64 is no multiple of the 12 samples.*effective_batch_size=60 or 72, or batches of 8 "
-            "or 16",
+            "effective_batch_size=64 is no multiple of the 12 samples.*effective_batch_size=60 or 72$",
         ),
         (
             lambda: SizeSchedule({0: (8, 8)}, effective_batch_size=24).accumulate_grad_batches(2),
-            "batches of 8 on 2 ranks make at size 8.*effective_batch_size=16 or 32, or batches of 6 or 12",
+            "batches of 8 on 2 ranks make at size 8.*effective_batch_size=16 or 32$",
         ),
         (
             lambda: SizeSchedule.with_budget({0: 32, 2: 64, 4: 128}, budget=2000),
@@ -140,15 +139,8 @@ def test_the_effective_batch_is_held_and_the_learning_rate_follows():
     scheduler.load_state_dict(scheduler.state_dict())
 
 
-def test_a_schedule_in_words():
+def test_a_schedule_as_a_table():
     schedule = SizeSchedule.with_budget({0: 32, 3: 60}, budget=65536)
-    assert schedule.explain().splitlines() == [
-        "From epoch 0 on: size 32 in batches of 64 a rank (100% of the budget), 1 to an update of 64 samples; "
-        "learning rate × 1 (linear), × 1 (sqrt) or × 1 (none).",
-        "From epoch 3 on: size 60 in batches of 18 a rank (99% of the budget), 1 to an update of 18 samples; "
-        "learning rate × 0.281 (linear), × 0.53 (sqrt) or × 1 (none).",
-        "The last stage goes on for as long as the run does.",
-    ]
     assert schedule.table().splitlines()[2].split() == ["3", "60", "18", "98.9%", "1", "0.281", "0.53"]
     assert schedule == SizeSchedule([(0, 32, 64), (3, 60, 18)]) != STEPWISE
     assert len({schedule, SizeSchedule({0: (32, 64), 3: (60, 18)})}) == 1

@@ -260,7 +260,7 @@ class EpochBatchSampler(ABC):
             alone._check(position, ranks)
             return alone._dealing(position, ranks)
 
-        return plan_dealt(deal, epochs_alike=self.epochs_alike, world_size=ranks, drop_last=self.drop_last, **run)
+        return plan_dealt(deal, epochs_alike=self.epochs_alike, world_size=ranks, **run)
 
     def _planned_world_size(self, world_size: int | None) -> int:
         if world_size is None:

@@ -66,33 +66,13 @@ def _held(budget: float, cost: float) -> int:
 def batch_size_in(table: Mapping[Any, Any], size: Size) -> int:
     """The batch size of a size, or of the shapes that end with it; see ``SizeSchedule.from_batch_sizes``."""
     size = checked_size("size", size)
-    end = (size, size) if isinstance(size, int) else size
-    if size in table:
-        found = [table[size]]
-    elif (size,) in table:
-        found = [table[(size,)]]
-    else:
-        shapes = {tuple(shape): fitted for shape, fitted in table.items() if isinstance(shape, tuple | list)}
-        found = [fitted for shape, fitted in shapes.items() if shape[-len(end) :] == end]
+    image = (size, size) if isinstance(size, int) else size
+    keys = [key for key in table if key in (size, (size,))]
+    if not keys:
+        keys = [key for key in table if isinstance(key, tuple) and key[-len(image) :] == image]
     name = f"the batch size of size {size!r} in the table"
-    batch_sizes = {int_of_at_least(1, name, getattr(fitted, "batch_size", fitted)) for fitted in found}
+    batch_sizes = {int_of_at_least(1, name, getattr(table[key], "batch_size", table[key])) for key in keys}
     if len(batch_sizes) != 1:
         what = f"several batch sizes {sorted(batch_sizes)}" if batch_sizes else "no batch size"
         raise ValueError(f"the table has {what} for size {size!r}: give {size!r} itself as a key, got {list(table)!r}")
     return batch_sizes.pop()
-
-
-def nearest_choices(effective: int, batch_size: int, world_size: int) -> str:
-    """What to use instead of an effective batch that does not divide, or instead of the batch in it."""
-    of_all_ranks = batch_size * world_size
-    below = effective // of_all_ranks * of_all_ranks
-    multiples = " or ".join(f"{each}" for each in (below, below + of_all_ranks) if each)
-    advice = f"Use effective_batch_size={multiples}"
-    if effective % world_size == 0:
-        of_a_rank = effective // world_size
-        divisors = [divisor for divisor in range(1, of_a_rank + 1) if of_a_rank % divisor == 0]
-        smaller = [divisor for divisor in divisors if divisor < batch_size]
-        larger = [divisor for divisor in divisors if divisor > batch_size]
-        near = smaller[-1:] + larger[:1]
-        advice += f", or batches of {' or '.join(map(str, near))}"
-    return advice

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from itertools import groupby, pairwise
 from typing import Any
 
 import numpy as np
@@ -15,17 +14,11 @@ from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.in_steps import check_position
 from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule
-from course_lib.schedules.schedule_plan import SchedulePlan, scheduled_epochs
+from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import (
-    EqualSteps,
-    RunPosition,
-    deal,
-    epochs,
-    next_epoch,
-    refuse_empty_batches,
-    step_after,
-)
+from course_lib.schedules.walk import RunPosition, ScheduledEpochs, Walk
+from course_lib.steps.arguments import RunToPlan
+from course_lib.steps.epochs import in_a_row
 
 
 class ScheduledBatchSampler(EpochBatchSampler):
@@ -75,9 +68,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
         self.schedule = schedule
         if self.num_replicas is not None:
             for stage in schedule.stages:
-                schedule.all_stages.window_size(stage, self.num_replicas)
-            for alike in epochs(schedule.all_stages, self.num_samples, tail, RunPosition(), self.num_replicas):
-                refuse_empty_batches(alike.dealt)
+                schedule.window_size(stage, self.num_replicas)
+            for _ in self._walk(self.num_replicas).epochs_to_deal(RunPosition()):
+                pass
 
     @property
     def max_index(self) -> int:
@@ -97,14 +90,9 @@ class ScheduledBatchSampler(EpochBatchSampler):
             for k in sampler.window_sizes():
                 accumulate(model, list(islice(batches, k)), loss_sum_fn, count_fn)
         """
-        sizes: list[int] = []
-        dealt = self._dealt(self._position, self._world()[0])
-        for _, group in groupby(dealt, key=lambda equal: equal.stage):
-            of_stage = list(group)
-            steps, first = sum(equal.steps for equal in of_stage), of_stage[0]
-            edges = [0, *range(first.window_size - first.opened, steps, first.window_size), steps]
-            sizes += [stop - start for start, stop in pairwise(edges)]
-        return sizes
+        rest = self._rest(self._world()[0])
+        windows = (rest.window(rest.steps_before + number) for number in range(rest.steps))
+        return [window.micro_batches for window in windows]
 
     def loss_weight(self, batch: int) -> float:
         """This rank's weight for the mean loss of a batch, so that DDP's average over ranks is the mean over samples.
@@ -112,27 +100,19 @@ class ScheduledBatchSampler(EpochBatchSampler):
         See ``ShuffledBatchSampler``. ``batch``: its number in the current iteration, from 0.
         """
         world_size, rank = self._world()
-        found = step_after(self._dealt(self._position, world_size), int_of_at_least(0, "batch", batch))
-        if found is None:
-            steps = self._steps_left(self._position, world_size)
-            raise ValueError(f"batch must be below the {steps} of this iteration, got {batch}")
-        equal, _ = found
-        return equal.sizes()[rank] * world_size / equal.total
+        rest = self._rest(world_size)
+        if int_of_at_least(0, "batch", batch) >= rest.batches:
+            raise ValueError(f"batch must be below the {rest.batches} of this iteration, got {batch}")
+        number, _ = rest.place_of(batch)
+        begin, end = rest.dealt[number].part_of(rank)
+        return (end - begin) * world_size / rest.dealt[number].total
 
-    def plan(self, *, world_size: int | None = None, **run: Any) -> SchedulePlan:
+    def plan_steps(self, *, world_size: int | None = None, **run: Any) -> SchedulePlan:
         """Plan the optimizer steps of a run with this sampler, on the ranks there are; see ``SizeSchedule.plan``."""
         ranks = self._planned_world_size(world_size)
         return self.schedule.plan(self.num_samples, world_size=ranks, tail=self.tail, **run)
 
-    def plan_steps(
-        self, *, accumulate_grad_batches: object = 1, short_window: object = "step", **run: Any
-    ) -> SchedulePlan:
-        if accumulate_grad_batches != 1 or short_window != "step":
-            raise ValueError(
-                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
-                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
-            )
-        return self.plan(**run)
+    plan = plan_steps
 
     def check_epochs(
         self,
@@ -147,47 +127,31 @@ class ScheduledBatchSampler(EpochBatchSampler):
         ``max_steps`` and ``steps_done`` are optimizer steps of the run, at its end and until here.
         """
         world_size, _ = self._world()
-        place = self._here(world_size)
-        left = self._steps_left(self._position, world_size)
-        if isinstance(limit_train_batches, float):
-            limit_of_epoch = int((self._steps_before + left) * limit_train_batches)
-        else:
-            limit_of_epoch = limit_train_batches
-        for _ in scheduled_epochs(
-            self.schedule.all_stages,
-            self.num_samples,
-            self.tail,
-            place,
-            world_size,
-            steps_done=steps_done,
+        run = RunToPlan(
             max_epochs=max_epochs,
             max_steps=max_steps,
             limit_train_batches=limit_train_batches,
-            limit_at_place=max(0, limit_of_epoch - self._steps_before),
-        ):
+            steps_done=steps_done,
+        )
+        to_deal = self._walk(world_size).epochs_to_deal(self._here(world_size))
+        for _ in in_a_row(to_deal, run, all_are_known=False, batches_done=self._steps_before):
             pass
 
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         state = super().state_dict(batches)
         world_size, _ = self._world()
-        dealt, place = tuple(self._dealt(self._position, world_size)), self._here(world_size)
-        if state["epoch"] != self.epoch:
-            return state | _counts(next_epoch(dealt, place))
         steps = state["steps"] - self._steps_before
-        if not steps and (self.epoch, self._position) == self._place[:2]:
-            return state | _counts(self._place)  # as it was restored, be it on other ranks
-        # The place after the last step that was made, and not before the next, which may be in another window.
-        last = step_after(dealt, steps - 1) if steps else None
-        if last is not None:
-            equal, before = last
-            place = equal.place_after(before + 1)
-        return state | _counts(place)
+        if state["epoch"] != self.epoch:
+            rest = self._rest(world_size)
+            place = RunPosition(optimizer_steps=rest.steps_before + rest.steps)
+        elif not steps and (self.epoch, self._position) == self._place[:2]:
+            place = self._place  # as it was restored, be it on other ranks
+        else:
+            place = self._place_after(steps, world_size)
+        return state | {name: getattr(place, name) for name in COUNTS}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        lacking = [name for name in (*POSITION, *COUNTS) if name not in state]
-        if lacking:
-            raise ValueError(f"this is no state of a ScheduledBatchSampler: it has no {', '.join(lacking)}")
-        counts = {name: int_of_at_least(0, name, state[name]) for name in COUNTS}
+        counts = {name: int_of_at_least(0, f"{name} of a state", state.get(name)) for name in COUNTS}
         super().load_state_dict(state)
         self._place = RunPosition(self.epoch, self._position, **counts)
 
@@ -204,17 +168,17 @@ class ScheduledBatchSampler(EpochBatchSampler):
             return self._aligned(place, world_size) if place.position else place
         if self.epoch <= place.epoch:
             place = RunPosition()
-        for alike in epochs(self.schedule.all_stages, self.num_samples, self.tail, place, world_size):
-            if alike.stop is None or self.epoch < alike.stop:
+        for alike in self._walk(world_size).epochs(place):
+            if alike.stop_epoch is None or self.epoch < alike.stop_epoch:
                 break
-        steps = alike.optimizer_steps_before + (self.epoch - alike.first) * alike.optimizer_steps
+        steps = alike.steps_before + (self.epoch - alike.first_epoch) * alike.steps
         return RunPosition(self.epoch, 0, steps)
 
     def _aligned(self, place: RunPosition, world_size: int) -> RunPosition:
         # A Trainer counts windows in its rank's batches since the epoch began, also on other ranks than it began on.
         by_epoch = self.schedule.unit == "epochs"
         stages = [self.schedule.stage_at(epoch=place.epoch)] if by_epoch else self.schedule.stages
-        window_sizes = {self.schedule.all_stages.window_size(stage, world_size) for stage in stages}
+        window_sizes = {self.schedule.window_size(stage, world_size) for stage in stages}
         if len(window_sizes) == 1:
             opened = self._steps_before % window_sizes.pop()
         else:
@@ -223,36 +187,41 @@ class ScheduledBatchSampler(EpochBatchSampler):
             return place._replace(window_position=place.position, window_batches=0)
         return place._replace(window_batches=opened * world_size)
 
-    def _dealt(self, position: int, world_size: int) -> Iterator[EqualSteps]:
-        assert position == self._position, "an iteration begins where the sampler stands"
-        return deal(self.schedule.all_stages, self.num_samples, self.tail, self._here(world_size), world_size)
+    def _rest(self, world_size: int) -> ScheduledEpochs:
+        """What an iteration has."""
+        return self._walk(world_size).rest_of_epoch(self._here(world_size))
+
+    def _walk(self, world_size: int) -> Walk:
+        return Walk(self.schedule, self.num_samples, self.tail, world_size)
+
+    def _place_after(self, steps: int, world_size: int) -> RunPosition:
+        """Where an iteration stands after a step, and not before the next, which may be in another window."""
+        if not steps:
+            return self._here(world_size)
+        rest = self._rest(world_size)
+        number, before = rest.place_of(steps - 1)
+        return rest.dealt[number].place_after(before + 1)
 
     def _identity(self) -> dict[str, Any]:
         names = ("num_samples", "seed", "shuffle", "tail")
         return {name: getattr(self, name) for name in names} | {"schedule": self.schedule.identity()}
 
     def _steps_left(self, position: int, world_size: int) -> int:
-        return sum(equal.steps for equal in self._dealt(position, world_size))
+        return self._rest(world_size).batches
 
     def _position_after(self, position: int, steps: int, world_size: int) -> int:
-        last = step_after(self._dealt(position, world_size), steps - 1) if steps else None
-        if last is None:
-            return position
-        equal, before = last
-        return equal.position_after(before + 1)
+        return self._place_after(steps, world_size).position
 
     def _check(self, position: int, world_size: int) -> None:
         check_position(position, self.num_samples)
-        refuse_empty_batches(tuple(self._dealt(position, world_size)))
+        self._rest(world_size).refuse_empty_batches()
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
-        order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
         # Dealt as a whole, so that an iterator that is read goes on with its epoch, whatever becomes of the sampler.
-        return self._of_rank(tuple(self._dealt(position, world_size)), order, rank)
-
-    def _of_rank(self, dealt: tuple[EqualSteps, ...], order: IndexPermutation | None, rank: int) -> Iterator[list[int]]:
-        for equal in dealt:
-            begin, end = equal.total * rank // equal.world_size, equal.total * (rank + 1) // equal.world_size
+        rest = self._rest(world_size)
+        order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None
+        for equal in rest.dealt:
+            begin, end = equal.part_of(rank)
             size, per_block = equal.stage.size, max(1, BLOCK // (end - begin))
             for first in range(0, equal.steps, per_block):
                 steps = np.arange(first, min(first + per_block, equal.steps), dtype=np.int64)
@@ -263,10 +232,5 @@ class ScheduledBatchSampler(EpochBatchSampler):
                     yield with_occurrences([SizedIndex(index, size) for index in batch], occurrences)
 
 
-POSITION = ("epoch", "position", "steps", "batches")
 COUNTS = ("optimizer_steps", "window_position", "window_batches")
 """What a state holds beside the epoch and the position."""
-
-
-def _counts(place: RunPosition) -> dict[str, int]:
-    return {name: getattr(place, name) for name in COUNTS}

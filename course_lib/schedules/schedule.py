@@ -22,13 +22,14 @@ from course_lib._arguments import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.batch_sizes import batch_size_in, fit_budget
 from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
-from course_lib.schedules.schedule_plan import SchedulePlan, plan_schedule
+from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
-from course_lib.steps.arguments import checked_stops
+from course_lib.schedules.walk import RunPosition, Walk
+from course_lib.steps.arguments import ShortWindow, checked_run, refuse_within_an_epoch
 
 
-class SizeSchedule:
+class SizeSchedule(Stages):
     """Sizes and batch sizes in stages; the last stage goes on for as long as the run does.
 
     Args:
@@ -74,26 +75,14 @@ class SizeSchedule:
             raise ValueError(f"the starts of the stages must begin at 0 and grow, got {starts}")
         if unit not in get_args(Unit):
             raise ValueError(f'unit must be "epochs", "optimizer_steps" or "samples", got {unit!r}')
-        window_size = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
+        self.stages, self.unit, self.effective_batch_size = checked, unit, None
+        self.micro_batches = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
         if effective_batch_size is not None:
-            effective_batch_size = int_of_at_least(1, "effective_batch_size", effective_batch_size)
-            if window_size != 1:
+            self.effective_batch_size = int_of_at_least(1, "effective_batch_size", effective_batch_size)
+            if self.micro_batches != 1:
                 raise ValueError("give effective_batch_size or accumulate_grad_batches: one decides the other")
-        self.all_stages = Stages(checked, unit, effective_batch_size, window_size)
         for stage in checked:
-            self.all_stages.window_size(stage, world_size=1)
-
-    @property
-    def stages(self) -> tuple[SizeStage, ...]:
-        return self.all_stages.stages
-
-    @property
-    def unit(self) -> Unit:
-        return self.all_stages.unit
-
-    @property
-    def effective_batch_size(self) -> int | None:
-        return self.all_stages.effective_batch_size
+            self.window_size(stage, world_size=1)
 
     @classmethod
     def with_budget(
@@ -124,8 +113,7 @@ class SizeSchedule:
         sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in _by_start(sizes).items()}
         fitted = fit_budget(sizes.values(), budget, dims, cost, multiple_of, max_batch_size)
         made = cls([(start, size, fitted[size].batch_size) for start, size in sizes.items()], **schedule)
-        stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
-        made.all_stages = replace(made.all_stages, stages=stages)
+        made.stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
         return made
 
     @classmethod
@@ -150,7 +138,7 @@ class SizeSchedule:
         if [unit for unit, time in given.items() if time is not None] != [self.unit]:
             name = {"epochs": "epoch", "optimizer_steps": "optimizer_step", "samples": "samples"}[self.unit]
             raise ValueError(f"this schedule counts {self.unit}: ask stage_at({name}=…), and nothing else")
-        return self.stages[self.all_stages.number_at(int_of_at_least(0, "the time", given[self.unit]))]
+        return self.stages[self.number_at(int_of_at_least(0, "the time", given[self.unit]))]
 
     def accumulate_grad_batches(self, world_size: int = 1) -> int | dict[int, int]:
         """What a Trainer's ``accumulate_grad_batches`` must be: an int, or ``{epoch: k}``.
@@ -159,7 +147,7 @@ class SizeSchedule:
             ValueError: It would change within an epoch, which a Trainer cannot do.
         """
         world_size = int_of_at_least(1, "world_size", world_size)
-        window_sizes = [self.all_stages.window_size(stage, world_size) for stage in self.stages]
+        window_sizes = [self.window_size(stage, world_size) for stage in self.stages]
         if len(set(window_sizes)) == 1:
             return window_sizes[0]
         if self.unit != "epochs":
@@ -169,7 +157,7 @@ class SizeSchedule:
                 "k batches for each k of ScheduledBatchSampler.window_sizes(), and give them to "
                 "course_lib.accumulation.accumulate"
             )
-        return dict(zip(self.all_stages.starts, window_sizes, strict=True))
+        return {stage.start: k for stage, k in zip(self.stages, window_sizes, strict=True)}
 
     def lr_factor(self, rule: LrRule = "linear") -> LrFactor:
         """The factor of the learning rate, a function of the time in the schedule's own unit, for ``LambdaLR``.
@@ -177,52 +165,59 @@ class SizeSchedule:
         ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``. By
         optimizer step, for any unit: ``plan(...).lr_factor(rule)``.
         """
-        return lr_factor(rule, self.all_stages.starts, [self.samples_per_step(stage) for stage in self.stages])
-
-    def samples_per_step(self, stage: SizeStage, world_size: int = 1) -> int:
-        """Samples of an update over all ranks."""
-        return self.all_stages.samples_per_step(stage, world_size)
+        samples = [float(self.samples_per_step(stage)) for stage in self.stages]
+        return lr_factor(rule, [stage.start for stage in self.stages], samples)
 
     def plan(
         self,
         num_samples: int,
         *,
         world_size: int = 1,
-        max_epochs: int | None = None,
-        max_steps: int = -1,
-        limit_train_batches: int | float = 1.0,
         tail: SamplerTail = "spread",
-        steps_done: int = 0,
-        samples_done: int = 0,
+        accumulate_grad_batches: int = 1,
+        short_window: ShortWindow = "step",
+        **run: Any,
     ) -> SchedulePlan:
         """Plan the optimizer steps of a run with a ``ScheduledBatchSampler``; see ``course_lib.steps.plan_steps``.
 
-        ``tail`` is the sampler's. A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones:
-        an epoch counts in full for the schedule.
-        """
-        stops = checked_stops(max_epochs, max_steps, limit_train_batches)
-        return plan_schedule(self.all_stages, num_samples, world_size, stops, tail, steps_done, samples_done)
+        A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones: an epoch counts in full for
+        the schedule.
 
-    def explain(self, world_size: int = 1) -> str:
-        """Say the schedule in words, with every number's unit."""
-        factors = self.lr_factor("linear").factors
-        lines = []
-        for stage, factor in zip(self.stages, factors, strict=True):
-            used = "" if stage.budget_used is None else f" ({stage.budget_used:.0%} of the budget)"
-            since, k = stage.start_in_words(self.unit), self.all_stages.window_size(stage, world_size)
-            lines.append(
-                f"From {since} on: size {size_text(stage.size)} in batches of {stage.batch_size:,} a rank{used}, "
-                f"{k:,} to an update of {self.samples_per_step(stage, world_size):,} samples; "
-                f"learning rate × {factor:.3g} (linear), × {math.sqrt(factor):.3g} (sqrt) or × 1 (none)."
+        Args:
+            num_samples: Samples in the dataset.
+            world_size: Number of ranks.
+            tail: The sampler's.
+            accumulate_grad_batches, short_window: The schedule says its windows itself: nothing else is taken.
+            run: ``max_epochs``, ``max_steps``, ``limit_train_batches``, ``steps_done`` and ``samples_done``.
+        """
+        if accumulate_grad_batches != 1 or short_window != "step":
+            raise ValueError(
+                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
+                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
             )
-        return "\n".join([*lines, "The last stage goes on for as long as the run does."])
+        checked = checked_run(**run)
+        num_samples = int_of_at_least(1, "num_samples", num_samples)
+        world_size = int_of_at_least(1, "world_size", world_size)
+        if tail not in get_args(SamplerTail):
+            raise ValueError(f'tail must be "spread", "drop" or "pad", got {tail!r}')
+        epoch, position = divmod(checked.samples_done, num_samples)
+        refuse_within_an_epoch(position, num_samples, checked)
+        place = RunPosition(epoch, position, checked.steps_done, position)
+        return SchedulePlan.of_epochs(
+            Walk(self, num_samples, tail, world_size).epochs_to_deal(place),
+            checked,
+            all_are_known=False,
+            num_samples=num_samples,
+            world_size=world_size,
+            schedule=self,
+        )
 
     def table(self, world_size: int = 1) -> str:
         """Show the schedule as aligned columns."""
         rows = [("from", "size", "batch_size", "budget_used", "accumulate", "lr_linear", "lr_sqrt")]
         for stage, factor in zip(self.stages, self.lr_factor("linear").factors, strict=True):
             used = "-" if stage.budget_used is None else f"{stage.budget_used:.1%}"
-            k, root = self.all_stages.window_size(stage, world_size), math.sqrt(factor)
+            k, root = self.window_size(stage, world_size), math.sqrt(factor)
             numbers = (f"{stage.start}", size_text(stage.size), f"{stage.batch_size}", used, f"{k}")
             rows.append((*numbers, f"{factor:.3g}", f"{root:.3g}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -235,7 +230,7 @@ class SizeSchedule:
             "unit": self.unit,
             "stages": stages,
             "effective_batch_size": self.effective_batch_size,
-            "accumulate_grad_batches": self.all_stages.accumulate_grad_batches,
+            "accumulate_grad_batches": self.micro_batches,
         }
 
     def __eq__(self, other: object) -> bool:
@@ -247,7 +242,7 @@ class SizeSchedule:
     def __repr__(self) -> str:
         stages = ", ".join(f"{s.start}: ({s.size!r}, {s.batch_size})" for s in self.stages)
         effective = f", effective_batch_size={self.effective_batch_size}" if self.effective_batch_size else ""
-        k = self.all_stages.accumulate_grad_batches
+        k = self.micro_batches
         window = f", accumulate_grad_batches={k}" if k > 1 else ""
         return f"SizeSchedule({{{stages}}}, unit={self.unit!r}{effective}{window})"
 

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from dataclasses import dataclass
-from functools import cached_property
 from typing import Literal
 
-from course_lib.schedules.batch_sizes import nearest_choices
 from course_lib.schedules.sized import Size, size_text
 
 Unit = Literal["epochs", "optimizer_steps", "samples"]
@@ -30,28 +28,24 @@ class SizeStage:
         return f"{ONE_OF[unit]} {self.start:,}"
 
 
-@dataclass(frozen=True)
 class Stages:
-    """All stages of a schedule: what a plan and a sampler ask of it."""
+    """What a plan and a sampler ask of a ``SizeSchedule``, which is one."""
 
     stages: tuple[SizeStage, ...]
     """Their starts begin at 0 and grow."""
     unit: Unit
     effective_batch_size: int | None
-    """Samples of an update over all ranks; None: ``accumulate_grad_batches`` decides."""
-    accumulate_grad_batches: int
-
-    @cached_property
-    def starts(self) -> list[int]:
-        return [stage.start for stage in self.stages]
+    """Samples of an update over all ranks; None: ``micro_batches`` decides."""
+    micro_batches: int
+    """Of one rank in every window, where ``effective_batch_size`` does not decide."""
 
     def number_at(self, time: int) -> int:
         """The number of the stage at a time in the schedule's unit, from 0."""
-        return bisect_right(self.starts, time) - 1
+        return bisect_right(self.stages, time, key=lambda stage: stage.start) - 1
 
     def end_of(self, number: int) -> int | None:
         """When a stage ends, in the schedule's unit; None for the last, which goes on."""
-        return self.starts[number + 1] if number + 1 < len(self.starts) else None
+        return self.stages[number + 1].start if number + 1 < len(self.stages) else None
 
     def window_size(self, stage: SizeStage, world_size: int) -> int:
         """Micro-batches of one rank in a full window of this stage.
@@ -60,15 +54,16 @@ class Stages:
             ValueError: ``effective_batch_size`` is no multiple of what a micro-batch of all ranks holds.
         """
         if self.effective_batch_size is None:
-            return self.accumulate_grad_batches
+            return self.micro_batches
         of_all_ranks = stage.batch_size * world_size
         k, rest = divmod(self.effective_batch_size, of_all_ranks)
         if rest or k == 0:
             ranks = f" on {world_size} ranks" if world_size > 1 else ""
+            near = " or ".join(str(windows * of_all_ranks) for windows in (k, k + 1) if windows)
             raise ValueError(
                 f"effective_batch_size={self.effective_batch_size} is no multiple of the {of_all_ranks} samples that "
-                f"batches of {stage.batch_size}{ranks} make at size {size_text(stage.size)}. "
-                + nearest_choices(self.effective_batch_size, stage.batch_size, world_size)
+                f"batches of {stage.batch_size}{ranks} make at size {size_text(stage.size)}. Use "
+                f"effective_batch_size={near}"
             )
         return k
 
@@ -76,4 +71,4 @@ class Stages:
         """Samples of an update over all ranks."""
         if self.effective_batch_size is not None:
             return self.effective_batch_size
-        return stage.batch_size * world_size * self.accumulate_grad_batches
+        return stage.batch_size * world_size * self.micro_batches

@@ -7,13 +7,13 @@ from there, on as many ranks, has the same steps: that is what makes a resume ex
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.steps.dealt import EqualBatches
+from course_lib.steps.epochs import Epochs, EqualBatches
 
 
 class RunPosition(NamedTuple):
@@ -30,170 +30,145 @@ class RunPosition(NamedTuple):
     """Micro-batches of that window so far, over all ranks; 0 between windows."""
 
 
-@dataclass(frozen=True)
-class EqualSteps:
+@dataclass(frozen=True, kw_only=True)
+class EqualSteps(EqualBatches):
     """Steps of one stage that each take as many indices, one after the other."""
 
     stage: SizeStage
-    window_size: int
-    """Micro-batches of one rank in a full window."""
-    steps: int
-    total: int
-    """Indices of each step, over all ranks."""
     before: RunPosition
     opened: int
     """Micro-batches of a rank that the window has had before."""
-    num_samples: int
-    world_size: int
-
-    def position_after(self, steps: int) -> int:
-        return min(self.num_samples, self.before.position + steps * self.total)
+    walk: Walk
 
     def place_after(self, steps: int) -> RunPosition:
         # In micro-batches of one rank: windows that were closed on the way, and those that the open one has had. An
         # open window began so many steps back, or where it began before these steps, if none was closed since.
         closed, opened = divmod(self.opened + steps, self.window_size)
-        position = self.position_after(steps)
+        position = min(self.walk.num_samples, self.before.position + steps * self.total)
         began = position - opened * self.total if closed or not opened else self.before.window_position
         optimizer_steps = self.before.optimizer_steps + closed
-        return RunPosition(self.before.epoch, position, optimizer_steps, began, opened * self.world_size)
+        return RunPosition(self.before.epoch, position, optimizer_steps, began, opened * self.walk.world_size)
 
-    def sizes(self) -> list[int]:
-        """What each rank gets in a step: as many, or one less."""
-        total, n = self.total, self.world_size
-        return [total * (rank + 1) // n - total * rank // n for rank in range(n)]
-
-    def batches(self) -> EqualBatches:
-        """The same for a plan."""
-        return EqualBatches(self.steps, -(-self.total // self.world_size), self.total)
+    def part_of(self, rank: int) -> tuple[int, int]:
+        """What a rank gets of the indices of a step, as many as each other or one less: from, and to before."""
+        ranks = self.walk.world_size
+        return self.total * rank // ranks, self.total * (rank + 1) // ranks
 
 
-class EpochsAlike(NamedTuple):
-    """Epochs that are dealt alike."""
+@dataclass(frozen=True, kw_only=True)
+class ScheduledEpochs(Epochs):
+    """Epochs that are dealt alike; the places of their steps are the first one's."""
 
-    first: int
-    stop: int | None
-    """One past the last; None: they go on."""
-    optimizer_steps_before: int
-    optimizer_steps: int
-    """Of each."""
     dealt: tuple[EqualSteps, ...]
-    """All steps of each; their places are the first epoch's."""
+
+    def refuse_empty_batches(self) -> None:
+        """Raise a ValueError where a step leaves a rank without an index; its sampler has ``tail="spread"``."""
+        short = next((equal for equal in self.dealt if equal.total < equal.walk.world_size), None)
+        if short is not None:
+            within = self.dealt[0].before.position > 0
+            what = "samples that are left of the epoch" if within else "samples"
+            raise ValueError(
+                f'tail="spread" cannot deal the {self.num_samples} {what} to {short.walk.world_size} ranks in epoch '
+                f"{self.first_epoch} without an empty batch: {short.total} are left for the last step, and no step "
+                'before it has two indices a rank. Use tail="drop" or tail="pad"'
+                + (", or fewer ranks until the epoch ends" if within else "")
+            )
 
 
-def deal(
-    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
-) -> Iterator[EqualSteps]:
-    """The steps from a place to the end of its epoch.
+@dataclass(frozen=True)
+class Walk:
+    """A schedule over so many samples, dealt to so many ranks."""
 
-    ``"spread"`` deals whole rows of one index a rank. What is left over makes one row incomplete; the first step that
-    has a second row takes it, so that no rank's batch is empty or larger than asked, and every other step is even.
-    """
-    while place.position < num_samples:
-        number = stages.number_at(_time(stages, num_samples, place))
-        stage = stages.stages[number]
-        window_size = stages.window_size(stage, world_size)
-        opened = min(window_size - 1, place.window_batches // world_size)
-        left, total = num_samples - place.position, stage.batch_size * world_size
-        if left < total and tail == "drop":
-            return
-        steps = 1
-        if left <= total:
-            total = left if tail == "spread" else total
-        elif tail == "spread" and left % world_size and stage.batch_size > 1:
-            total += left % world_size - world_size
-        else:
-            of_stage = _steps_of_stage(stages, number, num_samples, place, window_size, opened, total)
-            steps = min(left // total, of_stage)
-        equal = EqualSteps(stage, window_size, steps, total, place, opened, num_samples, world_size)
-        yield equal
-        place = equal.place_after(steps)
+    stages: Stages
+    num_samples: int
+    tail: SamplerTail
+    world_size: int
 
+    def epochs_to_deal(self, place: RunPosition) -> Iterator[ScheduledEpochs]:
+        """All epochs from a place on; where one is reached that cannot be dealt, a ValueError."""
+        for alike in self.epochs(place):
+            alike.refuse_empty_batches()
+            yield alike
 
-def epochs(
-    stages: Stages, num_samples: int, tail: SamplerTail, place: RunPosition, world_size: int
-) -> Iterator[EpochsAlike]:
-    """All epochs from a place on, those that are alike together; the last of them have no end."""
-    while True:
-        dealt = tuple(deal(stages, num_samples, tail, place, world_size))
-        after = next_epoch(dealt, place)
-        steps = after.optimizer_steps - place.optimizer_steps
-        alike: int | None = 1
-        if not place.position and len({equal.stage for equal in dealt}) <= 1:
-            alike = _epochs_of_stage(stages, num_samples, place, steps, tail)
-        if alike is None:
-            yield EpochsAlike(place.epoch, None, place.optimizer_steps, steps, dealt)
-            return
-        stop = place.epoch + alike
-        yield EpochsAlike(place.epoch, stop, place.optimizer_steps, steps, dealt)
-        place = RunPosition(stop, 0, place.optimizer_steps + alike * steps)
+    def epochs(self, place: RunPosition) -> Iterator[ScheduledEpochs]:
+        """All epochs from a place on, those that are alike together; the last of them have no end."""
+        while True:
+            rest = self.rest_of_epoch(place)
+            alike: int | None = 1
+            if not place.position and len({equal.stage for equal in rest.dealt}) <= 1:
+                alike = self._epochs_of_stage(place, rest.steps)
+            if alike is None:
+                yield replace(rest, stop_epoch=None)
+                return
+            yield replace(rest, stop_epoch=place.epoch + alike)
+            place = RunPosition(place.epoch + alike, 0, place.optimizer_steps + alike * rest.steps)
 
-
-def refuse_empty_batches(dealt: tuple[EqualSteps, ...]) -> None:
-    """Raise a ValueError where a step would leave a rank without an index; its sampler has ``tail="spread"``."""
-    short = next((equal for equal in dealt if equal.total < equal.world_size), None)
-    if short is not None:
-        position, epoch = dealt[0].before.position, dealt[0].before.epoch
-        what = "samples that are left of the epoch" if position else "samples"
-        raise ValueError(
-            f'tail="spread" cannot deal the {short.num_samples - position} {what} to {short.world_size} ranks in epoch '
-            f"{epoch} without an empty batch: {short.total} are left for the last step, and no step before it has two "
-            'indices a rank. Use tail="drop" or tail="pad"'
-            + (", or fewer ranks until the epoch ends" if position else "")
+    def rest_of_epoch(self, place: RunPosition) -> ScheduledEpochs:
+        """An epoch from a place on."""
+        dealt = tuple(self._steps(place))
+        return ScheduledEpochs(
+            first_epoch=place.epoch,
+            stop_epoch=place.epoch + 1,
+            num_samples=self.num_samples - place.position,
+            dealt=dealt,
+            opened=dealt[0].opened if dealt else 0,
+            steps_before=place.optimizer_steps,
         )
 
+    def _steps(self, place: RunPosition) -> Iterator[EqualSteps]:
+        """The steps from a place to the end of its epoch.
 
-def step_after(dealt: Iterable[EqualSteps], steps: int) -> tuple[EqualSteps, int] | None:
-    """Where the step is that comes after so many: the equal steps it is one of, and how many of them come before it.
+        ``"spread"`` deals whole rows of one index a rank. What is left over makes one row incomplete; the first step
+        that has a second row takes it, so that no rank's batch is empty or larger than asked, and every other step is
+        even.
+        """
+        while place.position < self.num_samples:
+            number = self.stages.number_at(self._time(place))
+            stage = self.stages.stages[number]
+            window_size = self.stages.window_size(stage, self.world_size)
+            opened = min(window_size - 1, place.window_batches // self.world_size)
+            left, total = self.num_samples - place.position, stage.batch_size * self.world_size
+            if left < total and self.tail == "drop":
+                return
+            steps = 1
+            if left <= total:
+                total = left if self.tail == "spread" else total
+            elif self.tail == "spread" and left % self.world_size and stage.batch_size > 1:
+                total += left % self.world_size - self.world_size
+            else:
+                steps = min(left // total, self._steps_of_stage(place, number, window_size, opened, total))
+            largest = -(-total // self.world_size)
+            equal = EqualSteps(steps, largest, total, window_size, stage=stage, before=place, opened=opened, walk=self)
+            yield equal
+            place = equal.place_after(steps)
 
-    None behind the last one.
-    """
-    for equal in dealt:
-        if steps < equal.steps:
-            return equal, steps
-        steps -= equal.steps
-    return None
+    def _time(self, place: RunPosition) -> int:
+        """When the window at a place began, in the schedule's unit."""
+        if self.stages.unit == "samples":
+            return place.epoch * self.num_samples + place.window_position
+        return place.epoch if self.stages.unit == "epochs" else place.optimizer_steps
 
+    def _steps_of_stage(self, place: RunPosition, number: int, window_size: int, opened: int, total: int) -> int:
+        """Steps of so many indices until a window ends in the next stage's time, or as many as an epoch can have."""
+        end = self.stages.end_of(number)
+        if end is None or self.stages.unit == "epochs":
+            return self.num_samples
+        if self.stages.unit == "optimizer_steps":  # a window is one; the open one has had `opened` of its micro-batches
+            return (end - place.optimizer_steps) * window_size - opened
+        # By samples: the time counts only where a window begins. `rest` steps close the open one, at sample `first` of
+        # the run; from there, the fewest whole windows that reach the end: the division is rounded up.
+        rest = -opened % window_size
+        first = place.epoch * self.num_samples + place.position + rest * total
+        return rest + window_size * max(0, -((first - end) // (window_size * total)))
 
-def next_epoch(dealt: tuple[EqualSteps, ...], place: RunPosition) -> RunPosition:
-    """Where the next epoch starts; a window that the end cuts short has stepped too."""
-    last = dealt[-1].place_after(dealt[-1].steps) if dealt else place
-    return RunPosition(place.epoch + 1, 0, last.optimizer_steps + (last.window_batches > 0))
-
-
-def _time(stages: Stages, num_samples: int, place: RunPosition) -> int:
-    """When the window at a place began, in the schedule's unit."""
-    if stages.unit == "samples":
-        return place.epoch * num_samples + place.window_position
-    return place.epoch if stages.unit == "epochs" else place.optimizer_steps
-
-
-def _steps_of_stage(
-    stages: Stages, number: int, num_samples: int, place: RunPosition, window_size: int, opened: int, total: int
-) -> int:
-    """Steps of so many indices until a window ends in the next stage's time, or as many as an epoch can have."""
-    end = stages.end_of(number)
-    if end is None or stages.unit == "epochs":
-        return num_samples
-    if stages.unit == "optimizer_steps":  # a window is one; the open one has had `opened` of its micro-batches
-        return (end - place.optimizer_steps) * window_size - opened
-    # By samples: the time counts only where a window begins. `rest` steps close the open one, at sample `first` of the
-    # run; from there, the fewest whole windows that reach the end: the division is rounded up.
-    rest = -opened % window_size
-    first = place.epoch * num_samples + place.position + rest * total
-    return rest + window_size * max(0, -((first - end) // (window_size * total)))
-
-
-def _epochs_of_stage(
-    stages: Stages, num_samples: int, place: RunPosition, optimizer_steps: int, tail: SamplerTail
-) -> int | None:
-    """Epochs from this one on that lie wholly in its stage, and at least this one; None: all that come."""
-    time = _time(stages, num_samples, place)
-    end = stages.end_of(stages.number_at(time))
-    length = {"epochs": 1, "samples": num_samples, "optimizer_steps": optimizer_steps}[stages.unit]
-    if end is None or not length:
-        return None
-    if tail == "drop" and stages.unit == "optimizer_steps":
-        # An epoch whose last step is the stage's last drops what is left; the next stage's batch may fit into that.
-        end -= 1
-    return max(1, (end - time) // length)
+    def _epochs_of_stage(self, place: RunPosition, optimizer_steps: int) -> int | None:
+        """Epochs from this one on that lie wholly in its stage, and at least this one; None: all that come."""
+        time = self._time(place)
+        end = self.stages.end_of(self.stages.number_at(time))
+        length = {"epochs": 1, "samples": self.num_samples, "optimizer_steps": optimizer_steps}[self.stages.unit]
+        if end is None or not length:
+            return None
+        if self.tail == "drop" and self.stages.unit == "optimizer_steps":
+            # An epoch whose last step is the stage's last drops what is left; the next stage's batch may fit into that.
+            end -= 1
+        return max(1, (end - time) // length)

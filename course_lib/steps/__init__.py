@@ -14,6 +14,7 @@ Everything is a closed form: a plan for 10**12 samples is as quick as one for te
 As a command: ``python -m course_lib.steps --help``.
 """
 
-from course_lib.steps.plan import StepPlan, max_steps_for, plan_steps
+from course_lib.steps.plan import StepPlan
+from course_lib.steps.planning import max_steps_for, plan_steps
 
 __all__ = ["StepPlan", "max_steps_for", "plan_steps"]

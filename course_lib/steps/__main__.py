@@ -6,8 +6,7 @@ import argparse
 from typing import get_args
 
 from course_lib.steps import plan_steps
-from course_lib.steps.arguments import PerEpoch
-from course_lib.steps.epochs import ShortWindow
+from course_lib.steps.arguments import PerEpoch, ShortWindow
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -4,38 +4,59 @@ from __future__ import annotations
 
 import numbers
 from collections.abc import Mapping
-from typing import get_args
+from dataclasses import dataclass
+from typing import Any, Literal, get_args
 
 from course_lib._arguments import int_of_at_least
-from course_lib.steps.epochs import ShortWindow
 
 PerEpoch = int | Mapping[int, int]
 """One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""
+ShortWindow = Literal["step", "carry", "zero"]
+"""What a short window at an epoch's end does: it steps, its gradients go on into the next epoch, or they are zeroed."""
 
 
-def checked_short_window(short_window: ShortWindow) -> ShortWindow:
-    if short_window not in get_args(ShortWindow):
-        raise ValueError(f'short_window must be "step", "carry" or "zero", got {short_window!r}')
-    return short_window
+@dataclass(frozen=True, kw_only=True)
+class RunToPlan:
+    """What ends a run and its epochs, what a short window does, and what was done before; see ``plan_steps``."""
+
+    max_epochs: int = -1
+    """-1: no limit."""
+    max_steps: int = -1
+    """-1: no limit."""
+    limit_train_batches: int | float = 1.0
+    short_window: ShortWindow = "step"
+    steps_done: int = 0
+    """Optimizer steps before those that are planned; 0 for a run from its start."""
+    samples_done: int = 0
+    """How far the run is in the data before that, over all ranks."""
 
 
-def checked_stops(max_epochs: int | None, max_steps: int, limit_train_batches: object) -> tuple[int, int, int | float]:
-    """What ends a run and its epochs, or a ValueError: -1 is no limit."""
-    max_epochs = -1 if max_epochs is None else int_of_at_least(-1, "max_epochs", max_epochs)
-    max_steps = int_of_at_least(-1, "max_steps", max_steps)
-    limit = _limit(limit_train_batches)
-    if max_epochs == -1 and max_steps == -1:
+def checked_run(**run: Any) -> RunToPlan:
+    """These arguments of ``plan_steps`` as plain numbers, or a ValueError."""
+    given = RunToPlan(**run)
+    if given.short_window not in get_args(ShortWindow):
+        raise ValueError(f'short_window must be "step", "carry" or "zero", got {given.short_window!r}')
+    checked = RunToPlan(
+        max_epochs=-1 if given.max_epochs is None else int_of_at_least(-1, "max_epochs", given.max_epochs),
+        max_steps=int_of_at_least(-1, "max_steps", given.max_steps),
+        limit_train_batches=_limit(given.limit_train_batches),
+        short_window=given.short_window,
+        steps_done=int_of_at_least(0, "steps_done", given.steps_done),
+        samples_done=int_of_at_least(0, "samples_done", given.samples_done),
+    )
+    if checked.max_epochs == checked.max_steps == -1:
         raise ValueError(
             "nothing ends this run: give max_epochs, max_steps or both (got max_epochs=None, max_steps=-1)"
         )
-    return max_epochs, max_steps, limit
+    return checked
 
 
-def refuse_within_an_epoch(position: int, num_samples: int, limit: int | float, short_window: ShortWindow) -> None:
-    if position and (short_window == "carry" or limit != 1.0):
+def refuse_within_an_epoch(position: int, num_samples: int, run: RunToPlan) -> None:
+    if position and (run.short_window == "carry" or run.limit_train_batches != 1.0):
         raise ValueError(
             f"within an epoch ({position} of {num_samples} samples are done), what is left can be planned without "
-            f'limit_train_batches and short_window="carry" alone, got {limit!r} and {short_window!r}'
+            f'limit_train_batches and short_window="carry" alone, got {run.limit_train_batches!r} and '
+            f"{run.short_window!r}"
         )
 
 
@@ -58,6 +79,13 @@ def by_epoch(name: str, value: PerEpoch, *, before_first: int | None) -> dict[in
 
 def at_epoch(values: Mapping[int, int], epoch: int) -> int:
     return values[max(first for first in values if first <= epoch)]
+
+
+def limited(batches: int, limit: int | float) -> int:
+    """The batches of an epoch that ``limit_train_batches`` leaves, by a Trainer's own arithmetic."""
+    if not isinstance(limit, float):
+        return min(batches, limit)
+    return batches if limit == 1.0 else int(batches * limit)  # 1.0 is no share, and a float has 53 bits
 
 
 def _limit(limit: object) -> int | float:

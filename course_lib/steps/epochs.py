@@ -1,13 +1,15 @@
-"""The arithmetic of epochs that are alike: their micro-batches, their windows, and where a run of them ends."""
+"""The arithmetic of all plans: epochs as rows of equal batches, the windows over them, and where a run of them ends."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple
+from functools import cached_property
+from itertools import accumulate, groupby
+from typing import NamedTuple
 
-ShortWindow = Literal["step", "carry", "zero"]
-"""What a short window at an epoch's end does: it steps, its gradients go on into the next epoch, or they are zeroed."""
+from course_lib.steps.arguments import RunToPlan, ShortWindow, limited
 
 
 class Window(NamedTuple):
@@ -23,11 +25,36 @@ class Window(NamedTuple):
     carried: int
     """Micro-batches of earlier epochs whose gradient is in this step too (``short_window="carry"`` only)."""
     per_rank_samples: int
-    """Samples of one rank in this window, the carried ones included."""
+    """Samples in this window, the carried ones included, of the rank that has most in each batch."""
 
     @property
     def micro_batches(self) -> int:
         return self.carried + self.stop - self.start
+
+
+@dataclass(frozen=True)
+class EqualBatches:
+    """Steps of an epoch, one after the other, that are alike; a step is one batch on every rank."""
+
+    steps: int
+    largest: int
+    """Samples in the batch of a rank that has most."""
+    total: int
+    """Samples of all ranks in a step, of those that the epoch is to cover."""
+    window_size: int = 1
+    """Micro-batches of one rank in a full window."""
+
+
+def first_steps(dealt: Iterable[EqualBatches], steps: int) -> tuple[EqualBatches, ...]:
+    """What is dealt in so many steps at most."""
+    kept = []
+    for equal in dealt:
+        if steps >= equal.steps:
+            kept.append(equal)
+        elif steps > 0:
+            kept.append(replace(equal, steps=steps))
+        steps -= equal.steps
+    return tuple(kept)
 
 
 class Carried(NamedTuple):
@@ -40,69 +67,84 @@ class Carried(NamedTuple):
 NOTHING = Carried(0, 0)
 
 
+class EqualWindows(NamedTuple):
+    """Windows of one size within an epoch."""
+
+    windows_before: int
+    begin: int
+    """The micro-batch with which the first of them begins; below 0 where it began ahead of what is planned."""
+    size: int
+
+
 @dataclass(frozen=True, kw_only=True)
-class EqualEpochs:
-    """Consecutive epochs in which neither the batch size nor the accumulation changes."""
+class Epochs:
+    """Consecutive epochs that are alike.
+
+    Windows of another size begin where the window before is full: an epoch has at most one short window, its last.
+    """
 
     first_epoch: int
     stop_epoch: int | None
     """One past the last epoch; ``None``: open end."""
     num_samples: int
     """Samples that all ranks together are to have in such an epoch: all, or what is left of one."""
-    world_size: int
-    per_rank_batch_size: int
-    accumulate_grad_batches: int
-    drop_last: bool
-    limit_train_batches: int | float
-    short_window: ShortWindow
+    dealt: tuple[EqualBatches, ...]
+    """The batches of such an epoch, as far as it runs."""
+    in_batches: str = ""
+    """Of how many samples, in words."""
+    opened: int = 0
+    """Micro-batches that the first window had before."""
+    short_window: ShortWindow = "step"
     steps_before: int = 0
     """Optimizer steps of all earlier epochs."""
     carried_in: Carried = NOTHING
 
-    @property
-    def per_rank_samples(self) -> int:
-        """Samples of one rank in an epoch: the ranks' shares are padded to equal length."""
-        return -(-self.num_samples // self.world_size)
-
-    @property
-    def batches_dealt(self) -> int:
-        """Micro-batches that a rank's loader has for an epoch."""
-        full, short = divmod(self.per_rank_samples, self.per_rank_batch_size)
-        return full + (short > 0 and not self.drop_last)
-
-    @property
+    @cached_property
     def batches(self) -> int:
-        """Micro-batches of one rank in a full epoch: those that ``limit_train_batches`` leaves."""
-        if isinstance(self.limit_train_batches, float):
-            # A Trainer's own arithmetic; but 1.0 is no share, and a float has 53 bits.
-            share = self.limit_train_batches
-            return self.batches_dealt if share == 1.0 else int(self.batches_dealt * share)
-        return min(self.batches_dealt, self.limit_train_batches)
+        """Micro-batches of one rank in a full epoch."""
+        return self._batches_before[-1]
 
-    @property
+    @cached_property
     def steps(self) -> int:
         """Optimizer steps of a full epoch."""
-        full, short = divmod(self.batches, self.accumulate_grad_batches)
-        return full + (short > 0 and self.short_window == "step")
+        if not self.dealt:
+            return 0
+        last = self._windows[-1]
+        full, short = divmod(self.batches - last.begin, last.size)
+        return last.windows_before + full + (short > 0 and self.short_window == "step")
 
     @property
+    def steps_after(self) -> int:
+        """Optimizer steps of the run behind the last of these epochs, which must be one."""
+        assert self.stop_epoch is not None
+        return self.steps_before + (self.stop_epoch - self.first_epoch) * self.steps
+
+    @cached_property
     def batches_stepped(self) -> int:
         """Micro-batches of an epoch that are in a window of that same epoch."""
-        return min(self.steps * self.accumulate_grad_batches, self.batches)
+        if self.short_window == "step" or not self.dealt:
+            return self.batches
+        last = self._windows[-1]
+        return self.batches - (self.batches - last.begin) % last.size
 
     @property
     def samples_stepped(self) -> int:
-        """Samples of all ranks in an epoch that reach an optimizer step, be it in the next epoch."""
+        """Samples of all ranks in an epoch that reach an optimizer step, be it in the next epoch; repeated ones too."""
         return self.samples_of_all_ranks(self.batches_stepped if self.short_window == "zero" else self.batches)
 
     def samples_of_all_ranks(self, batch: int) -> int:
         """Samples that all ranks together have had before this batch of an epoch, repeated ones included."""
-        # Rank r holds the positions r, r + G, r + 2G …: the first m positions of every rank are 0 … G·m - 1.
-        return self.samples_up_to(batch) * self.world_size
+        return sum(equal.steps * equal.total for equal in first_steps(self.dealt, batch))
 
     def samples_up_to(self, batch: int) -> int:
-        """Samples that one rank has had before this batch of an epoch."""
-        return min(batch * self.per_rank_batch_size, self.per_rank_samples)
+        """Samples that one rank has had before this batch of an epoch, in each batch the rank that has most."""
+        number, inside = self.place_of(batch)
+        return self._samples_before[number] + (inside * self.dealt[number].largest if inside else 0)
+
+    def place_of(self, batch: int) -> tuple[int, int]:
+        """In which of the equal batches this one is, and how many of them come before it."""
+        number = bisect_right(self._batches_before, batch) - 1
+        return number, batch - self._batches_before[number]
 
     def carried_out(self, epochs: int) -> Carried:
         """What waits after this many of these epochs."""
@@ -116,76 +158,105 @@ class EqualEpochs:
             self.carried_in.per_rank_samples + epochs * self.samples_up_to(self.batches),
         )
 
-    def in_words(self) -> str:
-        """How an epoch's samples come in batches."""
-        dropping = " (a short last batch is dropped)" if self.drop_last else ""
-        return f"in batches of {self.per_rank_batch_size:,}{dropping}"
-
     def window(self, step: int) -> Window:
         """The window of the run's optimizer step ``step``, which must lie in these epochs."""
         epochs_before, window = divmod(step - self.steps_before, self.steps)
-        start = window * self.accumulate_grad_batches
-        stop = min(start + self.accumulate_grad_batches, self.batches)
+        alike = self._windows[bisect_right(self._windows, window, key=lambda alike: alike.windows_before) - 1]
+        begin = alike.begin + (window - alike.windows_before) * alike.size
+        start, stop = max(0, begin), min(begin + alike.size, self.batches)
         carried = self.carried_out(epochs_before) if window == 0 else NOTHING
         samples = carried.per_rank_samples + self.samples_up_to(stop) - self.samples_up_to(start)
         return Window(step, self.first_epoch + epochs_before, start, stop, carried.micro_batches, samples)
 
+    def step_of(self, batch: int) -> int:
+        """The optimizer step of the run that a micro-batch of the first epoch is for, which must be in a window."""
+        alike = self._windows[bisect_right(self._windows, batch, key=lambda alike: alike.begin) - 1]
+        return self.steps_before + alike.windows_before + (batch - alike.begin) // alike.size
 
-def in_a_row(spans: Iterable[EqualEpochs], steps_before: int = 0) -> Iterator[EqualEpochs]:
-    """The same spans of epochs, each told what the earlier ones leave: their steps, and the micro-batches that wait."""
-    carried = NOTHING
-    for alone in spans:
-        span = replace(alone, steps_before=steps_before, carried_in=carried)
+    @cached_property
+    def _batches_before(self) -> list[int]:
+        """Micro-batches of one rank before each of the equal batches, and in the whole epoch."""
+        return [0, *accumulate(equal.steps for equal in self.dealt)]
+
+    @cached_property
+    def _samples_before(self) -> list[int]:
+        """Samples of a rank before each of the equal batches, and in the whole epoch."""
+        return [0, *accumulate(equal.steps * equal.largest for equal in self.dealt)]
+
+    @cached_property
+    def _windows(self) -> list[EqualWindows]:
+        windows: list[EqualWindows] = []
+        windows_before, begin, end = 0, -self.opened, 0
+        for size, alike in groupby(self.dealt, key=lambda equal: equal.window_size):
+            windows.append(EqualWindows(windows_before, begin, size))
+            end += sum(equal.steps for equal in alike)
+            windows_before, begin = windows_before - (begin - end) // size, end  # the last of them may be short
+        return windows
+
+
+def in_a_row(
+    epochs: Iterable[Epochs], run: RunToPlan, *, all_are_known: bool, batches_done: int = 0
+) -> Iterator[Epochs]:
+    """The epochs of a run, each as far as it runs, and told what the earlier ones leave.
+
+    Args:
+        epochs: From the first that is planned on. They are asked for as the run comes to them; where ``all_are_known``,
+            those behind ``max_steps`` as well.
+        batches_done: Micro-batches that were run before in the first epoch: ``limit_train_batches`` counts them.
+    """
+    steps, carried = run.steps_done, NOTHING
+    for number, alone in enumerate(epochs):
+        stop_epoch = alone.stop_epoch
+        if run.max_epochs != -1:
+            stop_epoch = run.max_epochs if stop_epoch is None else min(stop_epoch, run.max_epochs)
+            stop_epoch = max(stop_epoch, alone.first_epoch)
+        kept = limited(batches_done + alone.batches, run.limit_train_batches) - batches_done
+        span = replace(
+            alone,
+            stop_epoch=stop_epoch,
+            dealt=first_steps(alone.dealt, kept),
+            short_window=run.short_window,
+            steps_before=steps,
+            carried_in=carried,
+        )
         yield span
-        if span.stop_epoch is not None:
-            count = span.stop_epoch - span.first_epoch
-            steps_before += span.steps * count
-            carried = span.carried_out(count)
+        if stop_epoch is None or stop_epoch in (run.max_epochs, span.first_epoch):
+            return
+        steps, carried = span.steps_after, span.carried_out(stop_epoch - span.first_epoch)
+        if not all_are_known and (not span.batches or 0 <= run.max_steps <= steps):
+            return
+        if not all_are_known and run.max_epochs == -1 and number:
+            refuse_without_a_step(span, run)  # which would be asked for the next epoch without end
+        batches_done = 0
 
 
 class EndOfRun(NamedTuple):
-    """What a run has done when it stops; ``epochs`` are those in which every batch ran."""
+    """Where a run stops, as a ``StepPlan`` says it."""
 
-    steps: int
-    epochs: int
-    micro_batches: int
-    micro_batches_stepped: int
+    total_steps: int
+    epochs_completed: int
+    batches_of_last: int
 
 
-def end_of_run(spans: Sequence[EqualEpochs], max_steps: int) -> EndOfRun:
-    """Walk the spans to where the run stops: at a step (``max_steps``), at an epoch's end, or for want of batches."""
-    epochs, micro_batches, stepped = spans[0].first_epoch, 0, 0
-    for span in spans:
-        if 0 <= max_steps <= span.steps_before or span.batches == 0 or span.first_epoch == span.stop_epoch:
-            return EndOfRun(span.steps_before, epochs, micro_batches, stepped)
-        steps_left = max_steps - span.steps_before
-        if span.stop_epoch is None and span.steps == 0:
-            raise ValueError(
-                f"max_steps={max_steps} is never reached: {span.batches} batches per epoch fill no window of "
-                f"accumulate_grad_batches={span.accumulate_grad_batches}, and short_window={span.short_window!r} steps "
-                "on no short one; lower accumulate_grad_batches or give max_epochs"
-            )
-        count = None if span.stop_epoch is None else span.stop_epoch - span.first_epoch
-        if max_steps != -1 and (count is None or count * span.steps >= steps_left):
-            last = span.window(max_steps - 1)
-            full_epochs = last.epoch - span.first_epoch
-            micro_batches += full_epochs * span.batches + last.stop
-            if span.short_window == "zero":
-                stepped += full_epochs * span.batches_stepped + last.stop
-            else:
-                stepped = micro_batches
-            epochs += full_epochs
+def end_of_run(row: Iterable[Epochs], run: RunToPlan) -> EndOfRun:
+    """A run stops at a step (``max_steps``), at an epoch's end (``max_epochs``), or at an epoch without a batch."""
+    for span in row:
+        if 0 <= run.max_steps <= span.steps_before or not span.batches or span.first_epoch == span.stop_epoch:
+            return EndOfRun(span.steps_before, span.first_epoch, 0)
+        if span.stop_epoch is None or 0 <= run.max_steps <= span.steps_after:
+            refuse_without_a_step(span, run)
+            last = span.window(run.max_steps - 1)
             if last.stop == span.batches:
-                epochs += 1
-            return EndOfRun(max_steps, epochs, micro_batches, stepped)
-        assert count is not None, "a run without an end was refused in plan_steps"
-        epochs += count
-        micro_batches += count * span.batches
-        if span.short_window == "carry":
-            stepped = micro_batches - span.carried_out(count).micro_batches
-        else:
-            stepped += count * span.batches_stepped
-    last_span = spans[-1]
-    assert last_span.stop_epoch is not None
-    steps = last_span.steps_before + last_span.steps * (last_span.stop_epoch - last_span.first_epoch)
-    return EndOfRun(steps, epochs, micro_batches, stepped)
+                return EndOfRun(run.max_steps, last.epoch + 1, 0)
+            return EndOfRun(run.max_steps, last.epoch, last.stop)
+    assert span.stop_epoch is not None
+    return EndOfRun(span.steps_after, span.stop_epoch, 0)
+
+
+def refuse_without_a_step(span: Epochs, run: RunToPlan) -> None:
+    if not span.steps:
+        raise ValueError(
+            f"max_steps={run.max_steps} is never reached: {span.batches} batches per epoch fill no window of "
+            f"accumulate_grad_batches={span.dealt[0].window_size}, and short_window={run.short_window!r} steps on no "
+            "short one; lower accumulate_grad_batches or give max_epochs"
+        )

@@ -1,172 +1,22 @@
-"""What a reader asks first: :func:`plan_steps`, and the :class:`StepPlan` that it returns."""
+"""The :class:`StepPlan` of a run: what it says of the epochs that were put in a row."""
 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, Self, SupportsIndex, overload
+from functools import cached_property
+from typing import Any, Self, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
 from course_lib._words import counted
-from course_lib.steps.arguments import (
-    PerEpoch,
-    at_epoch,
-    by_epoch,
-    checked_short_window,
-    checked_stops,
-    refuse_within_an_epoch,
-)
-from course_lib.steps.epochs import EqualEpochs, ShortWindow, Window, end_of_run, in_a_row
+from course_lib.steps.arguments import PerEpoch, RunToPlan
+from course_lib.steps.epochs import Epochs, Window, end_of_run, in_a_row
 
 
-def plan_steps(
-    num_samples: int | PlansItsSteps,
-    batch_size: PerEpoch | PlansItself | None = None,
-    *,
-    accumulate_grad_batches: PerEpoch = 1,
-    world_size: int | None = None,
-    drop_last: bool = False,
-    max_epochs: int | None = None,
-    max_steps: int = -1,
-    limit_train_batches: int | float = 1.0,
-    short_window: ShortWindow = "step",
-    steps_done: int = 0,
-    samples_done: int = 0,
-) -> StepPlan:
-    """Plan the optimizer steps of a run, or of what is left of one.
-
-    Args:
-        num_samples: Samples in the dataset. The ranks share them as a Trainer's ``DistributedSampler`` does: each gets
-            ``ceil(num_samples / world_size)``, the missing ones repeated from the start. One of your own with
-            ``drop_last=True`` gives each the floor: plan ``num_samples // world_size * world_size``.
-            Or a batch sampler of ``course_lib.samplers`` or ``course_lib.schedules``, alone, which is asked how it
-            deals: batch size and the sampler's own ``tail`` are its own. Where its epochs have different numbers of
-            batches, a Trainer runs at most as many as the first has: give that as ``limit_train_batches``. What a
-            sampler of your own leaves out is known if it has ``num_samples``.
-        batch_size: Samples in a micro-batch of one rank; ``{epoch: size}`` for a loader that is made again
-            at those epochs (epoch 0 must be given); or a ``course_lib.schedules.SizeSchedule``, dealt by its sampler.
-        accumulate_grad_batches: Micro-batches in a window; ``{epoch: k}`` as ``GradientAccumulationScheduler``
-            takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
-        world_size: Number of ranks; default: 1, or that which a sampler finds.
-        drop_last: Whether the *loader* leaves out its short last batch. A short *window* is what ``short_window`` is
-            about. On several ranks the samples are dealt first, and each rank drops. accelerate, and with it HF's
-            Trainer, drops first and then deals, which may give fewer batches.
-        max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
-        max_steps: Optimizer steps to run; -1: ``max_epochs`` alone ends the run.
-        limit_train_batches: A Trainer's flag: an int is a number of batches, a float a share of them.
-        short_window: What the micro-batches behind the last full window of an epoch do. ``"step"``, the default: they
-            step as a short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they
-            don't step, and their gradient stays for the first window of the next epoch (the loop
-            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"zero"``: their gradient is zeroed, and
-            lost.
-        steps_done, samples_done: For a run that goes on, also on another number of ranks: the optimizer steps that it
-            has made, and how far it is in the data, over all ranks (``epoch * num_samples`` and the samples of the
-            current epoch; a window ended there). ``world_size`` and the batch size are those of the rest. In a Trainer,
-            ``course_lib.callbacks.run_so_far(trainer)`` has both.
-
-    An epoch without a batch ends the run, as it ends a Trainer's.
-
-    Raises:
-        ValueError: An argument is out of its range; neither ``max_epochs`` nor ``max_steps`` is given; or
-            ``max_steps`` can't be reached, because no epoch fills a window.
-    """
-    done = {
-        "steps_done": int_of_at_least(0, "steps_done", steps_done),
-        "samples_done": int_of_at_least(0, "samples_done", samples_done),
-    }
-    run = {"max_epochs": max_epochs, "max_steps": max_steps, "limit_train_batches": limit_train_batches}
-    short_window = checked_short_window(short_window)
-    if hasattr(num_samples, "plan_steps"):
-        if batch_size is not None or drop_last:
-            raise ValueError(
-                f"{type(num_samples).__name__} says itself how it deals: leave batch_size and drop_last out, got "
-                f"{batch_size!r} and {drop_last!r}"
-            )
-        windows = {"accumulate_grad_batches": accumulate_grad_batches, "short_window": short_window}
-        return num_samples.plan_steps(world_size=world_size, **windows, **run, **done)
-    world_size = 1 if world_size is None else int_of_at_least(1, "world_size", world_size)
-    if batch_size is not None and hasattr(batch_size, "plan"):
-        if accumulate_grad_batches != 1 or short_window != "step":
-            raise ValueError(
-                "a schedule of sizes says its windows itself, and a short one steps: leave accumulate_grad_batches and "
-                f"short_window out, got {accumulate_grad_batches!r} and {short_window!r}"
-            )
-        sampler_tail = "drop" if drop_last else "spread"
-        return batch_size.plan(num_samples, world_size=world_size, tail=sampler_tail, **run, **done)
-    num_samples = int_of_at_least(1, "num_samples", num_samples)
-    batch_sizes = by_epoch("batch_size", batch_size, before_first=None)  # type: ignore[arg-type]
-    ks = by_epoch("accumulate_grad_batches", accumulate_grad_batches, before_first=1)
-    max_epochs, max_steps, limit_train_batches = checked_stops(max_epochs, max_steps, limit_train_batches)
-    epoch, position = divmod(done["samples_done"], num_samples)
-    refuse_within_an_epoch(position, num_samples, limit_train_batches, short_window)
-
-    def alike(first_epoch: int, stop_epoch: int | None, position: int) -> EqualEpochs:
-        return EqualEpochs(
-            first_epoch=first_epoch,
-            stop_epoch=stop_epoch,
-            num_samples=num_samples - position,
-            world_size=world_size,
-            per_rank_batch_size=at_epoch(batch_sizes, first_epoch),
-            accumulate_grad_batches=at_epoch(ks, first_epoch),
-            drop_last=bool(drop_last),
-            limit_train_batches=limit_train_batches,
-            short_window=short_window,
-        )
-
-    return StepPlan.of_spans(
-        spans_from(alike, epoch, position, {*batch_sizes, *ks}, max_epochs),
-        num_samples=num_samples,
-        world_size=world_size,
-        drop_last=bool(drop_last),
-        short_window=short_window,
-        max_epochs=max_epochs,
-        max_steps=max_steps,
-        **done,
-    )
-
-
-def max_steps_for(
-    epochs: int, num_samples: int | PlansItsSteps, batch_size: PerEpoch | PlansItself | None = None, **loader: Any
-) -> int:
-    """The ``max_steps`` at which a run has made all the optimizer steps of ``epochs`` epochs.
-
-    Takes the keywords of :func:`plan_steps` except the two stops::
-
-        Trainer(max_steps=max_steps_for(10, len(dataset), 64, accumulate_grad_batches=8, world_size=2))
-    """
-    for stop in ("max_epochs", "max_steps"):
-        if stop in loader:
-            raise ValueError(f"max_steps_for takes the number of epochs first and no {stop}")
-    epochs = int_of_at_least(0, "epochs", epochs)
-    return plan_steps(num_samples, batch_size, max_epochs=epochs, **loader).total_steps
-
-
-def spans_from(
-    alike: Callable[[int, int | None, int], EqualEpochs],
-    epoch: int,
-    position: int,
-    changes: Iterable[int],
-    max_epochs: int,
-) -> list[EqualEpochs]:
-    """The epochs of a run from a position on, those between two changes together.
-
-    ``alike`` makes them, from the first to one before the second (``None``: they go on), from a position in the first.
-    """
-    spans = []
-    if position and epoch != max_epochs:
-        spans.append(alike(epoch, epoch + 1, position))
-        epoch += 1
-    first_epochs = [epoch, *sorted(first for first in changes if first > epoch and not 0 <= max_epochs <= first)]
-    stop_epochs = [*first_epochs[1:], None if max_epochs == -1 else max(epoch, max_epochs)]
-    for first_epoch, stop_epoch in zip(first_epochs, stop_epochs, strict=True):
-        spans.append(alike(first_epoch, stop_epoch, 0))
-    return spans
-
-
-@dataclass(frozen=True)
-class StepPlan:
-    """What :func:`plan_steps` found: the optimizer steps of a run and the micro-batches behind each.
+@dataclass(frozen=True, kw_only=True)
+class StepPlan(RunToPlan):
+    """What ``plan_steps`` found: the optimizer steps of a run and the micro-batches behind each.
 
     A value per epoch is an int, or ``{first epoch: value}`` where a schedule changes it on the way. Batches are
     those of one rank; samples are counted over all ranks.
@@ -174,42 +24,36 @@ class StepPlan:
 
     num_samples: int
     world_size: int
-    drop_last: bool
-    short_window: ShortWindow
-    max_epochs: int
-    """-1: no limit."""
-    max_steps: int
-    """-1: no limit."""
-    steps_done: int
-    """Optimizer steps before those that are planned; 0 for a run from its start."""
-    samples_done: int
-    """How far the run is in the data before that, over all ranks."""
-    spans: tuple[EqualEpochs, ...]
+    spans: tuple[Epochs, ...]
     """Consecutive epochs that are alike, one entry for each time that something changes."""
     total_steps: int
     """Optimizer steps of the whole run, those done included."""
     epochs_completed: int
     """Epochs in which every planned batch ran; a last epoch that ``max_steps`` cuts short does not count."""
-    micro_batches: int
-    """Forward passes of one rank in all that is planned."""
-    micro_batches_unused: int
-    """Those of ``micro_batches`` whose gradient reaches no optimizer step."""
+    batches_of_last: int
+    """Micro-batches that one rank runs in an epoch that is cut short; 0 if none is."""
 
     @classmethod
-    def of_spans(cls, spans: Iterable[EqualEpochs], *, max_steps: int, steps_done: int, **told: Any) -> Self:
-        """Put the epochs in a row, and count what a run over them does until it stops."""
-        row = tuple(in_a_row(spans, steps_done))
-        end = end_of_run(row, max_steps)
-        return cls(
-            spans=row,
-            max_steps=max_steps,
-            steps_done=steps_done,
-            total_steps=end.steps,
-            epochs_completed=end.epochs,
-            micro_batches=end.micro_batches,
-            micro_batches_unused=end.micro_batches - end.micro_batches_stepped,
-            **told,
-        )
+    def of_epochs(cls, epochs: Iterable[Epochs], run: RunToPlan, *, all_are_known: bool, **told: Any) -> Self:
+        """Put the epochs in a row, see there, and find where a run over them stops."""
+        row = tuple(in_a_row(epochs, run, all_are_known=all_are_known))
+        return cls(spans=row, **end_of_run(row, run)._asdict(), **vars(run), **told)
+
+    @property
+    def micro_batches(self) -> int:
+        """Forward passes of one rank in all that is planned."""
+        return self._batches_before(self.epochs_completed, self.batches_of_last)
+
+    @property
+    def micro_batches_unused(self) -> int:
+        """Those of ``micro_batches`` whose gradient reaches no optimizer step."""
+        if self.short_window != "carry":
+            spans = self._epochs_before(self.epochs_completed)
+            return sum(epochs * (span.batches - span.batches_stepped) for span, epochs in spans)
+        if self.total_steps == self.steps_done:
+            return self.micro_batches
+        last = self.windows[-1]
+        return self.micro_batches - self._batches_before(last.epoch, last.stop)
 
     @property
     def batches_per_epoch(self) -> PerEpoch:
@@ -247,7 +91,7 @@ class StepPlan:
         planned = self.total_steps - self.steps_done
         if planned <= 0 or step >= self.total_steps:
             return 1.0
-        done = self.samples_done / self._samples_at_end() if self.steps_done else 0.0
+        done = self.samples_done / self._samples_at_end if self.steps_done else 0.0
         if step < self.steps_done:
             return done * step / self.steps_done
         return done + (1 - done) * (step - self.steps_done) / planned
@@ -257,13 +101,10 @@ class StepPlan:
 
         The last epoch may be cut short.
         """
-        epoch, per_epoch = int_of_at_least(0, "epoch", epoch), self.batches_per_epoch
-        if self.spans and epoch < self.spans[0].first_epoch:
-            return 0
-        if epoch < self.epochs_completed:
-            return per_epoch if isinstance(per_epoch, int) else at_epoch(per_epoch, epoch)
-        stopped_inside = epoch == self.epochs_completed and len(self.windows) and self.windows[-1].epoch == epoch
-        return self.windows[-1].stop if stopped_inside else 0
+        epoch = int_of_at_least(0, "epoch", epoch)
+        if epoch >= self.epochs_completed:
+            return self.batches_of_last if epoch == self.epochs_completed else 0
+        return self._batches_before(epoch + 1) - self._batches_before(epoch)
 
     def explain(self) -> str:
         """Say the plan in words, with every number's unit."""
@@ -275,10 +116,10 @@ class StepPlan:
         for span in self.spans:
             since = f"From epoch {span.first_epoch:,} on: " if len(self.spans) > 1 else ""
             yield (
-                f"{since}{counted(span.num_samples, 'sample')} {span.in_words()} make "
+                f"{since}{counted(span.num_samples, 'sample')} in batches {span.in_batches} make "
                 f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
             )
-            yield from _windows_in_words(span)
+            yield from _windows_in_words(self, span)
 
     def table(self) -> str:
         """Show the plan as aligned lines of a name and its value."""
@@ -294,15 +135,24 @@ class StepPlan:
         )
         return "\n".join(f"{name:<21} {_per_epoch_text(getattr(self, name))}" for name in names)
 
+    @cached_property
     def _samples_at_end(self) -> int:
         """How far the run is in the data when it ends."""
-        last, samples = self.windows[-1], self.samples_done
+        samples, last = self.samples_done, self.windows[-1]
+        for span, epochs in self._epochs_before(last.epoch + 1):
+            samples += epochs * span.num_samples
+        return samples - span.num_samples + min(span.num_samples, span.samples_of_all_ranks(last.stop))
+
+    def _batches_before(self, epoch: int, batch: int = 0) -> int:
+        """Planned micro-batches of one rank before this one of an epoch."""
+        return batch + sum(epochs * span.batches for span, epochs in self._epochs_before(epoch))
+
+    def _epochs_before(self, epoch: int) -> Iterator[tuple[Epochs, int]]:
+        """The spans that begin before an epoch, and how many epochs of each come before it."""
         for span in self.spans:
-            if span.stop_epoch is None or last.epoch < span.stop_epoch:
-                trained = min(span.num_samples, span.samples_of_all_ranks(last.stop))
-                return samples + (last.epoch - span.first_epoch) * span.num_samples + trained
-            samples += (span.stop_epoch - span.first_epoch) * span.num_samples
-        raise AssertionError("the last window lies in no span")
+            if span.first_epoch < epoch:
+                stop = epoch if span.stop_epoch is None else min(epoch, span.stop_epoch)
+                yield span, stop - span.first_epoch
 
     def _per_epoch(self, values: list[int]) -> PerEpoch:
         if len(set(values)) == 1:
@@ -313,7 +163,7 @@ class StepPlan:
 class Windows(Sequence[Window]):
     """The windows of a plan, computed when asked for; slices are lazy as well."""
 
-    def __init__(self, spans: tuple[EqualEpochs, ...], steps: range) -> None:
+    def __init__(self, spans: tuple[Epochs, ...], steps: range) -> None:
         self._spans = spans
         self._steps = steps
         self._steps_before = [span.steps_before for span in spans]
@@ -344,20 +194,6 @@ class Windows(Sequence[Window]):
         return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
 
 
-class PlansItsSteps(Protocol):
-    """A batch sampler that knows how it deals: those of ``course_lib.samplers``."""
-
-    @property
-    def plan_steps(self) -> Callable[..., StepPlan]: ...
-
-
-class PlansItself(Protocol):
-    """A schedule that is finer than by epochs: ``course_lib.schedules.SizeSchedule``."""
-
-    @property
-    def plan(self) -> Callable[..., StepPlan]: ...
-
-
 def _end_in_words(plan: StepPlan) -> Iterator[str]:
     if plan.total_steps == 0:
         yield "Nothing will train: this run makes 0 optimizer steps."
@@ -370,9 +206,8 @@ def _end_in_words(plan: StepPlan) -> Iterator[str]:
     if not stopped_by_steps and plan.epochs_completed != plan.max_epochs:
         reason = f"epoch {plan.epochs_completed:,}, which has no batch,"
     where = f"after {counted(plan.epochs_completed, 'full epoch')}"
-    last = plan.windows[-1]
-    if stopped_by_steps and last.epoch >= plan.epochs_completed:
-        where += f" and {counted(last.stop, 'batch', 'batches')} of the next"
+    if plan.batches_of_last:
+        where += f" and {counted(plan.batches_of_last, 'batch', 'batches')} of the next"
     yield f"{reason} ends the run {where}: {counted(plan.total_steps, 'optimizer step')} in all."
     if plan.steps_done:
         yield f"{counted(plan.steps_done, 'step')} of them were made before."
@@ -387,13 +222,16 @@ SHORT_WINDOW_IN_WORDS = {
 }
 
 
-def _windows_in_words(span: EqualEpochs) -> Iterator[str]:
-    k = span.accumulate_grad_batches
-    windows = f"Windows of {counted(k, 'micro-batch', 'micro-batches')}"
-    yield f"{windows} make {counted(span.steps, 'optimizer step')} per epoch."
-    if short := span.batches % k:
-        fate = SHORT_WINDOW_IN_WORDS[span.short_window]
-        yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
+def _windows_in_words(plan: StepPlan, span: Epochs) -> Iterator[str]:
+    if span.dealt:
+        k = span.dealt[0].window_size
+        yield (
+            f"Windows of {counted(k, 'micro-batch', 'micro-batches')} make {counted(span.steps, 'optimizer step')} per "
+            "epoch."
+        )
+        if short := span.batches % k:
+            fate = SHORT_WINDOW_IN_WORDS[plan.short_window]
+            yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
     more = span.samples_stepped - span.num_samples
     if more < 0:
         yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."

@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from course_lib.steps import StepPlan, plan_steps
-from course_lib.steps.epochs import EqualEpochs
+from course_lib.steps.epochs import Epochs
 from workbook.ch05_exercises import (
     EXERCISES,
     count_by_hand,
@@ -73,16 +73,14 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
     for epoch in range(epochs):
         span = [span for span in plan.spans if span.first_epoch <= epoch][-1]
 
-        def box(
-            start: int, stop: int, fate: str, label: str = "", *, epoch: int = epoch, span: EqualEpochs = span
-        ) -> Box:
+        def box(start: int, stop: int, fate: str, label: str = "", *, epoch: int = epoch, span: Epochs = span) -> Box:
             edges = tuple(span.samples_up_to(batch) for batch in range(start, stop + 1))
             return Box(epoch, (edges[0], edges[-1]), edges, fate, label)
 
         done = 0
         first = span.steps_before + (epoch - span.first_epoch) * span.steps
         for window in plan.windows[first : first + span.steps]:
-            short = window.stop - window.start < span.accumulate_grad_batches
+            short = window.stop - window.start < span.dealt[0].window_size
             label = str(window.optimizer_step + 1) + (f" (+{window.carried})" if window.carried else "")
             boxes.append(box(window.start, window.stop, "short window" if short else "full window", label))
             done = window.stop
@@ -93,9 +91,9 @@ def step_boxes(plan: StepPlan, epochs: int) -> list[Box]:
             boxes.append(box(done, ran, "leaks into the next epoch" if leaks else "in no step"))
         if span.batches > ran:
             boxes.append(box(ran, span.batches, "not run"))
-        trained = span.samples_up_to(span.batches)
-        if trained < span.per_rank_samples:
-            rest = (trained, span.per_rank_samples)
+        trained, of_rank = span.samples_up_to(span.batches), -(-span.num_samples // plan.world_size)
+        if trained < of_rank:
+            rest = (trained, of_rank)
             boxes.append(Box(epoch, rest, rest, "dropped"))
     return boxes
 
