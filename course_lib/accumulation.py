@@ -107,7 +107,7 @@ def accumulate(
     Args:
         model: A plain module, one that is or holds a `DistributedDataParallel` (Fabric's wrapper does), or one sharded
             by `fully_shard`, whose ranks need as many micro-batches in a window. Where a plain module meets several
-            ranks, its gradients are summed over them in one all-reduce.
+            ranks, its gradients are averaged over them in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. Where one argument at most has no
             default, it is called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
@@ -142,15 +142,9 @@ def accumulate(
         refused=refused,
     )
 
-    # What each summed loss is multiplied by, so that the gradient is that of the mean over all ranks' samples. DDP and
-    # fully_shard divide by the number of ranks after they have summed, which is undone here; a plain module's gradients
-    # are only summed, below.
-    averaged = bool(reduction.replicas or reduction.shards)
-    scale = (total.world_size if averaged else 1) / total.global_count
-    summed_here = not averaged and total.world_size > 1
-    if summed_here:
-        _share_gradients(model, total.world_size)
-
+    # The gradient of the mean over all ranks' samples: DDP, fully_shard and, for a plain module, what is below average
+    # over the ranks, which is undone here.
+    scale = total.world_size / total.global_count
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
@@ -170,8 +164,8 @@ def accumulate(
                     with gradients_as_zeros(model):
                         backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
-    if summed_here:
-        _sum_gradients(model, group)
+    if total.world_size > 1 and not (reduction.replicas or reduction.shards):
+        _average_gradients(model, group)
     return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
 
 
@@ -232,8 +226,9 @@ def count_window(
     they aren't known. `refused` is this rank's own error, raised after the others have been told (by a `count` of NaN).
     One collective of three numbers.
     """
-    windows_here = number_of_windows
-    if windows_here is None:  # not said; or more than `number`, and nobody knows how many
+    if number_of_windows is not None:
+        windows_here = float(number_of_windows)
+    else:  # not said; or more than `number`, and nobody knows how many
         windows_here = math.nan if number is None else number + 0.5
     try:
         rows = [_Row(*row) for row in gathered([count, micro_batches, windows_here], group)]
@@ -245,7 +240,7 @@ def count_window(
     if refused is not None:
         raise refused
     _check_rows(rows, equally_many)
-    total = sum(row.count for row in rows)
+    total = sum(row.counted for row in rows)
     if not total > 0:
         window = "the window" if number is None else f"window {number}"
         raise NothingToAverage(
@@ -258,7 +253,7 @@ def count_window(
 class _Row(NamedTuple):
     """What a rank says of its window."""
 
-    count: float
+    counted: float
     micro_batches: float
     windows: float
     """How many it has in all; a half above the window's number where there are more; NaN where it isn't said."""
@@ -270,7 +265,7 @@ class _Row(NamedTuple):
 
 
 def _check_rows(rows: list[_Row], equally_many: bool) -> None:
-    if where := those_with_nan(row.count for row in rows):
+    if where := those_with_nan(row.counted for row in rows):
         raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
     if any(row.micro_batches == 0 for row in rows):
         empty = ", ".join(f"rank {rank}" for rank, row in enumerate(rows) if row.micro_batches == 0)
@@ -324,12 +319,12 @@ def checked_count(count: float | Tensor) -> float:
 def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
-    Seen: a mean (`.mean()`, `reduction="mean"`), a sum divided by `count` (where that is above 2), a ratio (Dice), each
-    also divided by a number, times a number below 2 (but not of exactly 1), negated, cast or reshaped, and as the first
-    of several terms. Not seen: a mean times 2 or more, which may well be its count, or times a learned weight; a mean
-    that is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a `nanmean` that leaves some
-    out; a sum divided by another count than `count_fn`'s; and whatever is within one compiled function, which has no
-    graph. Should a sum be taken for a mean (one over features; one divided by a learned weight), `loss * 1` passes.
+    Seen: a mean, a sum divided by `count` (above 2), or a ratio (Dice), also as the first of several terms, divided,
+    negated, cast, reshaped, or times a number below 2. One over features is taken for a mean: `loss * 1` passes.
+
+    Bounds, not seen: a mean that is times 2 or more (its count, perhaps) or a learned weight, added to a sum, or gone
+    through another function (`clamp`, `sqrt`, a compiled one); a median; a `nanmean` that leaves some out; a sum
+    divided by another count than `count_fn`'s.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -421,18 +416,11 @@ def _forward_through(replicas: list[DistributedDataParallel]) -> Iterator[None]:
         )
 
 
-def _share_gradients(model: nn.Module, world_size: int) -> None:
-    """Leave each rank its share of the gradients that are there already: they are summed with the window's later."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is not None:
-            parameter.grad.div_(world_size)
-
-
-def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Sum the gradients over the ranks, in one all-reduce for each dtype; None stays None where all ranks have None."""
+def _average_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """As DDP does, in one all-reduce for each dtype; None stays None where all ranks have None."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in trained):
-        raise ValueError("sparse gradients of a plain module are not summed over ranks: wrap it in DDP")
+        raise ValueError("sparse gradients of a plain module are not averaged over ranks: wrap it in DDP")
     for dtype in dict.fromkeys(parameter.dtype for parameter in trained):  # in the same order on all ranks
         same = [parameter for parameter in trained if parameter.dtype == dtype]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
@@ -442,4 +430,4 @@ def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         *sums, present = flat.split([*(p.numel() for p in same), len(same)])
         for parameter, total, anywhere in zip(same, sums, present.tolist(), strict=True):
             if anywhere:
-                parameter.grad = total.view_as(parameter)
+                parameter.grad = (total / dist.get_world_size(group)).view_as(parameter)

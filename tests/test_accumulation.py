@@ -898,7 +898,7 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
             "within no_sync": "accumulate was called within no_sync(), where DDP reduces nothing: call it outside",
             "of a smaller group": "group has 1 ranks, the model's gradients are averaged over 2: leave group out",
             "partly": "model holds parameters outside DistributedDataParallel",
-            "sparse": "sparse gradients of a plain module are not summed over ranks: wrap it in DDP",
+            "sparse": "sparse gradients of a plain module are not averaged over ranks: wrap it in DDP",
         }.items():
             assert message in result.value[name]
 

@@ -331,12 +331,12 @@ class StepGuard:
         own = own_reason(self._signal.rejections, loss_factor)
         if self._sharded:
             norm = norm_of_all_shards(norm if own is None else math.nan, self._group)
+            total.fill_(math.nan if norm is None else norm)
         skip = self._conclude(location, norm, self.detector.limit, own)
         if skip is not None:
             self._buffers.put_back()
         else:
             if self.max_norm is not None:
-                total.fill_(norm)  # of all shards
                 torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, total)
             self._stepped.update(p for p in parameters_of(self.optimizer) if p.grad is not None)
         self._end_window()

@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from course_lib._tensors import nodes_behind
 from course_lib.skipping.skips import NON_FINITE_LOSS
 
-CANDIDATES = 16
-"""Of so many parameters that a loss reaches, the smallest carries the signal."""
+NODES = 128
+"""Of the parameters that a loss reaches by so many nodes of its graph, the smallest carries the signal."""
 
 
 class NanSignal:
@@ -81,15 +82,7 @@ def _all_nan(gradient: Tensor) -> Tensor:
 def _one_that_is_reached(loss: Tensor, parameters: Iterable[Tensor]) -> Iterable[Tensor]:
     """A small one of the parameters that the loss's graph leads to; all, where it leads to none that can be seen."""
     of_interest = set(parameters)
-    reached: list[Tensor] = []
-    ahead, seen = [loss.grad_fn], set()
-    while ahead and len(reached) < CANDIDATES:
-        node: Any = ahead.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        leaf = getattr(node, "variable", None)  # of an AccumulateGrad
-        if leaf is not None and leaf in of_interest:
-            reached.append(leaf)
-        ahead += [parent for parent, _ in node.next_functions]
+    nodes = [] if loss.grad_fn is None else nodes_behind(loss.grad_fn, {}, most=NODES)
+    leaves = [getattr(node, "variable", None) for node in nodes]  # of an AccumulateGrad
+    reached = [leaf for leaf in leaves if leaf is not None and leaf in of_interest]
     return [min(reached, key=Tensor.numel)] if reached else of_interest
