@@ -377,8 +377,8 @@ def _no_reduction(reduction: Reduction) -> Iterator[None]:
         for replica in reduction.replicas:
             stack.enter_context(replica.no_sync())
         for module in reduction.shards:
-            module.set_requires_gradient_sync(False)
-            stack.callback(module.set_requires_gradient_sync, True)
+            module.set_requires_gradient_sync(False, recurse=False)
+            stack.callback(module.set_requires_gradient_sync, True, recurse=False)
         yield
 
 

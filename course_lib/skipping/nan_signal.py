@@ -28,12 +28,14 @@ class NanSignal:
         """The loss, or NaN where it is not finite, and then the gradient of a parameter as well: it reaches every rank.
 
         An infinite loss may well have finite gradients (by a constant), which no reduction could tell from others; and
-        what masks a gradient (no valid target, a mean over nothing) masks a NaN that comes by way of the loss. The host
-        reads nothing, and one gradient is enough: a multiplication for each would be dear.
+        what masks a gradient (no valid target, a mean over nothing) masks a NaN that comes by way of the loss. One
+        gradient is enough: a multiplication for each would be dear.
         """
         if not isinstance(loss, Tensor) or loss.numel() != 1:
             got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
             raise ValueError(f"the loss must be a tensor of one element, got {got}")
+        if loss.device.type == "cpu" and math.isfinite(loss.item()):  # a loss on another device is not waited for
+            return loss
         factor = loss.detach() * 0 + 1
         before = self._loss_factor
         self._loss_factor = factor.reshape(()) if before is None else before * factor.reshape(())
