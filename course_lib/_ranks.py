@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import sys
 from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary
 
 import torch
@@ -53,23 +54,47 @@ def those_with_nan(numbers: Iterable[float]) -> str:
     return ", ".join(f"rank {rank}" for rank, number in enumerate(numbers) if math.isnan(number))
 
 
-def ddp_modules(model: nn.Module) -> list[DistributedDataParallel]:
-    """The DDP wrappers that a model is or holds; a ValueError for sharded parameters (FSDP, DTensor), or no module."""
+class Reduction(NamedTuple):
+    """What averages a model's gradients over the ranks: DDP, or ``fully_shard`` (FSDP2); nothing, of a plain module."""
+
+    replicas: list[DistributedDataParallel]
+    shards: list[Any]
+    """The modules that ``fully_shard`` has sharded."""
+    group: dist.ProcessGroup | None
+    """The ranks; None where nothing averages, for the default group."""
+
+
+def reduction_of(model: nn.Module) -> Reduction:
+    """What averages the gradients of a model that is or holds DDP wrappers or fully sharded modules.
+
+    Raises:
+        ValueError: It is no module; it is sharded by FSDP1, over a mesh of two dimensions, or by tensor parallelism;
+            ``fully_shard`` holds only a part of what is trained.
+    """
     if not isinstance(model, nn.Module):
         raise ValueError(f"model must be a torch.nn.Module, got {type(model).__name__}: give the module itself, first")
-    fsdp = sys.modules.get("torch.distributed.fsdp")
-    if fsdp and any(isinstance(m, fsdp.FullyShardedDataParallel | fsdp.FSDPModule) for m in model.modules()):
+    replicas = [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    fsdp = sys.modules.get("torch.distributed.fsdp")  # who has not imported it has sharded nothing
+    kinds = "model must be plain, DistributedDataParallel, or sharded by fully_shard over one mesh of one dimension, "
+    if fsdp and any(isinstance(module, fsdp.FullyShardedDataParallel) for module in model.modules()):
+        raise ValueError(f"{kinds}got FullyShardedDataParallel (FSDP1), whose reduction course_lib doesn't know")
+    shards = [module for module in model.modules() if fsdp and isinstance(module, fsdp.FSDPModule)]
+    for module in shards:
+        module.reshard()  # after a forward without a backward, its parameters may still be whole
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    meshes = {getattr(parameter, "device_mesh", None) for parameter in trained}  # a DTensor has one
+    if meshes <= {None} and not shards:
+        return Reduction(replicas, [], replicas[0].process_group if replicas else None)
+    if not shards:
+        raise ValueError(f"{kinds}got DTensor parameters (tensor parallelism)")
+    mesh, *others = meshes or {None}
+    if replicas or others or mesh is None or mesh.ndim != 1:
         raise ValueError(
-            "model must be plain or DistributedDataParallel, got sharded parameters (FSDP), "
-            "whose reduction course_lib doesn't know"
+            f"{kinds}got {len(meshes)} meshes, of {[0 if mesh is None else mesh.ndim for mesh in meshes]} dimensions "
+            "(0 for parameters outside fully_shard, whose gradients would stay each rank's own): shard all that is "
+            "trained over one"
         )
-    tensors = sys.modules.get("torch.distributed.tensor")
-    if tensors and any(isinstance(parameter, tensors.DTensor) for parameter in model.parameters()):
-        raise ValueError(
-            "model must be plain or DistributedDataParallel, got DTensor parameters (tensor parallelism), "
-            "whose reduction course_lib doesn't know"
-        )
-    return [module for module in model.modules() if isinstance(module, DistributedDataParallel)]
+    return Reduction([], shards, mesh.get_group())
 
 
 def any_outside(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> bool:

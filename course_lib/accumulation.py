@@ -37,7 +37,15 @@ from torch.nn.parallel import DistributedDataParallel
 
 from course_lib._arguments import int_of_at_least
 from course_lib._loss_graph import is_mean
-from course_lib._ranks import any_outside, ddp_modules, gathered, refuse_what_ddp_never_reduces, those_with_nan
+from course_lib._ranks import (
+    Reduction,
+    any_outside,
+    gathered,
+    reduction_of,
+    refuse_what_ddp_never_reduces,
+    those_with_nan,
+    world_size_of,
+)
 from course_lib._words import counted
 
 __all__ = ["Accumulated", "accumulate", "windows"]
@@ -97,8 +105,9 @@ def accumulate(
     and the last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks only at the last one.
 
     Args:
-        model: A plain module, or one that is or holds a `DistributedDataParallel` (Fabric's wrapper does). Where a
-            plain module meets several ranks, its gradients are summed over them in one all-reduce.
+        model: A plain module, one that is or holds a `DistributedDataParallel` (Fabric's wrapper does), or one sharded
+            by `fully_shard`, whose ranks need as many micro-batches in a window. Where a plain module meets several
+            ranks, its gradients are averaged over them in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. Where one argument at most has no
             default, it is called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
@@ -107,19 +116,18 @@ def accumulate(
             model doesn't predict the first token of a row, so `(batch["labels"] != -100).sum()` counts too many. In
             transformers the pair is `loss_sum_fn=lambda model, batch: model(**batch, num_items_in_batch=1).loss` and
             `count_fn=lambda batch: (batch["labels"][:, 1:] != -100).sum()`.
-        group: The ranks to count over; default: DDP's, else the default group, else this process alone.
+        group: The ranks to count over; default: those of DDP or the shards, else the default group, else this process.
         backward: What runs a backward pass: `fabric.backward`, or `lambda loss: scaler.scale(loss).backward()`.
 
     Raises:
         ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
-            windows, sharded parameters (FSDP, DTensor), parameters outside DDP or frozen when it was made,
-            `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is a mean over more than one, as
-            far as its graph tells: that of a compiled loss function does not, nor that of a mean that is added to a sum
-            (see `checked_loss_sum`).
+            windows (of shards: of micro-batches, too), tensor parallelism, FSDP1, parameters outside DDP or frozen when
+            it was made, `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is a mean over more
+            than one, as far as its graph tells (see `checked_loss_sum`), or of shards a NaN over a count of 0.
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
-    replicas = ddp_modules(model)
-    _check_replicas(model, replicas, group)
+    reduction = reduction_of(model)
+    _check_reduction(model, reduction, group)
 
     # Count over all ranks ahead of the first forward: in it DDP may wait for a rank that has raised here.
     micro_batches = list(window)
@@ -127,39 +135,37 @@ def accumulate(
     total = count_window(
         sum(counts),
         micro_batches=len(micro_batches),
+        equally_many=bool(reduction.shards),
         number=getattr(window, "number", None),
         number_of_windows=getattr(window, "number_of_windows", None),
-        group=group or (replicas[0].process_group if replicas else None),
+        group=group or reduction.group,
         refused=refused,
     )
 
-    # What each summed loss is multiplied by, so that the gradient is that of the mean over all ranks' samples. DDP
-    # divides by the number of ranks after it has summed, which is undone here; a plain module's gradients are only
-    # summed, below.
-    scale = (total.world_size if replicas else 1) / total.global_count
-    summed_here = not replicas and total.world_size > 1
-    if summed_here:
-        _share_gradients(model, total.world_size)
-
+    # The gradient of the mean over all ranks' samples: DDP, fully_shard and, for a plain module, what is below average
+    # over the ranks, which is undone here.
+    scale = total.world_size / total.global_count
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
-        # DDP reduces in the last backward alone, and there what all of them have added up. So the last forward must go
-        # through DDP; one that went past it would be reduced by nobody.
+        # The ranks reduce in the last backward alone, and there what all of them have added up. So the last forward
+        # must go through DDP; one that went past it would be reduced by nobody.
         last = position == len(micro_batches)
-        with nullcontext() if last else _no_reduction(replicas):
-            with _forward_through(replicas if last else []):
+        with nullcontext() if last else _no_reduction(reduction):
+            with _forward_through(reduction.replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
             if count or not bool(loss.isnan()):
                 backward(loss * scale)
+            elif reduction.shards:  # the gradients of a module's shards can't be made zeros on their way
+                raise ValueError("the loss over a count of 0 must be 0, got NaN: sum it, in place of mean times count")
             else:  # a mean over nothing
                 loss = loss.nan_to_num()
-                if last and replicas:
+                if last and reduction.replicas:
                     with gradients_as_zeros(model):
                         backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
-    if summed_here:
-        _sum_gradients(model, group)
+    if total.world_size > 1 and not (reduction.replicas or reduction.shards):
+        _average_gradients(model, group)
     return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
 
 
@@ -208,6 +214,7 @@ def count_window(
     count: float,
     *,
     micro_batches: int = 1,
+    equally_many: bool = False,
     number: int | None = None,
     number_of_windows: int | None = None,
     group: dist.ProcessGroup | None = None,
@@ -215,17 +222,16 @@ def count_window(
 ) -> WindowTotal:
     """Add this rank's count of a window to those of all ranks of `group`, and let them find that they don't match.
 
-    `number` (from 1) and `number_of_windows` are None where they aren't known. `refused` is this rank's own error,
-    raised after the others have been told (by a `count` of NaN). One collective of four numbers.
+    `equally_many`: all ranks must have as many micro-batches. `number` (from 1) and `number_of_windows` are None where
+    they aren't known. `refused` is this rank's own error, raised after the others have been told (by a `count` of NaN).
+    One collective of three numbers.
     """
-    if number is None:
-        place = [math.nan, math.nan]  # not said
-    elif number_of_windows is None:
-        place = [number, math.inf]  # there are more to come, and nobody knows how many
-    else:
-        place = [number, number_of_windows]
+    if number_of_windows is not None:
+        windows_here = float(number_of_windows)
+    else:  # not said; or more than `number`, and nobody knows how many
+        windows_here = math.nan if number is None else number + 0.5
     try:
-        rows = gathered([count, micro_batches, *place], group)
+        rows = [_Row(*row) for row in gathered([count, micro_batches, windows_here], group)]
     except RuntimeError as error:
         raise RuntimeError(
             "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
@@ -233,8 +239,8 @@ def count_window(
         ) from error
     if refused is not None:
         raise refused
-    _check_rows(rows)
-    total = sum(row[0] for row in rows)
+    _check_rows(rows, equally_many)
+    total = sum(row.counted for row in rows)
     if not total > 0:
         window = "the window" if number is None else f"window {number}"
         raise NothingToAverage(
@@ -244,34 +250,44 @@ def count_window(
     return WindowTotal(total, len(rows))
 
 
-def _check_rows(rows: list[list[float]]) -> None:
-    counts, micro_batches, numbers, totals = map(list, zip(*rows, strict=True))
-    if where := those_with_nan(counts):
+class _Row(NamedTuple):
+    """What a rank says of its window."""
+
+    counted: float
+    micro_batches: float
+    windows: float
+    """How many it has in all; a half above the window's number where there are more; NaN where it isn't said."""
+
+    def windows_said(self) -> str:
+        if math.isnan(self.windows):
+            return "not said"
+        return f"{self.windows:.0f}" if self.windows.is_integer() else f"more than {math.floor(self.windows)}"
+
+
+def _check_rows(rows: list[_Row], equally_many: bool) -> None:
+    if where := those_with_nan(row.counted for row in rows):
         raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
-    if 0 in micro_batches:
-        empty = ", ".join(f"rank {rank}" for rank, n in enumerate(micro_batches) if n == 0)
+    if any(row.micro_batches == 0 for row in rows):
+        empty = ", ".join(f"rank {rank}" for rank, row in enumerate(rows) if row.micro_batches == 0)
         where = f" on {empty}" if len(rows) > 1 else ""
         raise ValueError(
             f"a window must hold at least one micro-batch, got an empty one{where}: "
             "every rank takes part in the gradient's reduction, be it with a micro-batch whose count is 0"
         )
-    numbers_said = {number for number in numbers if not math.isnan(number)}
-    totals_known = {total for total in totals if math.isfinite(total)}
-    one_ends_and_one_goes_on = math.inf in totals and totals_known & numbers_said
-    if len(numbers_said) > 1 or len(totals_known) > 1 or one_ends_and_one_goes_on:
-        told = ", ".join(f"rank {rank}: {_place(row[2], row[3])}" for rank, row in enumerate(rows))
+    if equally_many and len({row.micro_batches for row in rows}) > 1:
+        told = ", ".join(f"rank {rank}: {row.micro_batches:.0f}" for rank, row in enumerate(rows))
+        raise ValueError(
+            f"the ranks of a sharded model must have as many micro-batches in a window, got {told}: each forward "
+            "gathers the shards of all. Deal as many to all ranks (course_lib.samplers does)"
+        )
+    said = [row.windows for row in rows if not math.isnan(row.windows)]
+    ends = [windows for windows in said if windows.is_integer()]
+    if ends and max(said) > min(ends):
+        told = ", ".join(f"rank {rank}: {row.windows_said()}" for rank, row in enumerate(rows))
         raise ValueError(
             f"the ranks have different numbers of windows ({told}): the longer ones would wait forever. Give all "
             "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
         )
-
-
-def _place(number: float, total: float) -> str:
-    if math.isnan(number):
-        return "not said"
-    if math.isinf(total):
-        return f"more than {number:.0f}"
-    return f"{total:.0f}"
 
 
 # ------------------------------------------------------------------------------------------- what the caller gives
@@ -303,18 +319,17 @@ def checked_count(count: float | Tensor) -> float:
 def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
-    Seen: a mean (`.mean()`, `reduction="mean"`), a sum divided by `count` (where that is above 2), a ratio of two sums
-    (Dice), each also divided by a number, times a weight below 2 (but not of exactly 1), negated, cast or reshaped;
-    sums of such, and with a penalty on the parameters. A mean behind a sum is one over features where the sum was over
-    the first dimension, that of the samples. Not seen: a mean times 2 or more, which may well be its count; a mean that
-    is added to a sum, or went through another function (`clamp`, `sqrt`); a median; a `nanmean` that leaves some out; a
-    sum divided by another count than `count_fn`'s; and whatever is within one compiled function, which has no graph.
-    Should a sum be taken for a mean, `loss * 1` passes.
+    Seen: a mean, a sum divided by `count` (above 2), or a ratio (Dice), also as the first of several terms, divided,
+    negated, cast, reshaped, or times a number below 2. One over features is taken for a mean: `loss * 1` passes.
+
+    Bounds, not seen: a mean that is times 2 or more (its count, perhaps) or a learned weight, added to a sum, or gone
+    through another function (`clamp`, `sqrt`, a compiled one); a median; a `nanmean` that leaves some out; a sum
+    divided by another count than `count_fn`'s.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
         raise ValueError(f"the loss must be a 0-dim tensor, the sum over the micro-batch, got {got}")
-    if count > 1 and is_mean(loss.grad_fn, count):
+    if count > 1 and is_mean(loss, count):
         raise ValueError(
             f"the loss must be a sum over the micro-batch's count of {count:g}, got a mean (by its grad_fn): "
             'use reduction="sum", and leave the division to the count over the whole window. If it is a sum (of means '
@@ -336,30 +351,34 @@ def _takes_one(fn: Callable[..., Any]) -> bool:
 # --------------------------------------------------------------------------------------------- the model's ranks
 
 
-def _check_replicas(model: nn.Module, replicas: list[DistributedDataParallel], group: dist.ProcessGroup | None) -> None:
-    if any_outside(replicas, (parameter for parameter in model.parameters() if parameter.requires_grad)):
+def _check_reduction(model: nn.Module, reduction: Reduction, group: dist.ProcessGroup | None) -> None:
+    if any_outside(reduction.replicas, (parameter for parameter in model.parameters() if parameter.requires_grad)):
         raise ValueError(
             "model holds parameters outside DistributedDataParallel, whose gradients would stay each rank's own: wrap "
             "all that is trained"
         )
-    refuse_what_ddp_never_reduces(replicas)
-    for replica in replicas:
+    refuse_what_ddp_never_reduces(reduction.replicas)
+    for replica in reduction.replicas:
         if replica.static_graph:
             raise ValueError("static_graph=True does not go with no_sync in the first window: make DDP without it")
         if not replica.require_backward_grad_sync:
             raise ValueError("accumulate was called within no_sync(), where DDP reduces nothing: call it outside")
-        if group is not None and dist.get_world_size(group) != dist.get_world_size(replica.process_group):
-            raise ValueError(
-                f"group has {dist.get_world_size(group)} ranks, DDP averages over "
-                f"{dist.get_world_size(replica.process_group)}: leave group out, it is DDP's by default"
-            )
+    ranks = world_size_of(reduction.group)
+    if reduction.group is not None and group is not None and dist.get_world_size(group) != ranks:
+        raise ValueError(
+            f"group has {dist.get_world_size(group)} ranks, the model's gradients are averaged over {ranks}: leave "
+            "group out, it is the model's by default"
+        )
 
 
 @contextmanager
-def _no_reduction(replicas: list[DistributedDataParallel]) -> Iterator[None]:
+def _no_reduction(reduction: Reduction) -> Iterator[None]:
     with ExitStack() as stack:
-        for replica in replicas:
+        for replica in reduction.replicas:
             stack.enter_context(replica.no_sync())
+        for module in reduction.shards:
+            module.set_requires_gradient_sync(False, recurse=False)
+            stack.callback(module.set_requires_gradient_sync, True, recurse=False)
         yield
 
 
@@ -397,18 +416,11 @@ def _forward_through(replicas: list[DistributedDataParallel]) -> Iterator[None]:
         )
 
 
-def _share_gradients(model: nn.Module, world_size: int) -> None:
-    """Leave each rank its share of the gradients that are there already: they are summed with the window's later."""
-    for parameter in model.parameters():
-        if parameter.requires_grad and parameter.grad is not None:
-            parameter.grad.div_(world_size)
-
-
-def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
-    """Sum the gradients over the ranks, in one all-reduce for each dtype; None stays None where all ranks have None."""
+def _average_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
+    """As DDP does, in one all-reduce for each dtype; None stays None where all ranks have None."""
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if any(parameter.grad is not None and parameter.grad.is_sparse for parameter in trained):
-        raise ValueError("sparse gradients of a plain module are not summed over ranks: wrap it in DDP")
+        raise ValueError("sparse gradients of a plain module are not averaged over ranks: wrap it in DDP")
     for dtype in dict.fromkeys(parameter.dtype for parameter in trained):  # in the same order on all ranks
         same = [parameter for parameter in trained if parameter.dtype == dtype]
         grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in same]
@@ -418,4 +430,4 @@ def _sum_gradients(model: nn.Module, group: dist.ProcessGroup | None) -> None:
         *sums, present = flat.split([*(p.numel() for p in same), len(same)])
         for parameter, total, anywhere in zip(same, sums, present.tolist(), strict=True):
             if anywhere:
-                parameter.grad = total.view_as(parameter)
+                parameter.grad = (total / dist.get_world_size(group)).view_as(parameter)

@@ -587,24 +587,8 @@ def test_a_penalty_on_the_weights_hides_no_mean_and_makes_none(of, kind):
         accumulate(make_net(), batches_of(5, 3), loss_fn, count)
 
 
-@pytest.mark.parametrize("how", ["divided", "multiplied"])
-@pytest.mark.parametrize("of", ["mean", "sum"])
-def test_a_learned_weight_of_a_task_hides_no_mean_and_makes_none(of, how):
-    model = nn.ModuleList([make_net(), nn.ParameterList([torch.zeros(())])])
-    (s,) = model[1]
-
-    def loss_fn(model, batch):
-        loss = F.cross_entropy(model[0](batch[0]), batch[1], reduction=of)
-        return (loss / (2 * s.exp()) if how == "divided" else loss * (-s).exp()) + s / 2
-
-    if of == "mean":
-        with pytest.raises(ValueError, match="got a mean"):
-            accumulate(model, batches_of(5, 3), loss_fn, count)
-    else:
-        accumulate(model, batches_of(5, 3), loss_fn, count)
-
-
 BEYOND = {
+    "a mean times a learned weight": lambda x, y: F.cross_entropy(x, y) * (-x.detach().mean().requires_grad_()).exp(),
     "a mean times 2": lambda x, y: 2 * F.cross_entropy(x, y),
     "a compiled function": torch.compile(lambda x, y: F.cross_entropy(x, y), backend="aot_eager"),
     "a sum over another count": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 20,
@@ -647,6 +631,10 @@ def test_a_mean_is_refused_where_it_is_over_more_than_one(name):
 
 SUMS = {
     'reduction="sum"': lambda x, y: F.cross_entropy(x, y, reduction="sum"),
+    "a mean over features, times 1": lambda x, y: squares(x, y).sum(0).mean() * 1,
+    "divided by a learned weight, times 1": lambda x, y: (
+        F.cross_entropy(x, y, reduction="sum") / x.detach().mean().exp().requires_grad_() * 1
+    ),
     "mean * 1, as the docstring has it": lambda x, y: F.cross_entropy(x, y) * 1,
     "0.1 * mean * n": lambda x, y: 0.1 * F.cross_entropy(x, y) * len(y),
     "mean * count in a tensor": lambda x, y: F.cross_entropy(x, y) * torch.tensor(len(y)),
@@ -657,9 +645,6 @@ SUMS = {
     "n * mean": lambda x, y: len(y) * F.cross_entropy(x, y),
     "sum / 2": lambda x, y: F.cross_entropy(x, y, reduction="sum") / 2,
     "sum.mul": lambda x, y: F.cross_entropy(x, y, reduction="sum").mul(0.5),
-    "sum, then mean over features": lambda x, y: squares(x, y).sum(0).mean(),
-    "the same from the end": lambda x, y: squares(x, y).sum(-2).mean(),
-    "a sum over all, then its mean": lambda x, y: squares(x, y).sum((0, 1)).mean(),
     "weighted by sample": lambda x, y: (F.cross_entropy(x, y, reduction="none") * torch.arange(len(y))).sum(),
     "mean over features": lambda x, y: squares(x, y).mean(1).sum(),
     "sum + mean": lambda x, y: F.cross_entropy(x, y, reduction="sum") + x.square().mean(),
@@ -812,10 +797,77 @@ def test_a_rank_that_is_gone_is_missed_in_the_count():
     assert "RuntimeError: a rank did not take part in counting this window" in report.error
 
 
-def test_models_whose_reduction_it_does_not_know_are_refused():
+def sharded_net(rank, mesh=None):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+
+    net, mesh = make_net(), mesh or init_device_mesh("cpu", (dist.get_world_size(),))
+    fully_shard(net[0], mesh=mesh)
+    return fully_shard(net, mesh=mesh)
+
+
+def whole_gradient(model):
+    return torch.cat([parameter.grad.full_tensor().reshape(-1) for parameter in model.parameters()])
+
+
+@pytest.mark.parametrize("world_size", [2, pytest.param(3, marks=pytest.mark.thorough)])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32])
+def test_a_sharded_model_accumulates_the_big_batchs_gradient(world_size, dtype):
+    ranks = [batches_of(3 + rank, 9, 1, 4, 2 + rank, masked=rank % 2, seed=rank) for rank in range(world_size)]
+    ranks = [[(x.to(dtype), y) for x, y in batches] for batches in ranks]
+
+    def gradients_of_windows(rank):
+        model, found = sharded_net(rank).to(dtype), []
+        for window in windows(ranks[rank], 2):  # the last one is short
+            model.zero_grad()
+            with torch.no_grad():
+                model(window[0][0])  # a validation leaves the whole parameters behind
+            accumulate(model, window, loss_sum, count)
+            found.append(whole_gradient(model))
+        accumulate(model, window, loss_sum, count)  # is added to what is there
+        return [*found, whole_gradient(model) / 2]
+
+    expected = []
+    for start in (0, 2, 4):
+        batches = [batch for batches in ranks for batch in batches[start : start + 2]]
+        expected.append(big_gradient([(x.double(), y) for x, y in batches]))
+    for result in run_ranks(gradients_of_windows, world_size, timeout=120):
+        for ours, theirs in zip(result.value, [*expected, expected[-1]], strict=True):
+            assert_near(ours.double(), theirs, 1e-12 if dtype == torch.float64 else 1e-6)
+
+
+def test_what_a_sharded_models_ranks_cannot_do_is_an_error_of_all():
     def told_of_each(rank):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
+
+        def told(model, window, fn=loss_sum):
+            with pytest.raises(ValueError) as caught:  # noqa: PT011 - the messages are compared by the caller
+                accumulate(model, window, fn, count)
+            return str(caught.value)
+
+        part = nn.ModuleList([nn.Linear(1, 1), sharded_net(rank)])
+        pairs = init_device_mesh("cpu", (1, 2), mesh_dim_names=("copies", "shards"))
+        return {
+            "unequal": told(sharded_net(rank), batches_of(*[3] * (rank + 1))),
+            "mean over nothing": told(sharded_net(rank), batches_of(3, masked=3) + batches_of(3), mean_times_count),
+            "partly": told(part, batches_of(3)),
+            "two dimensions": told(fully_shard(make_net(), mesh=pairs), batches_of(3)),
+        }
+
+    for result in run_ranks(told_of_each, timeout=120):
+        for name, message in {
+            "unequal": "must have as many micro-batches in a window, got rank 0: 1, rank 1: 2",
+            "mean over nothing": "the loss over a count of 0 must be 0, got NaN",
+            "partly": "(0 for parameters outside fully_shard, whose gradients would stay each rank's own)",
+            "two dimensions": "over one mesh of one dimension, got 1 meshes, of [2] dimensions",
+        }.items():
+            assert message in result.value[name]
+
+
+def test_models_whose_reduction_it_does_not_know_are_refused():
+    def told_of_each(rank):
+        from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
         mesh = init_device_mesh("cpu", (2,))
@@ -831,7 +883,6 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
             within = told(replica)
         words = [(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2]))]
         return {
-            "sharded": told(fully_shard(make_net(), mesh=mesh)),
             "static": told(DistributedDataParallel(make_net(), static_graph=True)),
             "within no_sync": within,
             "of a smaller group": told(replica, group=alone),
@@ -842,13 +893,12 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
 
     for result in run_ranks(told_of_each, timeout=120):
         for name, message in {
-            "sharded": "model must be plain or DistributedDataParallel, got sharded parameters (FSDP)",
-            "DTensor": "model must be plain or DistributedDataParallel, got DTensor parameters (tensor parallelism)",
+            "DTensor": "over one mesh of one dimension, got DTensor parameters (tensor parallelism)",
             "static": "static_graph=True does not go with no_sync in the first window",
             "within no_sync": "accumulate was called within no_sync(), where DDP reduces nothing: call it outside",
-            "of a smaller group": "group has 1 ranks, DDP averages over 2: leave group out",
+            "of a smaller group": "group has 1 ranks, the model's gradients are averaged over 2: leave group out",
             "partly": "model holds parameters outside DistributedDataParallel",
-            "sparse": "sparse gradients of a plain module are not summed over ranks: wrap it in DDP",
+            "sparse": "sparse gradients of a plain module are not averaged over ranks: wrap it in DDP",
         }.items():
             assert message in result.value[name]
 

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LambdaLR
 from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 
 from course_lib.launch import run_ranks
-from course_lib.skipping import StepGuard, nan_signal
+from course_lib.skipping import StepGuard
 from tests import effort
 from tests.test_skipping import leave_to_the_device, make_batch, state_of
 
@@ -60,8 +60,6 @@ class Run:
     frozen: bool
     scaler: bool
     averages: bool
-    readable: bool
-    """Whether the host reads each loss; it doesn't on an accelerator."""
     no_sync: bool
     comm_hook: str
     bucket_view: bool
@@ -87,7 +85,7 @@ def runs(draw, world_size):
     return Run(
         optimizer=optimizer, k=k, windows=windows, batch_norm=draw(st.booleans()) and not sparse,
         frozen=draw(st.booleans()) and not sparse, scaler=scaler, averages=averages,
-        readable=draw(st.booleans()), no_sync=draw(st.booleans()),
+        no_sync=draw(st.booleans()),
         comm_hook="none" if sparse else draw(st.sampled_from(list(COMM_HOOKS))),
         bucket_view=draw(st.booleans()) and not sparse, reload_before=draw(st.integers(0, 9)),
     )  # fmt: skip
@@ -210,7 +208,6 @@ def play(run, guarded, rank, world_size):
 
 def told(run, rank, world_size):
     """What is wrong with a run on this rank; empty where nothing is."""
-    nan_signal._is_read_without_waiting = lambda loss: run.readable
     try:
         ours, theirs = (play(run, guarded, rank, world_size) for guarded in (True, False))
     except Exception as error:

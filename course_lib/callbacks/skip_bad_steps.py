@@ -28,7 +28,7 @@ from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits
-from course_lib.skipping.skips import ScalerOverflow, WindowLocation
+from course_lib.skipping.skips import WindowLocation
 
 
 class SkipBadSteps(CountsSkips, TellsOfWindows):
@@ -212,7 +212,7 @@ class SkipBadSteps(CountsSkips, TellsOfWindows):
         # torch's optimizers leave out a parameter without a gradient, its state and its decay included.
         for parameter in parameters_of(optimizer):
             parameter.grad = None
-        if scaler is not None and has_gradient and not isinstance(skip, ScalerOverflow):
+        if scaler is not None and has_gradient and not skip.overflow:
             self._scaler_before = scaler.state_dict()
 
     def on_train_batch_end(

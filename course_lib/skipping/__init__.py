@@ -25,7 +25,7 @@ which skips for infinite gradients by the same reasoning; ``found_inf`` of torch
 
 from course_lib.skipping.guard import StepGuard
 from course_lib.skipping.journal import read_journal, summarize
+from course_lib.skipping.ranks import vote
 from course_lib.skipping.skips import TooManySkips
-from course_lib.skipping.voting import vote
 
 __all__ = ["StepGuard", "TooManySkips", "read_journal", "summarize", "vote"]

@@ -5,7 +5,8 @@ BatchNorm's statistics take in a NaN before any loss is seen.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import weakref
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +15,7 @@ from course_lib._tensors import is_expanded
 
 
 class BufferSnapshot:
-    """Copies of all buffers of a model, to be taken before a window's first forward and put back if it is rejected.
+    """Copies of all buffers of a model, taken ahead of a window's first forward, and put back if it is rejected.
 
     They are taken before DDP broadcasts rank 0's buffers as well: each rank gets back what it had itself, and the next
     window's broadcast finds what it would have found.
@@ -25,6 +26,7 @@ class BufferSnapshot:
     def __init__(self, model: nn.Module) -> None:
         self._model = model
         self._held: list[_Held] | None = None
+        self.hook = model.register_forward_pre_hook(_TakeAtForward(self), prepend=True)
 
     @property
     def taken(self) -> bool:
@@ -32,12 +34,14 @@ class BufferSnapshot:
 
     @torch.no_grad()
     def take(self) -> None:
-        self._held = [
-            _Held(module, name, buffer, buffer.detach().clone())
-            for module in self._model.modules()
-            for name, buffer in module._buffers.items()
-            if buffer is not None and not is_expanded(buffer)  # a forward has not changed that one
-        ]
+        """Copy them, unless this window's have been copied."""
+        if self._held is None:
+            self._held = [
+                _Held(module, name, buffer, buffer.detach().clone())
+                for module in self._model.modules()
+                for name, buffer in module._buffers.items()
+                if buffer is not None and not is_expanded(buffer)  # a forward has not changed that one
+            ]
 
     def check_taken(self) -> None:
         """Raise a RuntimeError where there are buffers, and no copies of what they were before this window."""
@@ -72,3 +76,20 @@ class _Held(NamedTuple):
     name: str
     buffer: Tensor
     copy: Tensor
+
+
+class _TakeAtForward:
+    """The model's forward hook. It keeps no snapshot alive, and a copy of the model is one without it."""
+
+    def __init__(self, snapshot: BufferSnapshot) -> None:
+        self._snapshot = weakref.ref(snapshot)
+
+    def __call__(self, *_: Any) -> None:
+        snapshot = self._snapshot()
+        if snapshot is not None and torch.is_grad_enabled():  # a validation in between is no window
+            snapshot.take()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # What a copy, or a file, has in this hook's place: an empty dict's `get`, which gives a forward's inputs back
+        # as they came, and needs nothing of this library.
+        return getattr, ({}, "get")

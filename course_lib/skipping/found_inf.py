@@ -15,11 +15,6 @@ def takes_found_inf(optimizer: Optimizer) -> bool:
     return bool(getattr(optimizer, "_step_supports_amp_scaling", False))
 
 
-def host_would_wait(gradients: list[Tensor]) -> bool:
-    """Whether a number that is read from the gradients has to be waited for: on a CPU there is nobody to wait for."""
-    return gradients[0].device.type != "cpu"
-
-
 def step_unless(optimizer: Any, bad: Tensor) -> None:
     """``optimizer.step()``, which changes nothing where the 0-dim bool tensor is true. The host does not wait for it.
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 import os
+import weakref
 from collections.abc import Iterable, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import torch
@@ -12,30 +14,30 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib._ranks import ddp_modules, rank_of_this_process, refuse_what_ddp_never_reduces, world_size_of
+from course_lib._ranks import rank_of_this_process, reduction_of, refuse_what_ddp_never_reduces, world_size_of
 from course_lib._tensors import parameters_of
 from course_lib.skipping import requirements
 from course_lib.skipping.buffers import BufferSnapshot
 from course_lib.skipping.detector import SpikeDetector
-from course_lib.skipping.found_inf import HostCopy, PendingDecision, host_would_wait, step_unless, takes_found_inf
-from course_lib.skipping.gradients import gradient_norm, gradients_of
-from course_lib.skipping.guarded_models import check_in_charge, release, take_charge
+from course_lib.skipping.found_inf import HostCopy, PendingDecision, step_unless, takes_found_inf
+from course_lib.skipping.gradients import gradient_norm, gradients_of, norm_of_all_shards
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
 from course_lib.skipping.nan_signal import NanSignal, own_reason
-from course_lib.skipping.rendezvous import meet_other_ranks
+from course_lib.skipping.ranks import meet_other_ranks, vote
 from course_lib.skipping.skips import (
     NO_GRADIENT,
     NON_FINITE_GRADIENT,
     OVERFLOW,
     SPIKE,
     Samples,
-    ScalerOverflow,
     Skip,
     TooManySkips,
     WindowLocation,
 )
-from course_lib.skipping.voting import vote
+
+_guards: weakref.WeakSet[StepGuard] = weakref.WeakSet()
+"""Those that judge steps now."""
 
 
 class StepGuard:
@@ -52,21 +54,25 @@ class StepGuard:
     What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. By :func:`vote` and
     :meth:`skip` all ranks skip before their forward. Gradients stay, as after ``optimizer.step()``: zero them.
 
-    On a GPU, where the optimizer takes ``found_inf``, as torch's fused ones do, and there are neither ``scaler`` nor
-    ``averages``, the device decides and the host does not wait for it: ``step`` returns a 0-dim bool tensor, and
-    counters, journal and schedule follow at the next ``step``, before its update, or at ``flush()``.
+    Where ``fully_shard`` has sharded the model, the ranks hold different gradients: one small vote a step tells all of
+    them the norm over all shards, and who has rejected.
+
+    On a GPU, where the optimizer takes ``found_inf``, as torch's fused ones do, and there are neither shards nor
+    ``scaler`` nor ``averages``, the device decides and the host does not wait for it: ``step`` returns a 0-dim bool
+    tensor, and counters, journal and schedule follow at the next ``step``, before its update, or at ``flush()``.
+
+    A parameter has one guard, the last that was made: the one before is closed. Copies and files of a model have none.
 
     Bounds, not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one
     that never saw the batch); what a forward writes to a parameter (``nn.Embedding(max_norm=1)``, a codebook: make it a
     buffer); and state that is neither parameter nor buffer, that of DDP's communication hooks included.
 
-    A model has one guard: one made again of the same parameters replaces the first. Its copies and files have none.
-
     Args:
-        model: What the forward goes through: a ``DistributedDataParallel``, a wrapper of it, or a plain module (on
-            several ranks, one whose gradients something else makes equal before ``step``: ``accumulate`` does). Its
-            buffers are copied before a window's first forward that builds a graph. Those of another model that the
-            same loss runs through (a GAN's discriminator) are not: give it a guard, and call that one's ``abandon``.
+        model: What the forward goes through: a ``DistributedDataParallel``, a module sharded by ``fully_shard``, a
+            wrapper of one, or a plain module (on several ranks, one whose gradients something else makes equal before
+            ``step``: ``accumulate`` does). Its buffers are copied before a window's first forward that builds a graph.
+            Those of another model that the same loss runs through (a GAN's discriminator) are not: give it a guard, and
+            call that one's ``abandon``.
         optimizer: Any that steps without a closure, and whose parameters are the model's, all or some of them. In a
             Trainer's manual optimization, ``self.optimizers()``: ``global_step`` then counts the updates.
         scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` asks for its factor again after a skip,
@@ -75,7 +81,7 @@ class StepGuard:
         scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
             finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
             A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
-            ranks vote, but only in windows whose gradients are not finite.
+            ranks vote, but only in windows whose gradients are not finite. Not for shards.
         averages: ``AveragedModel`` (or several): its ``update_parameters`` is called after each update.
         max_norm: Clip the accepted gradients to this norm, by the norm that the guard has taken anyway. A loop that
             clips before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
@@ -84,7 +90,7 @@ class StepGuard:
         min_history: How many there must be before one is judged.
         max_consecutive_skips: This many skips in a row end the run with :class:`TooManySkips`; None: never.
         journal: Where to write a line for each skip; other ranks write beside it. See :class:`Journal`.
-        group: The ranks that step together. Default: DDP's, else the default group.
+        group: The ranks that step together. Default: those of DDP or the shards, else the default group.
         timeout: Seconds to wait for the other ranks to make their guard.
 
     Attributes:
@@ -94,7 +100,7 @@ class StepGuard:
 
     Raises:
         ValueError: An argument out of range, an optimizer that needs a closure or holds parameters that the model does
-            not have, a model that has a guard of other parameters, sharded parameters (FSDP, DTensor).
+            not have, tensor parallelism, FSDP1, a mesh of two dimensions.
         RuntimeError: Another rank made no guard within ``timeout`` seconds.
     """
 
@@ -115,21 +121,25 @@ class StepGuard:
         group: dist.ProcessGroup | None = None,
         timeout: float = 60.0,
     ) -> None:
-        replicas = ddp_modules(model)
-        requirements.check_optimizer(model, replicas, optimizer)
+        reduction = reduction_of(model)
+        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
+        requirements.check_optimizer(model, reduction, optimizer)
+        requirements.check_scaler(self.scaler, reduction)
         requirements.check_scheduler(scheduler)
         requirements.check_limits(max_norm, max_consecutive_skips)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
-        self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
         self.averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
         requirements.check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
-        self._on_device = takes_found_inf(optimizer) and self.scaler is None and not self.averages
-        self._replicas = replicas
-        self._group = group or (replicas[0].process_group if replicas else None)
+        self._replicas, self._sharded = reduction.replicas, bool(reduction.shards)
+        self._group = group or reduction.group
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
-        self._forward_hook = take_charge(self)
+        self._on_device = takes_found_inf(optimizer) and not (self.scaler or self.averages or self._sharded)
+        for other in list(_guards):
+            if not set(model.parameters()).isdisjoint(other.model.parameters()):
+                other.close()
+        _guards.add(self)
         self._run = meet_other_ranks(self._group, timeout)
         self._journal = None if journal is None else Journal(journal, self._rank)
         self._attempts = self._updates = 0
@@ -143,9 +153,7 @@ class StepGuard:
 
     def begin(self) -> None:
         """Copy the buffers, as the window's first forward does; for loops whose forward goes past ``model``."""
-        if not self._buffers.taken:
-            refuse_what_ddp_never_reduces(self._replicas)
-            self._buffers.take()
+        self._buffers.take()
 
     def abandon(self) -> None:
         """Forget the window that runs, with what its forward left in the buffers: after an exception in it.
@@ -171,12 +179,12 @@ class StepGuard:
         So they are where those of the loss itself are finite (a constant, no valid target, a mean over an empty mask).
         For whoever calls backward otherwise: ``fabric.backward(guard.mark(loss))``.
         """
-        check_in_charge(self)
+        self._check_in_charge()
         return self._signal.mark(loss, parameters_of(self.optimizer))
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip this window, for what this rank alone knows: no collective, before its last backward."""
-        check_in_charge(self)
+        self._check_in_charge()
         self._signal.reject(str(reason), parameters_of(self.optimizer))
 
     def step(
@@ -195,28 +203,27 @@ class StepGuard:
             RuntimeError: A window was rejected after its last backward, or a loss was not finite and its gradients
                 were: other ranks have not heard of it.
         """
-        check_in_charge(self)
+        self._check_in_charge()
         self.flush()
         location = WindowLocation(epoch, batch_indices, sample_indices)
         gradients = gradients_of(self.optimizer)
         if self._on_device and self._have_stepped(gradients) and self._host_would_wait(gradients):
             return self._step_on_device(location, gradients)
-        if self.scaler is not None and gradients:
-            self.scaler.unscale_(self.optimizer)
+        scaler = self.scaler if gradients else None
+        if scaler is not None:
+            scaler.unscale_(self.optimizer)
         skip = self._judge(location, gradients)
         if skip is None:
-            if self.scaler is None:
+            if scaler is None:
                 self.optimizer.step()
             else:
-                self.scaler.step(self.optimizer)
+                scaler.step(self.optimizer)
             self._after_update()
-        else:
-            follow_skip(self.scheduler)
-        if self.scaler is not None and gradients:
-            before = self.scaler.state_dict()
-            self.scaler.update()
-            if skip is not None and not isinstance(skip, ScalerOverflow):
-                self.scaler.load_state_dict(before)
+        if scaler is not None:
+            before = scaler.state_dict()
+            scaler.update()
+            if skip is not None and not skip.overflow:
+                scaler.load_state_dict(before)
         self._raise_if_too_many()
         return skip is None
 
@@ -233,7 +240,7 @@ class StepGuard:
         is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
         raises :class:`TooManySkips`. Gradients are expected to be unscaled.
         """
-        check_in_charge(self)
+        self._check_in_charge()
         return self._judge(WindowLocation(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
 
     def skip(
@@ -246,13 +253,11 @@ class StepGuard:
         caused_here: bool | None = None,
     ) -> bool:
         """Skip this window unseen, and return False: all ranks alike, after a vote, and ahead of a forward of DDP's."""
-        check_in_charge(self)
+        self._check_in_charge()
         self.flush()
-        self._buffers.put_back()
+        self.abandon()
         location = WindowLocation(epoch, batch_indices, sample_indices)
-        self._count_skip(Skip, str(reason), location, None, math.inf, bool(caused_here))
-        follow_skip(self.scheduler)
-        self._end_window()
+        self._count_skip(str(reason), location, None, math.inf, bad_here=bool(caused_here), overflow=False)
         self._raise_if_too_many()
         return False
 
@@ -260,7 +265,8 @@ class StepGuard:
 
     @property
     def attempts(self) -> int:
-        return self._attempts if self._pending is None else self._attempts + 1
+        self._settle()
+        return self._attempts
 
     @property
     def updates(self) -> int:
@@ -285,14 +291,14 @@ class StepGuard:
         """Let the model go: its forwards no longer copy buffers, and it may have another guard."""
         self._settle()
         self._end_window()
-        release(self)
-        self._forward_hook.remove()
+        _guards.discard(self)
+        self._buffers.hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
         """The counters, the last skips in a row, and the accepted norms."""
         self._settle()
         own = {"attempts": self._attempts, "updates": self._updates}
-        return own | {"norms": list(self.detector.accepted), "skips": [skip.state() for skip in self._skips_in_a_row]}
+        return own | {"norms": list(self.detector.accepted), "skips": [asdict(skip) for skip in self._skips_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         requirements.check_state(state)
@@ -300,41 +306,57 @@ class StepGuard:
         self._end_window()  # a forward before the checkpoint was loaded began none
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
         self.detector.restore(state["norms"])
-        self._skips_in_a_row = [Skip.of_state(skip) for skip in state.get("skips", ())]
+        self._skips_in_a_row = [Skip(**skip) for skip in state.get("skips", ())]
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(None), ()  # a copy of what holds a guard (a module, say) has None in its place
 
     # --------------------------------------------------------------------------------------------- the decision
 
+    def _check_in_charge(self) -> None:
+        if self not in _guards:
+            raise RuntimeError(
+                "this guard was closed, by close() or because another guard was made of the same parameters: use that "
+                "one, or make another. Of parameters that two optimizers step together, make one guard of one "
+                "optimizer; of parts that step apart (a generator, a discriminator), a guard of each part's module"
+            )
+        refuse_what_ddp_never_reduces(self._replicas)
+
     def _judge(self, location: WindowLocation, gradients: list[Tensor]) -> Skip | None:
-        limit = self.detector.limit
-        norm: float | None = None
-        loss_factor = 1.0
         if gradients:
             self._buffers.check_taken()
-            norm_tensor = gradient_norm(gradients)
-            norm, loss_factor = self._signal.read(norm_tensor)  # what waits for a device, once
+        total = gradient_norm(gradients)
+        value, loss_factor = self._signal.beside(total).tolist()  # what waits for a device, once
+        norm = value if gradients else None
         own = own_reason(self._signal.rejections, loss_factor)
-        reason, kind = self._reason(norm, own, limit), Skip
-        not_finite = norm is not None and not math.isfinite(norm)
-        overflow = self.scaler is not None and not_finite
-        if overflow and not vote(own is not None, group=self._group):
-            reason, kind = OVERFLOW, ScalerOverflow
-        skip = None
-        if reason is not None:
+        if self._sharded:
+            norm = norm_of_all_shards(norm if own is None else math.nan, self._group)
+            total.fill_(math.nan if norm is None else norm)
+        skip = self._conclude(location, norm, self.detector.limit, own)
+        if skip is not None:
             self._buffers.put_back()
-            skip = self._count_skip(kind, reason, location, norm, limit, own is not None)
         else:
-            assert norm is not None
             if self.max_norm is not None:
-                torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm_tensor)
-            self._count_update(norm)
+                torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, total)
             self._stepped.update(p for p in parameters_of(self.optimizer) if p.grad is not None)
         self._end_window()
         return skip
 
-    def _reason(self, norm: float | None, own: str | None, limit: float) -> str | None:
+    def _conclude(self, location: WindowLocation, norm: float | None, limit: float, own: str | None) -> Skip | None:
+        """Count a window as an update, or as the skip that is returned."""
+        not_finite = norm is not None and not math.isfinite(norm)
+        overflow = self.scaler is not None and not_finite and not vote(own is not None, group=self._group)
+        reason = OVERFLOW if overflow else self._reason(norm, limit, own)
+        if reason is not None:
+            return self._count_skip(reason, location, norm, limit, bad_here=own is not None, overflow=overflow)
+        assert norm is not None
+        self._attempts += 1
+        self._updates += 1
+        self._skips_in_a_row = []
+        self.detector.accept(norm)
+        return None
+
+    def _reason(self, norm: float | None, limit: float, own: str | None) -> str | None:
         """Why this window is skipped, or None: the ranks agree on whether, and each has its ``own`` words for why."""
         if norm is None:
             return own or NO_GRADIENT
@@ -350,17 +372,11 @@ class StepGuard:
             )
         return own
 
-    def _count_update(self, norm: float) -> None:
-        self._attempts += 1
-        self._updates += 1
-        self._skips_in_a_row = []
-        self.detector.accept(norm)
-
     def _count_skip(
-        self, kind: type[Skip], reason: str, location: WindowLocation, norm: float | None, limit: float, bad_here: bool
+        self, reason: str, location: WindowLocation, norm: float | None, limit: float, *, bad_here: bool, overflow: bool
     ) -> Skip:
         self._attempts += 1
-        skip = kind(
+        skip = Skip(
             run=self._run,
             attempt=self._attempts,
             updates=self._updates,
@@ -369,11 +385,13 @@ class StepGuard:
             caused_here=True if bad_here or self._world_size == 1 else None,
             norm=norm,
             norm_limit=limit if math.isfinite(limit) else None,
+            overflow=overflow,
             **location.fields(),
         )
         self._skips_in_a_row.append(skip)
         if self._journal is not None:
             self._journal.write(skip)
+        follow_skip(self.scheduler)
         return skip
 
     def _end_window(self) -> None:
@@ -390,14 +408,13 @@ class StepGuard:
         skips = self._skips_in_a_row
         if self.max_consecutive_skips is not None and len(skips) >= self.max_consecutive_skips:
             self._skips_in_a_row = []
-            # What was left to the device is found out late: the next window has begun, and won't be judged.
-            self._buffers.put_back()
-            self._end_window()
+            self.abandon()  # what was left to the device is found out late: the next window has begun
             raise TooManySkips(skips)
 
     # --------------------------------------------------------------------------- without waiting for the device
 
-    _host_would_wait = staticmethod(host_would_wait)
+    def _host_would_wait(self, gradients: list[Tensor]) -> bool:
+        return gradients[0].device.type != "cpu"
 
     def _have_stepped(self, gradients: list[Tensor]) -> bool:
         """A parameter's first step makes its state, whatever found_inf says: that one is decided on the host."""
@@ -426,10 +443,5 @@ class StepGuard:
         pending, self._pending = self._pending, None
         norm, loss_factor = pending.evidence.read()
         own = own_reason(pending.rejections, loss_factor)
-        reason = self._reason(norm, own, pending.limit)
-        if reason is None:
-            self._count_update(norm)
+        if self._conclude(pending.location, norm, pending.limit, own) is None:
             self._after_update()
-        else:
-            self._count_skip(Skip, reason, pending.location, norm, pending.limit, own is not None)
-            follow_skip(self.scheduler)

@@ -8,7 +8,6 @@ import os
 import re
 import warnings
 from collections import Counter
-from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -99,11 +98,6 @@ def summarize(path: str | os.PathLike[str]) -> str:
     lines = [f"{counted(len(attempts), 'attempt')} skipped{over}."]
     causes = Counter(_cause(seen) for seen in attempts.values())
     lines += [f"  {count:,} × {cause}" for cause, count in causes.most_common()]
-    if attempts:
-        run, first, length = _longest_row(attempts)
-        of = f" of the run of {run}" if len(runs) > 1 else ""
-        row = f"{length:,} in a row at most: attempts {first:,} to {first + length - 1:,}{of}."
-        lines.append(row if length > 1 else "No two in a row.")
     suspects = [skip for seen in attempts.values() for skip in _suspects(seen)]
     samples = Counter(index for skip in suspects for index in skip.sample_indices or ())
     again = [f"{index} ({count}×)" for index, count in samples.most_common(10) if count > 1]
@@ -135,20 +129,6 @@ def _told(seen: list[Skip]) -> str:
     norm = "" if shown.norm is None else f", norm {shown.norm:.3g}"
     limit = "" if shown.norm_limit is None else f" (limit {shown.norm_limit:.3g})"
     return f"{shown.place()}: {_cause(seen)}{norm}{limit}"
-
-
-def _longest_row(attempts: Iterable[tuple[str, int]]) -> tuple[str, int, int]:
-    """The longest row of consecutive attempts: its run, first attempt and length."""
-    longest, length = ("", 0, 0), 0
-    row_run, first = "", 0
-    for run, attempt in attempts:
-        if (run, attempt) == (row_run, first + length):
-            length += 1
-        else:
-            row_run, first, length = run, attempt, 1
-        if length > longest[2]:
-            longest = (row_run, first, length)
-    return longest
 
 
 def _jsonable(value: Any) -> Any:

@@ -5,26 +5,26 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import ReduceLROnPlateau
 from torch.optim.swa_utils import AveragedModel
 
 from course_lib._arguments import int_of_at_least
-from course_lib._ranks import any_outside
+from course_lib._ranks import Reduction, any_outside
 from course_lib._tensors import needs_closure, parameters_of
 from course_lib._words import counted
 from course_lib.skipping.lr_schedules import goes_by_lr_factor
 
 
-def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], optimizer: Optimizer) -> None:
+def check_optimizer(model: nn.Module, reduction: Reduction, optimizer: Optimizer) -> None:
     if needs_closure(optimizer):
         raise ValueError(
             f"optimizer must step without a closure, got {type(optimizer).__name__}: it makes many evaluations a step"
         )
     held = parameters_of(optimizer)
-    if any_outside(replicas, held):
+    if any_outside(reduction.replicas, held):
         raise ValueError(
             "the optimizer holds parameters outside DistributedDataParallel: their gradients are each rank's own, "
             "and the ranks could not decide alike. Wrap all that is trained, or give each part its own guard"
@@ -37,6 +37,14 @@ def check_optimizer(model: nn.Module, replicas: list[DistributedDataParallel], o
             "have: what their modules' buffers take in could not be put back. Give the guard a module that holds all "
             "that the optimizer trains (nn.ModuleList, say, and call guard.begin() before each window's first "
             "forward), or an optimizer of this model's parameters"
+        )
+
+
+def check_scaler(scaler: torch.amp.GradScaler | None, reduction: Reduction) -> None:
+    if scaler is not None and reduction.shards:
+        raise ValueError(
+            "scaler must be None where fully_shard has sharded the model: each rank would lower its own. Train in "
+            "bfloat16, by fully_shard's mp_policy"
         )
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from course_lib._words import first_of, plural
@@ -43,6 +43,8 @@ class Skip:
     """Of the gradients after the reduction; None where there were none."""
     norm_limit: float | None
     """What a norm had to stay below; None where norms were not judged."""
+    overflow: bool = False
+    """The loss was finite, and its scaled gradients were not: the scale is lowered, and no batch is at fault."""
 
     def place(self) -> str:
         parts = [f"attempt {self.attempt}"]
@@ -53,19 +55,6 @@ class Skip:
         if self.sample_indices:
             parts.append(f"samples {first_of(self.sample_indices)} on rank {self.rank}")
         return ", ".join(parts)
-
-    def state(self) -> dict[str, Any]:
-        """For a checkpoint, of which :meth:`of_state` makes it again."""
-        return asdict(self) | {"overflow": isinstance(self, ScalerOverflow)}
-
-    @staticmethod
-    def of_state(state: Mapping[str, Any]) -> Skip:
-        kind = ScalerOverflow if state["overflow"] else Skip
-        return kind(**{name: value for name, value in state.items() if name != "overflow"})
-
-
-class ScalerOverflow(Skip):
-    """The loss was finite, and its scaled gradients were not: the scale is lowered, and no batch is at fault."""
 
 
 class TooManySkips(RuntimeError):

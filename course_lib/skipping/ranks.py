@@ -1,13 +1,16 @@
-"""A decision about data that one rank alone can make, told to all."""
+"""What the ranks agree on: that each has its guard, and a decision about data that one rank alone can make."""
 
 from __future__ import annotations
 
+from collections import Counter
+from datetime import UTC, datetime, timedelta
 from typing import Literal, overload
 
 import torch
 import torch.distributed as dist
 
 from course_lib._ranks import rank_device, world_size_of
+from course_lib._words import plural
 
 
 @overload
@@ -33,9 +36,7 @@ def vote(bad: bool, *, group: dist.ProcessGroup | None = None, async_op: bool = 
     Without a process group, this process decides alone.
     """
     ballot = Vote(bad, group)
-    if async_op:
-        return ballot
-    return ballot.wait()
+    return ballot if async_op else ballot.wait()
 
 
 class Vote:
@@ -65,3 +66,37 @@ class Vote:
             self._work = None
             self._bad = bool(self._byte.item())
         return self._bad
+
+
+_guards_made: Counter[tuple[int, ...]] = Counter()
+
+
+def meet_other_ranks(group: dist.ProcessGroup | None, timeout: float) -> str:
+    """Wait until every rank of the group has made its guard, and agree on a name for the run.
+
+    A guard on some ranks alone would skip where the others step. This goes through the group's store: a collective
+    would pair with whatever the others are at.
+
+    Raises:
+        RuntimeError: Another rank made no guard within ``timeout`` seconds.
+    """
+    now = datetime.now(UTC).isoformat(timespec="microseconds")
+    if world_size_of(group) == 1:
+        return now
+    from torch.distributed.distributed_c10d import _get_default_store
+
+    store = _get_default_store()
+    ranks = tuple(dist.get_process_group_ranks(group or dist.group.WORLD))
+    prefix = f"course_lib.skipping/{'-'.join(map(str, ranks))}/{_guards_made[ranks]}"
+    _guards_made[ranks] += 1
+    store.set(f"{prefix}/{dist.get_rank()}", now)
+    try:
+        store.wait([f"{prefix}/{rank}" for rank in ranks], timedelta(seconds=timeout))
+    except RuntimeError as error:
+        missing = [str(rank) for rank in ranks if not store.check([f"{prefix}/{rank}"])]
+        raise RuntimeError(
+            f"rank {dist.get_rank()} made a StepGuard, and {plural(len(missing), 'rank')} {', '.join(missing)} did not "
+            f"within {timeout:g} s: a guard on some ranks alone would skip where the others step. Make it on every "
+            "rank, in the same order, or give a longer timeout"
+        ) from error
+    return str(store.get(f"{prefix}/{ranks[0]}").decode())
