@@ -189,12 +189,6 @@ def _parts(sampler: Any) -> Iterator[Any]:
             yield from _parts(value)
 
 
-def is_of_torch(sampler: Any) -> bool:
-    """Whether it, and each sampler inside it, is one of torch's, or a list or the like: it draws as it is seeded."""
-    modules = ("builtins", *(f"torch.utils.data.{name}" for name in ("sampler", "distributed", "dataloader")))
-    return all(type(part).__module__ in modules for part in _parts(sampler))
-
-
 def _read(sampler: Any, seed: int, epoch: int) -> list[list[int]]:
     """Its batches of an epoch, with the generators seeded that are global or among its attributes."""
     parts = list(_parts(sampler))
