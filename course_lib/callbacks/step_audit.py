@@ -7,7 +7,6 @@ audit.updates, audit.attempts, audit.skipped
 
 from __future__ import annotations
 
-import copy
 import itertools
 from collections.abc import Sized
 from typing import Any
@@ -18,7 +17,6 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib._lightning import count_limited
 from course_lib.callbacks._trainer import (
     accumulation_by_epoch,
     attempts_of,
@@ -30,7 +28,6 @@ from course_lib.callbacks._trainer import (
 from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.callbacks.exact_resume import ExactResume
 from course_lib.loader import MiniDataLoader
-from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, plan_steps
@@ -54,18 +51,17 @@ class StepAudit(TellsOfWindows):
     - ``batches_per_epoch``: micro-batches of this rank, epoch by epoch.
 
     A run agrees with its plan where each planned step was made or is a known skip. A run that is told to stop before
-    its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop. One that
-    goes on with other ranks is planned from there: what was done, and the rest on the ranks that there are now.
+    its end (``EarlyStopping``, ``max_time``, ``trainer.should_stop``) agrees where that holds until the stop.
 
     Args:
         plan: The plan to hold the run against; ``None``: made from the Trainer and its loader when training starts.
-            It stays ``None`` where steps can't be planned (a loader without length, manual optimization), and
-            ``why_no_plan`` says why.
+            It stays ``None`` where steps can't be planned (a loader without length, manual optimization, a run that has
+            come to other ranks), and ``why_no_plan`` says why.
         strict: Raise a :class:`StepCountError` when the fit has ended and its last checkpoint is written, instead of
             warning.
 
     The counts go into checkpoints and continue after a resume. A schedule that comes back from a checkpoint with
-    another horizon than the run has now is told by a warning.
+    another horizon than the run has now, or with that of other ranks, is told by a warning.
     """
 
     def __init__(self, plan: StepPlan | None = None, *, strict: bool = False) -> None:
@@ -88,9 +84,8 @@ class StepAudit(TellsOfWindows):
         self.stopped_early = False
         self._updates_of_batch = 0
         self._in_batch = False
-        self._world_size: int | None = None
-        self._planned_from: tuple[int, int] | None = (0, 0)
-        """What was done when the run came to its ranks; None: it came to others, and that could not be planned."""
+        self._world_sizes: list[int] = []
+        """The numbers of ranks that the run has had, each once."""
         self._max_steps_means_updates = False
         self._steps_of_all_epochs: int | None = None
         """Where skips put ``max_steps`` off: the steps up to ``max_epochs``, if that ends the run as well."""
@@ -188,22 +183,19 @@ class StepAudit(TellsOfWindows):
         for callback in callbacks_of_kind(trainer, ExactResume):
             callback.go_on(trainer, pl_module)  # it may come later in the list
         self._begin_at(done, trainer)
-        if self.plan is None:
-            if self._world_size not in (None, trainer.world_size):
-                self.plan, self.why_no_plan = _plan_of(trainer, pl_module, done)
-                self._planned_from = None
-            elif self._planned_from is None:
-                self.why_no_plan = "it was not known what was left of the run when it came to its ranks"
-            else:
-                self.plan, self.why_no_plan = _plan_of(trainer, pl_module, *self._planned_from)
-            if self.plan is not None:
-                self._planned_from = (self.plan.steps_done, self.plan.samples_done)
-        self._world_size = trainer.world_size
+        if trainer.world_size not in self._world_sizes:
+            self._world_sizes.append(trainer.world_size)
+        came_to_others = len(self._world_sizes) > 1
+        if self.plan is None and came_to_others:
+            ranks = ", then to ".join(map(str, self._world_sizes))
+            self.why_no_plan = f"the run was dealt to {ranks} ranks: plan_steps(..., **run_so_far(trainer)) plans it"
+        elif self.plan is None:
+            self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
         skippers = skippers_of(trainer)
         self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
-        if self._max_steps_means_updates and self.plan is not None and self._planned_from is not None:
-            self._steps_of_all_epochs = _steps_of_all_epochs(trainer, pl_module, *self._planned_from)
-        if done and self.plan is not None:
+        if self._max_steps_means_updates and self.plan is not None and not came_to_others:
+            self._steps_of_all_epochs = _steps_of_all_epochs(trainer, pl_module)
+        if done and (self.plan is not None or came_to_others):
             _warn_of_other_horizons(trainer, self.plan)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
 
@@ -273,8 +265,7 @@ class StepAudit(TellsOfWindows):
             "attempts": self.attempts,
             "updates": self.updates + (0 if self._in_batch else self._updates_of_batch),
             "batches_per_epoch": dict(self.batches_per_epoch),
-            "world_size": self._world_size,
-            "planned_from": self._planned_from,
+            "world_sizes": self._world_sizes,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -282,51 +273,42 @@ class StepAudit(TellsOfWindows):
         self.attempts = state_dict["attempts"]
         self.updates = state_dict["updates"]
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
-        self._world_size = state_dict.get("world_size")
-        self._planned_from = state_dict.get("planned_from", (0, 0))
+        self._world_sizes = list(state_dict["world_sizes"])
         self._restored = True
 
 
-def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan) -> None:
+def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan | None) -> None:
     # A checkpoint brings a schedule's horizon with it, as a number; of OneCycleLR, the step after it raises.
+    ends = "makes another number of steps on its ranks now"
+    if plan is not None:
+        ends = f"ends after {plan.total_steps:,} optimizer steps"
     for config in trainer.lr_scheduler_configs:
         scheduler = config.scheduler
         for name in ("T_max", "total_steps", "total_iters"):
             horizon = getattr(scheduler, name, None)
-            if config.interval == "step" and isinstance(horizon, int) and horizon != plan.total_steps:
+            if config.interval == "step" and isinstance(horizon, int) and horizon != (plan and plan.total_steps):
                 rank_zero_warn(
                     f"{type(scheduler).__name__} came back from the checkpoint with {name}={horizon:,}, and this run "
-                    f"ends after {plan.total_steps:,} optimizer steps: the rate will not end where it should. Let it "
-                    "follow plan_steps(..., **run_so_far(trainer)).progress, by LambdaLR"
+                    f"{ends}: the rate will not end where it should. Let it follow "
+                    "plan_steps(..., **run_so_far(trainer)).progress, by LambdaLR"
                 )
 
 
-def _steps_of_all_epochs(
-    trainer: Trainer, pl_module: LightningModule, steps_done: int, samples_done: int
-) -> int | None:
+def _steps_of_all_epochs(trainer: Trainer, pl_module: LightningModule) -> int | None:
     """Without ``max_steps``; None: nothing else ends the run, or a later epoch cannot be dealt to the ranks."""
     if trainer.max_epochs in (-1, None):
         return None
     try:
-        plan, _ = _plan_of(trainer, pl_module, steps_done, samples_done, max_steps=-1)
+        plan, _ = _plan_of(trainer, pl_module, max_steps=-1)
     except ValueError:
         return None
     return None if plan is None else plan.total_steps
 
 
 def _plan_of(
-    trainer: Trainer,
-    pl_module: LightningModule,
-    steps_done: int,
-    samples_done: int | None = None,
-    *,
-    max_steps: int | None = None,
+    trainer: Trainer, pl_module: LightningModule, *, max_steps: int | None = None
 ) -> tuple[StepPlan | None, str]:
-    """The plan of a Trainer that is about to train, or why there is none; what was done: on other ranks.
-
-    ``max_steps`` is the Trainer's by default. ``samples_done`` is None where the run comes to its ranks now: then it
-    is where the loader stands.
-    """
+    """The plan of a Trainer that is about to train, or why there is none. ``max_steps`` is the Trainer's by default."""
     if not pl_module.automatic_optimization:
         return None, "with manual optimization, the module's own code decides when to step"
     if trainer.strategy.handles_gradient_accumulation:
@@ -347,20 +329,8 @@ def _plan_of(
     loader: Any = trainer.train_dataloader
     sampler: Any = getattr(loader, "batch_sampler", None)
     if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
-        if samples_done is None:
-            state = loader.state_dict()
-            samples_done = state["epoch"] * sampler.num_samples + state["position"]
-        if samples_done % sampler.num_samples and trainer.limit_train_batches != 1.0:
-            return None, (
-                "the run has come to other ranks within an epoch that limit_train_batches cuts: what is left of it is "
-                "not known in samples"
-            )
         plan: StepPlan = sampler.plan(
-            max_epochs=trainer.max_epochs,
-            max_steps=max_steps,
-            limit_train_batches=trainer.limit_train_batches,
-            steps_done=steps_done,
-            samples_done=samples_done,
+            max_epochs=trainer.max_epochs, max_steps=max_steps, limit_train_batches=trainer.limit_train_batches
         )
         return plan, ""
     plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None
@@ -377,20 +347,4 @@ def _plan_of(
         )
         return plan, ""
     # Of any other loader only the number of batches is known: each counts as one sample.
-    batches = int(trainer.num_training_batches)
-    if not steps_done:
-        return plan_steps(batches, 1, **stops_and_windows), ""
-    if not isinstance(sampler, EpochBatchSampler):
-        return None, "the run goes on with other ranks, and its loader does not say how long the epochs are that come"
-    progress: Any = trainer.fit_loop.epoch_progress.current
-    epoch = trainer.current_epoch
-    # Between two epochs, the batches that are counted are those of the epoch before.
-    between_epochs = progress.started == progress.completed
-    done = 0 if between_epochs else trainer.fit_loop.epoch_loop.batch_progress.current.ready
-    later = copy.copy(sampler)
-    later.set_epoch(epoch + 1)
-    batches_later = int(count_limited(len(later), trainer.limit_train_batches))
-    if samples_done is None:
-        left = 0 if sampler.epoch > epoch else batches - done
-        samples_done = (epoch + 1) * batches_later - left
-    return plan_steps(batches_later, 1, steps_done=steps_done, samples_done=samples_done, **stops_and_windows), ""
+    return plan_steps(int(trainer.num_training_batches), 1, **stops_and_windows), ""
