@@ -114,9 +114,9 @@ class Digits(LightningModule):
     def configure_optimizers(self) -> Any:
         data, ranks = self.trainer.datamodule, self.trainer.world_size  # type: ignore[attr-defined]
         run: dict[str, Any] = {"max_epochs": self.trainer.max_epochs, **run_so_far(self.trainer)}
-        plan = plan_steps(len(data.dataset), data.schedule, world_size=ranks, **run)
+        self.plan = plan_steps(len(data.dataset), data.schedule, world_size=ranks, **run)
         optimizer = AdamW(self.parameters(), lr=0.01)
-        schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
+        schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * self.plan.progress(step))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 
