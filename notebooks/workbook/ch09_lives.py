@@ -86,7 +86,9 @@ class End(NamedTuple):
     rate: float
     """The learning rate, as a share of its peak."""
     planned: int | None
-    """Attempts, by the audit; on other ranks, which it does not plan, updates, by the script's own plan."""
+    """Attempts, by the audit; None without one, and on other ranks, which it does not plan."""
+    planned_updates: int | None
+    """By the script's own plan."""
     attempts: int
     skipped: int
     audit: str
@@ -95,13 +97,14 @@ class End(NamedTuple):
 def end_of(trainer: Trainer) -> End:
     """What a Trainer that has fitted can tell."""
     audits = [callback for callback in trainer.callbacks if isinstance(callback, StepAudit)]  # type: ignore[attr-defined]
-    plans = [*(audit.plan for audit in audits), getattr(trainer.lightning_module, "plan", None)]
+    plan_of_script = getattr(trainer.lightning_module, "plan", None)
     group = trainer.optimizers[0].param_groups[0]
     skipped = _skipped(trainer)
     return End(
         weights=[tensor.detach().cpu().clone() for tensor in trainer.lightning_module.state_dict().values()],
         rate=group["lr"] / group["initial_lr"],
-        planned=next((plan.total_steps for plan in plans if plan), None),
+        planned=audits[0].plan.total_steps if audits and audits[0].plan else None,
+        planned_updates=plan_of_script and plan_of_script.total_steps,
         attempts=trainer.global_step + skipped,
         skipped=skipped,
         audit=audits[0].explain() if audits else "",
@@ -163,10 +166,15 @@ def weights_of_labels(diary: Sequence[MicroBatch], k: int, ranks: int) -> list[f
     return [min(ratios), max(ratios)]
 
 
-def planned_attempts(diary: Sequence[MicroBatch], end: End, bad_sample: int) -> int:
-    """Of a run whose ranks have changed with the last life: the updates of its plan, and what was skipped before."""
-    assert end.planned is not None
-    return end.planned + _skipped_before(diary, bad_sample)
+def planned_attempts(diary: Sequence[MicroBatch], end: End, bad_sample: int, life: int | None = None) -> int:
+    """Of a run that came to other ranks with a life: the updates of its plan, and what was skipped before that life.
+
+    By default with its last one.
+    """
+    if end.planned is not None:  # it came to none: no life on others has saved anything
+        return end.planned
+    assert end.planned_updates is not None
+    return end.planned_updates + _windows_with(_before(diary, life or _last_life(diary)), bad_sample)
 
 
 def rate_by_hand(diary: Sequence[MicroBatch], end: End, samples_of_run: int, bad_sample: int) -> float:
@@ -174,22 +182,25 @@ def rate_by_hand(diary: Sequence[MicroBatch], end: End, samples_of_run: int, bad
 
     What was done before counts by its share of the samples, and the rest by this life's updates.
     """
-    life, before = _before_the_last_life(diary)
+    life = _last_life(diary)
+    before = _before(diary, life)
     first_window = min(micro_batch.window for micro_batch in diary if micro_batch.life == life)
     done = sum(len(micro_batch.samples) for micro_batch in before) / samples_of_run
-    updates = end.attempts - first_window - (end.skipped - _skipped_before(diary, bad_sample))
+    updates = end.attempts - first_window - (end.skipped - _windows_with(before, bad_sample))
     progress = done + (1 - done) * updates / (planned_attempts(diary, end, bad_sample) - first_window)
     return 0.5 * (1 + math.cos(math.pi * progress))
 
 
-def _before_the_last_life(diary: Sequence[MicroBatch]) -> tuple[int, list[MicroBatch]]:
-    life = max(micro_batch.life for micro_batch in diary)
-    return life, [micro_batch for micro_batch in applied(diary) if micro_batch.life < life]
+def _last_life(diary: Sequence[MicroBatch]) -> int:
+    return max(micro_batch.life for micro_batch in diary)
 
 
-def _skipped_before(diary: Sequence[MicroBatch], bad_sample: int) -> int:
-    _, before = _before_the_last_life(diary)
-    return len({micro_batch.window for micro_batch in before if bad_sample in micro_batch.samples})
+def _before(diary: Sequence[MicroBatch], life: int) -> list[MicroBatch]:
+    return [micro_batch for micro_batch in applied(diary) if micro_batch.life < life]
+
+
+def _windows_with(diary: Sequence[MicroBatch], sample: int) -> int:
+    return len({micro_batch.window for micro_batch in diary if sample in micro_batch.samples})
 
 
 def not_finite(end: End) -> int:

@@ -11,7 +11,7 @@ from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint, Stochast
 from lightning.pytorch.plugins import MixedPrecision
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib.callbacks import SkipBadSteps, StepAudit, StepCountError, run_so_far
+from course_lib.callbacks import ExactResume, SkipBadSteps, StepAudit, StepCountError, run_so_far
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader
 from course_lib.resume import ResumableDataLoader
@@ -295,7 +295,7 @@ def run_on(ranks, folder, ckpt_path=None, stop=None, horizon=None):
         audit, model = StepAudit(strict=True), Decaying()
         trainer = quiet_trainer(
             max_epochs=3, accumulate_grad_batches=2, devices=ranks, strategy="ddp" if ranks > 1 else "auto",
-            callbacks=[audit],
+            callbacks=[audit, ExactResume()],
         )  # fmt: skip
         loader = ResumableDataLoader(range(46), 3, shuffle=True)
         with warnings.catch_warnings(record=True) as caught:
