@@ -1,14 +1,12 @@
 """MiniDataLoader against torch's DataLoader: the same batches and errors in the same order, and no process left behind.
 
 Differences that are meant, each with a test of its own below the random ones: a map-style dataset that raises
-StopIteration is an error (torch ends the epoch there, without a word); nonsense for `timeout` and `prefetch_factor` is
-refused when the loader is made, not when it is iterated; so is a datapipe with `shuffle` or workers; `iter(sampler)`
-is called once an epoch with workers too; after an error of `worker_init_fn` each of the worker's tasks gets that error.
+StopIteration is an error (torch ends the epoch there, without a word); a datapipe is refused; `iter(sampler)` is called
+once an epoch with workers too; after an error of `worker_init_fn` each of the worker's tasks gets that error.
 """
 
 import copy
 import gc
-import inspect
 import multiprocessing
 import os
 import pickle
@@ -441,18 +439,16 @@ def test_what_torch_refuses_is_refused_with_its_words(arguments, message):
     ],
 )
 @pytest.mark.filterwarnings("ignore:Exception ignored")  # in torch's, which was not made in full
-def test_what_torch_refuses_when_it_is_iterated_is_refused_at_once(arguments, message):
+def test_what_torch_refuses_when_it_is_iterated_gets_a_sentence(arguments, message):
     with pytest.raises(AssertionError):
         iter(DataLoader(MANY, **arguments))
     with pytest.raises(ValueError, match=message):
-        MiniDataLoader(MANY, **arguments)
+        iter(MiniDataLoader(MANY, **arguments))
 
 
-@pytest.mark.parametrize("options", [dict(shuffle=True), dict(num_workers=1)])
-def test_a_datapipe_that_torch_would_shuffle_or_shard_is_refused(options):
-    with pytest.raises(ValueError, match=r"a datapipe is read .* without workers.*got IterableWrapper"):
-        MiniDataLoader(IterableWrapper(range(4)), **options)
-    assert [batch.item() for batch in MiniDataLoader(IterableWrapper(range(4)))] == [0, 1, 2, 3]
+def test_a_datapipe_is_refused():
+    with pytest.raises(ValueError, match=r"got a datapipe: torch's DataLoader reads those"):
+        iter(MiniDataLoader(IterableWrapper(range(4))))
 
 
 @pytest.mark.parametrize("name", "batch_size batch_sampler sampler drop_last dataset persistent_workers".split())
@@ -704,10 +700,6 @@ def test_a_copy_or_a_pickled_loader_has_workers_of_its_own():
         assert sorted(index for batch in other for index in batch.tolist()) == list(range(10))
         assert other._iterator._workers[0].pid != iterator._workers[0].pid
     assert len(list(iterator)) == 2
-    with pytest.raises(NotImplementedError, match="_WorkerBatches cannot be pickled"):
-        pickle.dumps(iterator)
-    with pytest.raises(NotImplementedError, match="_Batches cannot be pickled"):
-        copy.copy(iter(MiniDataLoader(MANY)))
 
 
 def squares_in(method):
@@ -1158,9 +1150,8 @@ def test_the_thread_holds_no_batch(accelerator):
 def test_without_an_accelerator_batches_are_as_they_are(workers, monkeypatch):
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     for kind in (DataLoader, MiniDataLoader):
-        loader = kind(MANY, pin_memory=True, num_workers=workers, pin_memory_device="cuda")
-        lack = "'pin_memory' argument is set as true but no accelerator is found"
-        with pytest.warns(UserWarning, match=lack), pytest.warns(UserWarning, match="pin_memory_device is deprecated"):
+        loader = kind(MANY, pin_memory=True, num_workers=workers)
+        with pytest.warns(UserWarning, match="'pin_memory' argument is set as true but no accelerator is found"):
             assert len(list(loader)) == 10
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda: torch.device("mps"))
@@ -1237,8 +1228,3 @@ def test_find_batch_size_takes_it_and_reads_nothing():
 def test_it_is_annotated_with_what_it_yields_as_torchs():
     for loader in (MiniDataLoader, DataLoader):
         assert typing.get_args(loader[list[torch.Tensor]]) == (list[torch.Tensor],)
-
-
-def test_its_signature_is_torchs():
-    ours, its = (inspect.signature(kind.__init__).parameters.values() for kind in (MiniDataLoader, DataLoader))
-    assert [(each.name, each.kind, each.default) for each in ours] == [(p.name, p.kind, p.default) for p in its]

@@ -7,7 +7,7 @@ import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -24,87 +24,18 @@ Sample = TypeVar("Sample", covariant=True, default=Any)
 class MiniDataLoader(DataLoader[Sample]):
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
 
-    Torch's constructor checks the arguments and makes the samplers; the iterators and the workers are our own.
-
-    Args:
-        dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``; a datapipe
-            only without ``shuffle`` and without workers.
-        batch_size: Samples in a batch; ``None`` delivers single samples.
-        shuffle: A new order in each epoch, drawn from ``generator``.
-        sampler: Yields indices; excludes ``shuffle``.
-        batch_sampler: Yields lists of indices; excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        num_workers: Processes that fetch and collate; with 0, the process that asks for a batch makes it.
-        collate_fn: Makes a batch of a list of samples. Default: torch's, which keeps tuples, dicts and their nesting.
-        pin_memory: Copy tensors to page-locked memory where there is an accelerator; with workers, in a thread.
-        drop_last: Leave out a smaller last batch (of a stream: of each worker).
-        timeout: Seconds to wait for a batch from workers; 0 waits as long as they live.
-        worker_init_fn: Called in each worker with its id, after it was seeded.
-        multiprocessing_context: A start method or a context; default: the platform's.
-        generator: Of the order and of the workers' seeds; default: torch's global one.
-        prefetch_factor: Batches that each worker may be ahead (2): memory against uneven loading times.
-        persistent_workers: Keep the workers, and their copies of the dataset, for the next epoch.
-        pin_memory_device: Without effect, as in torch.
-        in_order: ``False`` delivers what is ready first.
+    The constructor is torch's own, which checks the arguments and makes the samplers; the iterators and the workers
+    are ours. A datapipe is left to torch, which shuffles and shards it in its own iterators.
 
     Raises:
-        ValueError, TypeError: An argument is out of its range, or two exclude each other.
+        ValueError, TypeError: An argument is out of its range, or two exclude each other; torch's constructor tells of
+            most, ``iter(loader)`` of ``timeout``, ``prefetch_factor`` and a datapipe.
         RuntimeError: In an epoch: a worker was killed or has left, or ``timeout`` is over. An error of the dataset, of
             ``collate_fn`` or of ``worker_init_fn`` brings the worker's traceback, and keeps its type where that can be
             made from one text.
     """
 
     _iterator: Any  # the _WorkerBatches whose workers live on, or None
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-    ) -> None:
-        if isinstance(dataset, IterDataPipe) and (shuffle or num_workers):
-            raise ValueError(
-                "a datapipe is read in its own order and without workers, as torch shuffles and shards it in its own "
-                f"iterators: got {type(dataset).__name__} with shuffle={shuffle} and num_workers={num_workers}"
-            )
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,  # type: ignore[arg-type]
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        # Torch finds these two when the loader is iterated, and by an assertion.
-        if timeout and num_workers == 0:
-            raise ValueError(f"timeout option needs num_workers > 0, got num_workers=0 and timeout={timeout}")
-        if self.prefetch_factor == 0:
-            raise ValueError("prefetch_factor option should be an int greater than 0, got 0")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None}  # a copy will have workers of its own
@@ -119,6 +50,12 @@ class MiniDataLoader(DataLoader[Sample]):
         return iterator
 
     def _get_iterator(self) -> _Batches:  # type: ignore[override]
+        if isinstance(self.dataset, IterDataPipe):
+            raise ValueError("dataset must be map-style or a stream, got a datapipe: torch's DataLoader reads those")
+        if self.timeout and not self.num_workers:
+            raise ValueError(f"timeout option needs num_workers > 0, got num_workers=0 and timeout={self.timeout}")
+        if self.prefetch_factor == 0:
+            raise ValueError("prefetch_factor option should be an int greater than 0, got 0")
         return _WorkerBatches(self) if self.num_workers else _Batches(self)
 
 
@@ -160,9 +97,6 @@ class _Batches:
 
     def __len__(self) -> int:
         return len(self._index_sampler)
-
-    def __getstate__(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: give the other process the loader")
 
 
 class _WorkerBatches(_Batches):

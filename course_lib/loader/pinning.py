@@ -71,8 +71,6 @@ def _pinned(answer: Any, device_index: int) -> Any:
 def can_pin(loader: DataLoader[Any]) -> bool:
     if not loader.pin_memory:
         return False
-    if loader.pin_memory_device:
-        warnings.warn("pin_memory_device is deprecated and ignored: the accelerator is used", stacklevel=4)
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or accelerator.type == "mps":
         lack = "no accelerator is found" if accelerator is None else "it is not supported on MPS now"
