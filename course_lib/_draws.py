@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from course_lib._generators import cpu_generators_put_back
+from course_lib._generators import generators_put_back
 from course_lib._ranks import rank_of_this_process, world_size_of
 
 _epoch: int | None = None
@@ -77,9 +77,6 @@ class _BatchMaker:
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], seed_samples: bool) -> None:
         self.dataset, self.collate_fn, self.seed_samples = dataset, collate_fn, seed_samples
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitems__(self, task: _Task) -> Any:
         global _epoch
         outer, _epoch = _epoch, task.epoch  # a dataset may read a loader of its own for a sample
@@ -95,7 +92,7 @@ class _BatchMaker:
     def _seeded(self, task: _Task) -> Any:
         indices, samples = list(task.indices), []
         occurrences = getattr(task.indices, "occurrences", [0] * len(indices))
-        with cpu_generators_put_back():
+        with generators_put_back(gpus=False):
             for index, occurrence in zip(indices, occurrences, strict=True):
                 _seed_by(f"sample {task.seed} {task.epoch} {_key_of(index)} {occurrence}")
                 samples.append(self.dataset[index])
@@ -131,16 +128,15 @@ class _NumberedBatches:
 
     def __iter__(self) -> Iterator[_Task]:
         sampler = self.batch_sampler
-        ranks = getattr(sampler, "num_replicas", None) or world_size_of()
-        rank = getattr(sampler, "rank", None)
+        ranks, rank, seed = (getattr(sampler, name, None) for name in ("num_replicas", "rank", "seed"))
+        ranks = world_size_of() if ranks is None else ranks
         rank = rank_of_this_process() if rank is None else rank
-        first = sampler.state_dict(batches=0).get("batches", sampler.steps_before * ranks) + rank
-        seed = getattr(sampler, "seed", 0)
-        return self._tasks(iter(sampler), seed if isinstance(seed, int) else 0, sampler.epoch, first, ranks)
-
-    def _tasks(self, batches: Iterator[Any], seed: int, epoch: int, first: int, ranks: int) -> Iterator[_Task]:
-        for step, batch in enumerate(batches):
-            yield _Task(batch, seed, epoch, first + step * ranks)
+        seed = seed if isinstance(seed, int) else 0
+        epoch = sampler.epoch
+        number = sampler.state_dict(batches=0).get("batches", sampler.steps_before * ranks) + rank
+        for batch in sampler:
+            yield _Task(batch, seed, epoch, number)
+            number += ranks
 
 
 def _key_of(index: Any) -> int | str:
