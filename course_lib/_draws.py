@@ -50,15 +50,18 @@ def epoch_of_this_batch() -> int:
 
 def iterator_with_draws(loader: DataLoader[Any], *, seed_samples: bool) -> Any:
     """torch's iterator over a loader's batches; the loader, its dataset and its sampler stay as they are."""
+    maker = _BatchMaker(loader.dataset, loader.collate_fn, seed_samples)
+    numbered = _NumberedBatches(loader.batch_sampler)
+    return DataLoader._get_iterator(twin_of(loader, maker, collate_fn=_as_it_is, batch_sampler=numbered))
+
+
+def twin_of(loader: DataLoader[Any], dataset: Any, **replaced: Any) -> Any:
+    """A copy of a loader with a stand-in, which has the dataset itself as its ``dataset``: so workers still find it."""
     twin = copy.copy(loader)
-    replaced: dict[str, object] = {
-        "dataset": _BatchMaker(loader.dataset, loader.collate_fn, seed_samples),
-        "collate_fn": _as_it_is,
-        "batch_sampler": _NumberedBatches(loader.batch_sampler),
-        "worker_init_fn": WorkerStart(loader.worker_init_fn),
-    }
-    vars(twin).update(replaced)  # torch lets nobody set them
-    return DataLoader._get_iterator(twin)
+    # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
+    replaced |= {"dataset": dataset, "worker_init_fn": _WorkerStart(loader.worker_init_fn), "_iterator": None}
+    vars(twin).update(replaced)
+    return twin
 
 
 class _Task(NamedTuple):
@@ -104,8 +107,8 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class WorkerStart:
-    """The ``worker_init_fn`` of a loader with a stand-in: finds the dataset itself at ``get_worker_info().dataset``."""
+class _WorkerStart:
+    """The ``worker_init_fn`` of a twin: the dataset itself is at ``get_worker_info().dataset``."""
 
     def __init__(self, init_fn: Callable[[int], object] | None) -> None:
         self.init_fn = init_fn

@@ -17,7 +17,6 @@ What a loader does is measured in the same units:
 
 from __future__ import annotations
 
-import copy
 import math
 import time
 import traceback
@@ -28,7 +27,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 
 from course_lib._arguments import int_of_at_least
-from course_lib._draws import WorkerStart
+from course_lib._draws import twin_of
 
 __all__ = ["predict_throughput", "simulate_pipeline", "trace"]
 
@@ -194,11 +193,7 @@ def _timed_copy(loader: Any) -> Any:
         raise TypeError(f"loader must read a Dataset, got the datapipe {type(loader.dataset).__name__}")
     stopwatch = _StreamStopwatch if isinstance(loader.dataset, IterableDataset) else _Stopwatch
     stands_for_both = stopwatch(loader.dataset, loader.collate_fn)
-    twin = copy.copy(loader)
-    # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
-    replaced: dict[str, Any] = {"dataset": stands_for_both, "collate_fn": stands_for_both, "_iterator": None}
-    vars(twin).update(replaced, worker_init_fn=WorkerStart(loader.worker_init_fn))
-    return twin
+    return twin_of(loader, stands_for_both, collate_fn=stands_for_both)
 
 
 @dataclass(frozen=True)
