@@ -1065,14 +1065,13 @@ def test_a_fork_of_the_owner_neither_ends_nor_uses_its_workers():
 class Batch:
     """A batch of the user's own, which can be pinned."""
 
-    def __init__(self, samples, by=None):
-        self.samples, self.by = samples, by
+    def __init__(self, samples, pinned=False):
+        self.samples, self.pinned = samples, pinned
 
     def pin_memory(self):
         if self.samples == [3]:
             raise KeyError("cannot be pinned")
-        REMEMBERED.append(weakref.ref(self))
-        return Batch(self.samples, threading.current_thread())
+        return Batch(self.samples, pinned=True)
 
 
 @pytest.fixture
@@ -1085,65 +1084,17 @@ def accelerator(monkeypatch):
     monkeypatch.setattr(torch.Tensor, "pin_memory", lambda tensor: tensor + 100)
 
 
-def pinning_loader(persistent=False, workers=2, **arguments):
-    arguments = dict(dataset=range(10), collate_fn=Batch, num_workers=workers, pin_memory=True) | arguments
-    return MiniDataLoader(persistent_workers=persistent, **arguments)
-
-
-def test_workers_batches_are_pinned_in_a_thread_and_errors_travel(accelerator):
-    for workers in (0, 1, 2):
-        *answers, end = outcomes(iter(pinning_loader(workers=workers)), 11)
-        assert type(end) is StopIteration
-        error = answers.pop(3)
-        where = (
-            "Caught KeyError in pin memory thread for device 0.\nOriginal Traceback" if workers else "cannot be pinned"
-        )
-        assert type(error) is KeyError and where in str(error)
-        assert [batch.samples[0] for batch in answers] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
-        assert {batch.by is threading.main_thread() for batch in answers} == {workers == 0}
-    (tensor,) = pinning_loader(dataset=range(3), batch_size=3, collate_fn=None)
+@pytest.mark.parametrize("workers", [0, 1, 2])
+def test_batches_are_pinned_and_one_that_cannot_be_is_an_error(accelerator, workers):
+    loader = MiniDataLoader(range(10), collate_fn=Batch, num_workers=workers, pin_memory=True)
+    *answers, end = outcomes(iter(loader), 11)
+    assert type(end) is StopIteration
+    error = answers.pop(3)
+    assert type(error) is KeyError and "cannot be pinned" in str(error)
+    assert [batch.samples[0] for batch in answers] == [0, 1, 2, 4, 5, 6, 7, 8, 9]
+    assert all(batch.pinned for batch in answers)
+    (tensor,) = MiniDataLoader(range(3), batch_size=3, num_workers=workers, pin_memory=True)
     assert tensor.tolist() == [100, 101, 102]
-
-
-@pytest.mark.parametrize("persistent", [False, True])
-def test_the_thread_ends_with_its_iterator(accelerator, persistent):
-    before, threads = children(), set(threading.enumerate())
-    loader = pinning_loader(persistent, dataset=[0] * 20)
-    for _ in range(2):
-        assert [batch.samples for batch in loader] == [[0]] * 20
-        for _ in loader:
-            break
-    assert len(set(threading.enumerate()) - threads) == persistent
-    iterator = iter(loader)
-    os.kill(iterator._workers[1].pid, signal.SIGKILL)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"SIGKILL .*: worker 1"):
-            list(iterator)
-    assert set(threading.enumerate()) == threads and children() <= before
-    with pytest.raises(ZeroDivisionError):
-        for_each(loader, lambda batch: 1 / 0)
-    del loader
-    assert set(threading.enumerate()) == threads and children() <= before
-
-
-@pytest.mark.thorough
-def test_the_thread_tells_of_a_death_while_it_waits_for_another_worker(accelerator, monkeypatch):
-    monkeypatch.setattr(workers_module, "LOOK_SECONDS", 0.2)
-    dataset = Ticks(4, workers=2, waits_at=0)
-    loader = MiniDataLoader(dataset, num_workers=2, collate_fn=first, pin_memory=True, multiprocessing_context=FORK)
-    iterator = iter(loader)
-    os.kill(iterator._workers[1].pid, signal.SIGKILL)
-    for _ in range(2):
-        with pytest.raises(RuntimeError, match=r"SIGKILL .*: worker 1"):
-            next(iterator)
-
-
-def test_the_thread_holds_no_batch(accelerator):
-    REMEMBERED.clear()
-    iterator = iter(pinning_loader(dataset=[0] * 10, workers=1))
-    for _ in range(5):
-        next(iterator)
-    wait_until(lambda: len(REMEMBERED) == 7 and not any(unpinned() for unpinned in REMEMBERED))
 
 
 @pytest.mark.parametrize("workers", [0, 1])

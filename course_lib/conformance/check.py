@@ -81,7 +81,7 @@ def check_batch_sampler(
         skipped=skipped,
     )
     once = exactly_once if callable(exactly_once) else None
-    smallest_first = [(shape, _in_order(once(shape) if once else exactly_once, shape)) for shape in given]
+    smallest_first = [(dict(shape), _in_order(once(shape) if once else exactly_once, shape)) for shape in given]
     smallest_first.sort(key=lambda entry: len(entry[1]))
     asked.worlds += [World(asked, *entry, size) for size in sizes for entry in smallest_first]
     with generators_put_back(), warnings.catch_warnings(record=True) as warned:

@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import TypeVar
 
-from course_lib.loader.pinning import PinningThread, can_pin
 from course_lib.loader.workers import Crew, EpochBegins, Failure, StreamEnds
 
 Sample = TypeVar("Sample", covariant=True, default=Any)
@@ -25,7 +24,8 @@ class MiniDataLoader(DataLoader[Sample]):
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
 
     The constructor is torch's own, which checks the arguments and makes the samplers; the iterators and the workers
-    are ours. A datapipe is left to torch, which shuffles and shards it in its own iterators.
+    are ours. The process that asks for a batch pins it. A datapipe is left to torch, which shuffles and shards it in
+    its own iterators.
 
     Raises:
         ValueError, TypeError: An argument is out of its range, or two exclude each other; torch's constructor tells of
@@ -64,7 +64,7 @@ class _Batches:
 
     def __init__(self, loader: MiniDataLoader[Any]) -> None:
         self._index_sampler, self._dataset = loader._index_sampler, loader.dataset
-        self._pins = can_pin(loader)
+        self._pins = _can_pin(loader)
         self._begin_order(loader)
         seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as torch, also without workers
         self._begin_fetching(loader, int(seed))
@@ -77,8 +77,7 @@ class _Batches:
         self._fetch = _fetch_of(loader)()
 
     def _next_batch(self) -> Any:
-        batch = self._fetch(next(self._indices))
-        return pin_memory(batch) if self._pins else batch
+        return self._fetch(next(self._indices))
 
     def __next__(self) -> Any:
         batch = self._next_batch()
@@ -90,7 +89,7 @@ class _Batches:
                 "this may be workers that do not each read a part of their own: see torch.utils.data.get_worker_info",
                 stacklevel=2,
             )
-        return batch
+        return pin_memory(batch) if self._pins else batch
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -106,7 +105,6 @@ class _WorkerBatches(_Batches):
         self._crew = Crew(loader, _fetch_of(loader), base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
-        self._answers: Any = PinningThread(self._crew) if self._pins else self._crew
         self._timeout, self._persistent = loader.timeout, loader.persistent_workers
         self._tasks_ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._begin_dealing()
@@ -144,7 +142,7 @@ class _WorkerBatches(_Batches):
         self._outstanding += 1
 
     def _take(self) -> Any:
-        answer = self._answers.answer(self._timeout)
+        answer = self._crew.answer(self._timeout)
         self._outstanding -= 1
         return answer
 
@@ -163,6 +161,19 @@ class _WorkerBatches(_Batches):
         if not self._persistent:
             self._crew.close()
         raise StopIteration
+
+
+def _can_pin(loader: DataLoader[Any]) -> bool:
+    if not loader.pin_memory:
+        return False
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or accelerator.type == "mps":
+        lack = "no accelerator is found" if accelerator is None else "it is not supported on MPS now"
+        warnings.warn(
+            f"'pin_memory' argument is set as true but {lack}, then device pinned memory won't be used", stacklevel=4
+        )
+        return False
+    return True
 
 
 def _fetch_of(loader: DataLoader[Any]) -> Callable[[], Callable[[Any], Any]]:

@@ -219,10 +219,8 @@ class Crew:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
-        self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
         self.in_order, self._owner = loader.in_order, os.getpid()
         self._end = ""  # why it is closed
-        self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         forked_from = os.getpid() if context.get_start_method() == "fork" else None
         try:
@@ -252,7 +250,6 @@ class Crew:
     def deal(self, worker: int, indices: Any) -> None:
         self.send(worker, (indices,))
         self.dealt.append(worker)
-        self.tickets.release()
 
     def answer(self, timeout: float) -> Any:
         """The next answer, waited for as long as the workers live; or for ``timeout`` seconds, where that is not 0."""
@@ -263,7 +260,7 @@ class Crew:
                 raise self.ended()
             if time.monotonic() >= deadline:
                 raise RuntimeError(TIMED_OUT.format(timeout))
-            candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
+            candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(self.dealt))
             ready = wait([self.pipes[each] for each in candidates], min(LOOK_SECONDS, deadline - time.monotonic()))
             if not ready:
                 self._look()
@@ -321,9 +318,6 @@ class Crew:
             for process in self.processes:
                 process.kill()
                 process.join()
-        self.tickets.release()
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
         for pipe in self.pipes:
             pipe.close()
 
