@@ -105,7 +105,7 @@ class _WorkerBatches(_Batches):
         self._crew = Crew(loader, _fetch_of(loader), base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
-        self._timeout, self._persistent = loader.timeout, loader.persistent_workers
+        self._persistent = loader.persistent_workers
         self._tasks_ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._begin_dealing()
 
@@ -115,14 +115,13 @@ class _WorkerBatches(_Batches):
 
     def begin_epoch(self, loader: MiniDataLoader[Any]) -> None:
         """Begin the next epoch with the same workers."""
-        while self._outstanding:  # what an epoch that was left has not been given
-            self._take()
+        while self._crew.dealt:  # what an epoch that was left has not been given
+            self._crew.answer()
         self._begin_order(loader)
         self._begin_dealing()
 
     def _begin_dealing(self) -> None:
         self._turns = deque(range(len(self._workers)))  # of the workers that have more to read
-        self._outstanding = 0  # tasks whose answers have not been taken
         for worker in self._turns:
             self._crew.send(worker, EpochBegins())
         for _ in range(self._tasks_ahead):
@@ -139,16 +138,10 @@ class _WorkerBatches(_Batches):
         worker = self._turns[0] if self._crew.in_order else min(self._turns, key=self._crew.dealt.count)
         self._turns.rotate(-1)
         self._crew.deal(worker, indices)
-        self._outstanding += 1
-
-    def _take(self) -> Any:
-        answer = self._crew.answer(self._timeout)
-        self._outstanding -= 1
-        return answer
 
     def _next_batch(self) -> Any:
-        while self._outstanding:
-            answer = self._take()
+        while self._crew.dealt:
+            answer = self._crew.answer()
             if isinstance(answer, StreamEnds):
                 if answer.worker in self._turns:
                     self._turns.remove(answer.worker)
