@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, get_worker_info
 
-from course_lib._generators import cpu_generators_put_back
+from course_lib._generators import generators_put_back
 from course_lib._ranks import rank_of_this_process, world_size_of
 
 _epoch: int | None = None
@@ -50,15 +50,18 @@ def epoch_of_this_batch() -> int:
 
 def iterator_with_draws(loader: DataLoader[Any], *, seed_samples: bool) -> Any:
     """torch's iterator over a loader's batches; the loader, its dataset and its sampler stay as they are."""
+    maker = _BatchMaker(loader.dataset, loader.collate_fn, seed_samples)
+    numbered = _NumberedBatches(loader.batch_sampler)
+    return DataLoader._get_iterator(twin_of(loader, maker, collate_fn=_as_it_is, batch_sampler=numbered))
+
+
+def twin_of(loader: DataLoader[Any], dataset: Any, **replaced: Any) -> Any:
+    """A copy of a loader with a stand-in, which has the dataset itself as its ``dataset``: so workers still find it."""
     twin = copy.copy(loader)
-    replaced: dict[str, object] = {
-        "dataset": _BatchMaker(loader.dataset, loader.collate_fn, seed_samples),
-        "collate_fn": _as_it_is,
-        "batch_sampler": _NumberedBatches(loader.batch_sampler),
-        "worker_init_fn": WorkerStart(loader.worker_init_fn),
-    }
-    vars(twin).update(replaced)  # torch lets nobody set them
-    return DataLoader._get_iterator(twin)
+    # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
+    replaced |= {"dataset": dataset, "worker_init_fn": _WorkerStart(loader.worker_init_fn), "_iterator": None}
+    vars(twin).update(replaced)
+    return twin
 
 
 class _Task(NamedTuple):
@@ -77,9 +80,6 @@ class _BatchMaker:
     def __init__(self, dataset: Any, collate_fn: Callable[[Any], Any], seed_samples: bool) -> None:
         self.dataset, self.collate_fn, self.seed_samples = dataset, collate_fn, seed_samples
 
-    def __len__(self) -> int:
-        return len(self.dataset)
-
     def __getitems__(self, task: _Task) -> Any:
         global _epoch
         outer, _epoch = _epoch, task.epoch  # a dataset may read a loader of its own for a sample
@@ -95,7 +95,7 @@ class _BatchMaker:
     def _seeded(self, task: _Task) -> Any:
         indices, samples = list(task.indices), []
         occurrences = getattr(task.indices, "occurrences", [0] * len(indices))
-        with cpu_generators_put_back():
+        with generators_put_back(gpus=False):
             for index, occurrence in zip(indices, occurrences, strict=True):
                 _seed_by(f"sample {task.seed} {task.epoch} {_key_of(index)} {occurrence}")
                 samples.append(self.dataset[index])
@@ -107,8 +107,8 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-class WorkerStart:
-    """The ``worker_init_fn`` of a loader with a stand-in: finds the dataset itself at ``get_worker_info().dataset``."""
+class _WorkerStart:
+    """The ``worker_init_fn`` of a twin: the dataset itself is at ``get_worker_info().dataset``."""
 
     def __init__(self, init_fn: Callable[[int], object] | None) -> None:
         self.init_fn = init_fn
@@ -131,16 +131,15 @@ class _NumberedBatches:
 
     def __iter__(self) -> Iterator[_Task]:
         sampler = self.batch_sampler
-        ranks = getattr(sampler, "num_replicas", None) or world_size_of()
-        rank = getattr(sampler, "rank", None)
+        ranks, rank, seed = (getattr(sampler, name, None) for name in ("num_replicas", "rank", "seed"))
+        ranks = world_size_of() if ranks is None else ranks
         rank = rank_of_this_process() if rank is None else rank
-        first = sampler.state_dict(batches=0).get("batches", sampler.steps_before * ranks) + rank
-        seed = getattr(sampler, "seed", 0)
-        return self._tasks(iter(sampler), seed if isinstance(seed, int) else 0, sampler.epoch, first, ranks)
-
-    def _tasks(self, batches: Iterator[Any], seed: int, epoch: int, first: int, ranks: int) -> Iterator[_Task]:
-        for step, batch in enumerate(batches):
-            yield _Task(batch, seed, epoch, first + step * ranks)
+        seed = seed if isinstance(seed, int) else 0
+        epoch = sampler.epoch
+        number = sampler.state_dict(batches=0).get("batches", sampler.steps_before * ranks) + rank
+        for batch in sampler:
+            yield _Task(batch, seed, epoch, number)
+            number += ranks
 
 
 def _key_of(index: Any) -> int | str:

@@ -23,13 +23,8 @@ GLOBAL: tuple[Any, ...] = (
 def held_by(*holders: Any) -> list[Any]:
     """The generators that are attributes of these objects, each once; none that the system draws for."""
     attributes = (value for holder in holders for value in getattr(holder, "__dict__", {}).values())
-    kinds = ((value, type(value)) for value in attributes)
-    held = {
-        id(value): value
-        for value, kind in kinds
-        if issubclass(kind, KINDS) and not issubclass(kind, random.SystemRandom)
-    }
-    return list(held.values())
+    held = {id(value): value for value in attributes if isinstance(value, KINDS)}
+    return [value for value in held.values() if not isinstance(value, random.SystemRandom)]
 
 
 def seed_generator(generator: Any, seed: int) -> None:
@@ -54,9 +49,12 @@ def keep_state(generator: Any) -> Callable[[], object]:
 
 
 @contextlib.contextmanager
-def cpu_generators_put_back() -> Iterator[None]:
-    """Whatever is drawn or seeded inside, the global generators of the CPU stand afterwards where they stood before."""
+def generators_put_back(*, gpus: bool = True) -> Iterator[None]:
+    """Whatever is drawn or seeded inside, the global generators stand afterwards where they stood before."""
     put_back = [keep_state(generator) for generator in GLOBAL]
+    if gpus and torch.cuda.is_initialized():
+        states = torch.cuda.get_rng_state_all()  # type: ignore[no-untyped-call]
+        put_back.append(functools.partial(torch.cuda.set_rng_state_all, states))
     try:
         yield
     finally:
@@ -64,29 +62,12 @@ def cpu_generators_put_back() -> Iterator[None]:
             put()
 
 
-@contextlib.contextmanager
-def generators_put_back() -> Iterator[None]:
-    """The same, with those of the GPUs."""
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None  # type: ignore[no-untyped-call]
-    with cpu_generators_put_back():
-        try:
-            yield
-        finally:
-            if gpus is not None:
-                torch.cuda.set_rng_state_all(gpus)
-
-
 def seed_generators(*entropy: int) -> None:
-    """Seed them all by some non-negative integers: other integers, other numbers."""
-    seeds = _seeds_of(entropy)
+    """Seed the global ones, the GPUs' too, by some non-negative integers: other integers, other numbers."""
+    seeds = np.random.SeedSequence(entropy).generate_state(3, np.uint64).tolist()
     for generator, seed in zip(GLOBAL, seeds, strict=True):
         seed_generator(generator, seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed_all(seeds[2])
     if torch.backends.mps.is_available():
         torch.mps.manual_seed(seeds[2])
-
-
-@functools.lru_cache(maxsize=1)  # a clean point and the micro-batch behind it ask for the same
-def _seeds_of(entropy: tuple[int, ...]) -> tuple[int, ...]:
-    return tuple(np.random.SeedSequence(entropy).generate_state(3, np.uint64).tolist())

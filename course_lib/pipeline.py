@@ -17,19 +17,17 @@ What a loader does is measured in the same units:
 
 from __future__ import annotations
 
-import copy
 import math
-import reprlib
 import time
 import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from torch.utils.data import Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
+from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 
 from course_lib._arguments import int_of_at_least
-from course_lib._draws import WorkerStart
+from course_lib._draws import twin_of
 
 __all__ = ["predict_throughput", "simulate_pipeline", "trace"]
 
@@ -60,7 +58,7 @@ class BatchTrace:
 
 
 def trace(
-    loader: Iterable[Any], *, compute: Callable[[Any], object] | None = None, batches: int | None = None
+    loader: DataLoader[Any], *, compute: Callable[[Any], object] | None = None, batches: int | None = None
 ) -> list[BatchTrace]:
     """Read a loader once, and say when each batch was fetched, waited for and delivered.
 
@@ -68,7 +66,7 @@ def trace(
     sampler: one that draws from a generator, or knows its epoch, has moved on by what was read.
 
     Args:
-        loader: A DataLoader, torch's or one with the same attributes.
+        loader: A DataLoader, torch's or one of its kind.
         compute: The training step, called with each batch after its delivery.
         batches: Stop after so many; default: the whole epoch.
 
@@ -131,7 +129,7 @@ def simulate_pipeline(
     Raises:
         ValueError: A time is negative or not finite, a sequence is empty, or an int is out of its range.
     """
-    loads, computes = _seconds("load_s", load_s), _seconds("compute_s", compute_s)
+    loads, computes = _in_turn("load_s", load_s), _in_turn("compute_s", compute_s)
     workers, prefetch = int_of_at_least(0, "workers", workers), int_of_at_least(1, "prefetch", prefetch)
     traces: list[BatchTrace] = []
     wait_start, ahead = 0.0, prefetch * workers
@@ -149,46 +147,39 @@ def simulate_pipeline(
     return traces
 
 
-def predict_throughput(
-    load_s: Seconds, compute_s: Seconds, workers: int, prefetch: int = 2, *, batches: int | None = None
-) -> float:
-    """Batches per second: of an epoch of `batches`, its first fill included, or by default of a run without end.
+def predict_throughput(load_s: float, compute_s: float, workers: int) -> float:
+    """Batches per second of a run without end, infinite if nothing takes time.
 
-    For constant times the latter is `1 / (load_s + compute_s)` without workers, else `min(workers / load_s,
-    1 / compute_s)`; infinite if nothing takes time. `prefetch` does not matter to it: one batch ahead keeps a worker
-    busy while the step computes, and more of them only bridge a batch that takes longer than others. For sequences
-    it is simulated, to within a percent.
+    It is `1 / (load_s + compute_s)` without workers, else `min(workers / load_s, 1 / compute_s)`. `prefetch_factor`
+    does not matter to it: one batch ahead keeps a worker busy while the step computes, and more of them only bridge a
+    batch that takes longer than others. Where times vary, :func:`simulate_pipeline` plays them.
 
     The model leaves out, and real loaders are slower by it: samples that need the CPU, for which no more workers count
-    than cores are free; the start of the workers; the way of a batch from its worker, and to a GPU. Arguments and
-    errors are those of :func:`simulate_pipeline`.
+    than cores are free; the start of the workers; the way of a batch from its worker, and to a GPU.
+
+    Raises:
+        ValueError: A time is negative or not finite, or `workers` is no int of at least 0.
     """
-    loads, computes = _seconds("load_s", load_s), _seconds("compute_s", compute_s)
-    workers, prefetch = int_of_at_least(0, "workers", workers), int_of_at_least(1, "prefetch", prefetch)
-    if batches is not None:
-        count = int_of_at_least(1, "batches", batches)
-        seconds = simulate_pipeline(loads, computes, workers, prefetch, batches=count)[-1].delivered_s
-        seconds += computes[(count - 1) % len(computes)]
-    elif len(loads) == len(computes) == 1:
-        count, seconds = 1, max(computes[0], loads[0] / workers) if workers else loads[0] + computes[0]
-    else:
-        # Whole cycles, behind as many for the fill, which can shift no more batches than are prefetched: a percent.
-        cycle, enough = math.lcm(len(loads), len(computes), workers or 1), max(1000, 100 * prefetch * workers)
-        # Of a cycle that is too long, whole sequences at least.
-        count = min(cycle * math.ceil(enough / cycle), max(enough, 100_000, len(loads), len(computes)))
-        traces = simulate_pipeline(loads, computes, workers, prefetch, batches=2 * count + 1)
-        seconds = traces[-1].delivered_s - traces[count].delivered_s
-    return count / seconds if seconds else math.inf
+    load_s, compute_s = _seconds("load_s", load_s), _seconds("compute_s", compute_s)
+    workers = int_of_at_least(0, "workers", workers)
+    seconds = max(compute_s, load_s / workers) if workers else load_s + compute_s
+    return 1 / seconds if seconds else math.inf
 
 
-def _seconds(name: str, value: Seconds) -> list[float]:
+def _in_turn(name: str, value: Seconds) -> list[float]:
+    times = [_seconds(name, each) for each in (value if isinstance(value, Iterable) else [value])]
+    if not times:
+        raise ValueError(f"{name} must be seconds, or a sequence of at least one time, got an empty one")
+    return times
+
+
+def _seconds(name: str, value: Any) -> float:
     try:
-        seconds = [float(each) for each in (value if isinstance(value, Iterable) else [value])]
+        seconds = float(value)
     except (TypeError, ValueError):
-        seconds = []
-    if not seconds or not all(0 <= each < math.inf for each in seconds):
-        got = reprlib.repr(value)
-        raise ValueError(f"{name} must be seconds, finite and at least 0: a number or a sequence of them, got {got}")
+        seconds = math.nan
+    if not 0 <= seconds < math.inf:
+        raise ValueError(f"{name} must be seconds, finite and at least 0, got {value!r}")
     return seconds
 
 
@@ -196,19 +187,13 @@ def _seconds(name: str, value: Seconds) -> list[float]:
 
 
 def _timed_copy(loader: Any) -> Any:
-    asked = ("dataset", "collate_fn", "num_workers", "worker_init_fn")
-    missing = [name for name in asked if name not in getattr(loader, "__dict__", ())]
-    if missing:
-        raise TypeError(f"loader must be a DataLoader, got {type(loader).__name__}, which has no {', '.join(missing)}")
+    if not isinstance(loader, DataLoader):
+        raise TypeError(f"loader must be a torch.utils.data.DataLoader, got {type(loader).__name__}")
     if isinstance(loader.dataset, IterDataPipe | MapDataPipe):  # torch shards and seeds these by their type
         raise TypeError(f"loader must read a Dataset, got the datapipe {type(loader.dataset).__name__}")
     stopwatch = _StreamStopwatch if isinstance(loader.dataset, IterableDataset) else _Stopwatch
     stands_for_both = stopwatch(loader.dataset, loader.collate_fn)
-    twin = copy.copy(loader)
-    # torch lets nobody set a loader's dataset; persistent workers stay with the loader that they belong to.
-    replaced: dict[str, Any] = {"dataset": stands_for_both, "collate_fn": stands_for_both, "_iterator": None}
-    vars(twin).update(replaced, worker_init_fn=WorkerStart(loader.worker_init_fn))
-    return twin
+    return twin_of(loader, stands_for_both, collate_fn=stands_for_both)
 
 
 @dataclass(frozen=True)

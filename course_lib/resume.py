@@ -20,7 +20,6 @@ with it: where a module asks for ``estimated_stepping_batches``, a Trainer alone
 from __future__ import annotations
 
 import copy
-import warnings
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -45,50 +44,47 @@ class ResumableDataLoader(DataLoader[Any]):
         dataset: Map-style, with a length.
         batch_sampler: One of ``course_lib.samplers``, or any with ``set_epoch``, ``state_dict(batches=n)``,
             ``load_state_dict``, ``epoch`` and ``steps_before``. Default: a :class:`ShuffledBatchSampler` made of
-            ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``.
+            ``batch_size``, ``shuffle``, ``seed`` and ``drop_last``, which are not taken beside it.
         batch_size, shuffle, drop_last, seed: Of that default, per rank. Without ``drop_last`` every sample is seen
-            once: the batches of an epoch differ in size by at most one. Not beside ``batch_sampler``, which has its
-            own.
+            once: the batches of an epoch differ in size by at most one.
         seed_samples: Whether what the samples draw at random is a function of the sample; see below.
         loader_arguments: Whatever else torch's DataLoader takes, but for ``sampler``, ``generator`` and
             ``in_order=False``.
 
     A loop without ``set_epoch`` gets a new order in each epoch: a loader that has delivered an epoch's last batch turns
-    to the next when that iteration ends or is left. One that is left earlier begins again where it began.
-    It is read by one iteration at a time: when another one has begun, the one before cannot go on.
-    ``len(loader)`` counts the batches of the epoch, those from before a resume included, as trainers do.
+    to the next when that iteration ends or is left. One that is left earlier begins again where it began. One
+    iteration at a time: when another one has begun, the one before cannot go on. ``len(loader)`` counts the batches of
+    the epoch, those from before a resume included, as trainers do.
 
-    Trainers that would put a ``DistributedSampler`` into a loader leave this one alone: ``loader.sampler`` is one.
-    So does ``accelerator.prepare(loader)``, which returns it as it is: move the batches to the device yourself. There
-    ``accelerator.accumulate`` is not told where an epoch ends: a window's rest waits for the next epoch's batches.
-    ``accelerator.save_state()`` and ``load_state()`` keep the loader's position. transformers' Trainer keeps it itself,
-    as a number of batches, so resume there on as many ranks. What ``fabric.setup_dataloaders`` returns has no state of
-    its own, and counts epochs from 0 in each process: to go on in a later one, iterate this loader.
+    **Trainers.** One that would put a ``DistributedSampler`` into a loader leaves this one alone: ``loader.sampler`` is
+    one. So does ``accelerator.prepare(loader)``, whose ``save_state()`` and ``load_state()`` keep its position: move
+    the batches to the device yourself; ``accelerator.accumulate`` is not told where an epoch ends. transformers'
+    Trainer keeps a number of batches, so resume there on as many ranks. What ``fabric.setup_dataloaders`` returns has
+    no state, and counts epochs from 0 in each process: to go on in a later one, iterate this loader.
 
     **Augmentation.** With ``seed_samples``, Python's ``random``, NumPy's ``np.random`` and torch's default generator of
     the CPU are seeded before each ``dataset[index]`` from (the sampler's seed, epoch, index, which time the epoch's
     order has this index), and before ``collate_fn`` from (seed, epoch, number of the batch in the epoch over all
-    ranks). So a sample is augmented alike with any number of workers and ranks, in prefetched batches and after any
-    number of kills, and the generators of the main process are not moved. Samples are asked for one at a time, and not
-    by ``__getitems__``. What it does not reach:
+    ranks). So a sample is augmented alike with any number of workers and ranks and after any number of kills, and the
+    generators of the main process are not moved. Samples are asked for one at a time, and not by ``__getitems__``.
+    What it does not reach:
 
-    - A generator that a dataset or a transform keeps for itself is its own affair: seed it in ``__getitem__`` by a
-      number of a global one (albumentations: ``augment.set_random_seed(random.getrandbits(32))``).
-    - What goes on from sample to sample: a count, an iterator, a cache, a table that is drawn when a sample first asks
-      for it (draw it in ``__init__``). Each worker has a copy.
+    - A generator that a dataset or a transform keeps for itself: seed it in ``__getitem__`` by a number of a global
+      one (albumentations: ``augment.set_random_seed(random.getrandbits(32))``).
+    - What goes on from sample to sample, of which each worker has a copy: a count, a cache, a table that is drawn when
+      a sample first asks for it (draw it in ``__init__``).
     - GPUs' generators, and threads that draw while the sample is made elsewhere.
-    - A batch sampler of your own that has an index more than once in an epoch, and no ``ShardedBatchSampler`` around
-      it: the sample draws alike each time.
+    - An index that comes more than once in an epoch of a batch sampler of your own, without a ``ShardedBatchSampler``
+      around it: it draws alike each time.
 
-    ``seed_samples=False`` turns it off, and loses nothing where no sample draws. Then ``__getitems__`` is asked where
-    there is one, and draws are a function of (seed, epoch, position where the iteration began, number of workers).
+    With ``seed_samples=False``, ``__getitems__`` is asked where there is one, and draws are a function of (seed, epoch,
+    position where the iteration began, number of workers).
 
     Bounds: on a 2-core machine (torch 2.13, NumPy 2.4) seeding takes about 10 µs a sample and 0.1 ms a batch.
 
     Raises:
-        ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``), it
-            may yield indices that the dataset does not have, or the dataset is a stream; or an argument would be
-            ignored, or batches delivered out of order.
+        ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``) or may
+            yield indices that the dataset does not have; the dataset is a stream; an argument is not taken.
         RuntimeError: While it is read: the dataset or ``collate_fn`` has raised ``StopIteration``, which would end the
             epoch there without a word; another iteration has begun since, or a state was loaded; or it was turned to an
             epoch before that of the loaded state.
@@ -167,17 +163,10 @@ class ResumableDataLoader(DataLoader[Any]):
                 "loader counts epochs from 0 in each process: iterate this loader itself, and move its batches by "
                 f"fabric.to_device. To begin anew, call set_epoch({epoch}) of this loader"
             )
-        if self._told_length is not None and sampler.steps_before == 0 and left > self._told_length:
-            warnings.warn(
-                f"this epoch has {left} batches; len() was {self._told_length} in an epoch that went on with other "
-                "ranks. A trainer that counts with that leaves the rest out. In a Lightning Trainer, add "
-                "course_lib.callbacks.ExactResume(); in a loop of your own, ask for len(loader) in every epoch",
-                stacklevel=2,
-            )
         self._restored = None
         iteration = self._iteration = object()
         self._delivered, self._delivered_epoch = 0, epoch
-        self.generator = self._generator_for(sampler.state_dict(batches=0))  # of the workers' first seeds
+        self.generator = _generator_at(sampler.state_dict(batches=0))  # of the workers' first seeds
         for batch in super().__iter__():
             self._check_that_it_goes_on(iteration)
             self._delivered += 1
@@ -251,11 +240,11 @@ class ResumableDataLoader(DataLoader[Any]):
                 "callbacks; in a loop of your own, load the state before anybody asks for len(loader)"
             )
 
-    @staticmethod
-    def _generator_for(state: Mapping[str, Any]) -> torch.Generator:
-        entropy = [int(state.get(name, 0)) for name in ("seed", "epoch", "position")]
-        seed = np.random.SeedSequence([2, *entropy]).generate_state(1, np.uint64)[0]
-        return torch.Generator().manual_seed(int(seed % 2**63))
+
+def _generator_at(state: Mapping[str, Any]) -> torch.Generator:
+    entropy = [int(state.get(name, 0)) for name in ("seed", "epoch", "position")]
+    seed = np.random.SeedSequence([2, *entropy]).generate_state(1, np.uint64)[0]
+    return torch.Generator().manual_seed(int(seed % 2**63))
 
 
 def _refuse_what_has_no_position(dataset: Any, loader_arguments: Mapping[str, Any]) -> None:
@@ -266,23 +255,12 @@ def _refuse_what_has_no_position(dataset: Any, loader_arguments: Mapping[str, An
     if loader_arguments.get("sampler") is not None:
         raise ValueError("sampler is not taken: give a batch_sampler, or batch_size and shuffle")
     if loader_arguments.get("generator") is not None:
-        raise ValueError(
-            "generator is not taken: order and draws are functions of (seed, epoch), so that they come again after "
-            "a resume. Give seed"
-        )
+        raise ValueError("generator is not taken: order and draws are functions of (seed, epoch). Give seed")
     if not loader_arguments.get("in_order", True):
-        raise ValueError(
-            "in_order=False is not taken: batches out of order have no position, and a resume would lose some and "
-            "repeat others. Leave it out"
-        )
+        raise ValueError("in_order=False is not taken: batches out of order have no position. Leave it out")
 
 
 def _check_batch_sampler(batch_sampler: Any, num_samples: int) -> None:
-    if isinstance(batch_sampler, Iterator):
-        raise ValueError(
-            f"batch_sampler must be iterable again and again, got a {type(batch_sampler).__name__}, which is empty "
-            "after one epoch: give an object whose __iter__ begins again"
-        )
     asked = ("set_epoch", "state_dict", "load_state_dict", "epoch", "steps_before", "__len__")
     missing = [name for name in asked if not hasattr(batch_sampler, name)]
     if missing:

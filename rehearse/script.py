@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any
 
 from course_lib._arguments import int_of_at_least
-from course_lib._processes import ended_in_order
 from course_lib._words import counted, first_of
+from rehearse._processes import ended_in_order
 from rehearse.checks.scripts.changes import judge_changes
 from rehearse.checks.scripts.dealing import judge_dealing
 from rehearse.checks.scripts.horizon import judge_horizon

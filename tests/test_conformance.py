@@ -595,7 +595,6 @@ def into(*buffers):
         ([torch.tensor([0.5])], "which is no integer"),
         (range(40), "batch 0 is 0, no list: is this a sampler, and no batch sampler?"),
         (lambda: ([0] for _ in count()), "the epoch has no end: more than 500 batches for 40 indices"),
-        ([count()], "batch 0 has no end: more than 1,000,000 indices"),
         (lambda: 1 / 0, "iterating raised ZeroDivisionError: division by zero"),
         (lambda: (1 / (2 - i) and [i] for i in range(5)), "batch 2 raised ZeroDivisionError"),
         (lambda: into([0, 0]), "batch 0 is written over by a later one"),
@@ -677,7 +676,7 @@ def test_nothing_judged_is_no_success():
         (dict(world_sizes=(0,)), "every world size must be a positive int, got 0"),
         (dict(world_sizes=()), "there is nothing to judge: 0 world sizes, 1 shapes"),
         (dict(shapes=[]), "there is nothing to judge: 5 world sizes, 0 shapes"),
-        (dict(exactly_once=[]), r"exactly_once must name at least one index, got \[\] for the shape \{\}"),
+        (dict(exactly_once=[]), r"exactly_once must be .* at least one integer, .* got \[\] for the shape \{\}"),
     ],
 )
 def test_bad_arguments(arguments, message):
@@ -945,18 +944,18 @@ def test_two_seeds_that_agree_by_chance_are_no_violation_where_there_are_no_epoc
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (dict(exactly_once=40), r"exactly_once must be a collection of integers such as range\(40\), .* got 40"),
-        (dict(exactly_once=[0.5]), r"exactly_once must be a collection of integers .* got \[0.5\]"),
-        (dict(exactly_once=[0, 1, 1, 2]), "exactly_once must name every index once, got 1 more than once"),
-        (dict(exactly_once=lambda shape: None), "exactly_once must be a collection of integers .* got None"),
-        (dict(world_sizes=4), r"world_sizes must be a collection of numbers of ranks such as \(1, 2, 3\), got 4"),
-        (dict(shapes=dict(n=40)), r"shapes must be a list of dicts such as \[dict\(n=20\), dict\(n=50\)\], got {'n'"),
-        (dict(shapes=[40]), "every shape must be a dict of the factory's keywords, got 40"),
-        (dict(factory=Contiguous(1, 0)), "factory must be a callable that makes one rank's batch sampler .* got <"),
-        (dict(skip_rules=1), r"skip_rules must be a collection of the numbers of rules such as \{1, 9\}, got 1"),
-        (dict(skip_rules="1"), "skip_rules must be a collection of the numbers .* got '1'"),
-        (dict(skip_rules={12}), "skip_rules takes the numbers of RULES, 1 to 11, got 12"),
-        (dict(skip_rules=["resume"]), "skip_rules takes the numbers of RULES, 1 to 11, got 'resume'"),
+        (dict(exactly_once=40), r"exactly_once must be a collection .* such as range\(40\), .* got 40"),
+        (dict(exactly_once=[0.5]), r"exactly_once must be a collection of .* integer.* got \[0.5\]"),
+        (dict(exactly_once=[0, 1, 1, 2]), r"exactly_once must be .* each once.* got \[0, 1, 1, 2\]"),
+        (dict(exactly_once=lambda shape: None), "exactly_once must be a collection of .* integer.* got None"),
+        (dict(world_sizes=4), "world_sizes must be a collection such as a list, got 4"),
+        (dict(shapes=dict(n=40)), "shapes must be a collection such as a list, got {'n'"),
+        (dict(shapes=[40]), r"every shape must be a dict of the factory's keywords .* got \[40\]"),
+        (dict(factory=Contiguous(1, 0)), "factory must make one rank's batch sampler .* got <"),
+        (dict(skip_rules=1), "skip_rules must be a collection such as a list, got 1"),
+        (dict(skip_rules="1"), "skip_rules must be a collection .* got '1'"),
+        (dict(skip_rules={12}), r"skip_rules takes the numbers of RULES, 1 to 11, got \{12\}"),
+        (dict(skip_rules=["resume"]), r"skip_rules takes the numbers of RULES, 1 to 11, got \['resume'\]"),
     ],
 )
 def test_bad_arguments_get_a_sentence(arguments, message):
@@ -967,9 +966,3 @@ def test_bad_arguments_get_a_sentence(arguments, message):
 @pytest.mark.parametrize("once", [range(40), iter(range(40)), np.arange(40), torch.arange(40), {*range(40)}])
 def test_the_indices_may_come_in_any_collection(once):
     assert_batch_sampler(Contiguous, once, world_sizes=(1, 2))
-
-
-def test_a_factory_that_returns_nothing_is_told_what_to_look_for():
-    report = check_batch_sampler(lambda num_replicas, rank: None, range(40))
-    assert rules(report) == [1]
-    assert "the factory returned None, no sampler: does it end with a return?" in report.violations[0].message

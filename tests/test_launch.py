@@ -887,16 +887,12 @@ def test_long_timeouts_and_numpys_numbers_are_taken():
         assert run_ranks(lambda rank: rank, 1, timeout=timeout)[0].value == 0
 
 
-def test_coroutines_and_generators_are_refused():
-    async def coroutine(rank):
-        pass
-
+def test_a_generator_is_no_result():
     def generator(rank):
         yield rank
 
-    for fn in (coroutine, generator):
-        with pytest.raises(ValueError, match="fn must return its result"):
-            run_ranks(fn)
+    with pytest.raises(RankError, match="what the function returned cannot be sent back: generator"):
+        run_ranks(generator, 1)
 
 
 @pytest.mark.thorough

@@ -132,46 +132,35 @@ def test_more_prefetching_is_never_slower(pipeline):
     assert all(a.delivered_s >= b.delivered_s for a, b in zip(records, more, strict=True))
 
 
-def test_prefetching_evens_out_a_slow_batch_and_makes_no_constant_one_faster():
+def test_prefetching_evens_out_a_slow_batch():
     # Of four batches, three take 1 s and one takes 5 s to load: 2 s on average, as the step does.
-    uneven = dict(load_s=[1, 1, 1, 5], compute_s=2, workers=1)
-    rates = [predict_throughput(**uneven, prefetch=prefetch) for prefetch in (1, 2, 3, 4)]
-    assert rates == sorted(rates) and rates[0] < rates[-1] == 1 / 2
-    assert len({predict_throughput(2, 2, 1, prefetch) for prefetch in (1, 2, 3, 4)}) == 1
+    seconds = [
+        simulate_pipeline([1, 1, 1, 5], 2, workers=1, prefetch=prefetch, batches=4000)[-1].delivered_s
+        for prefetch in (1, 2, 3, 4)
+    ]
+    assert seconds == sorted(seconds, reverse=True) and seconds[0] > seconds[-1] == pytest.approx(8000, abs=8)
 
 
 @pytest.mark.thorough
 @given(st.floats(1e-3, 10), st.floats(1e-3, 10), st.integers(0, 4), st.integers(1, 3), st.sampled_from([10, 100, 1000]))
 def test_the_rate_of_an_epoch_nears_the_closed_form(load, compute, workers, prefetch, batches):
-    steady = min(workers / load, 1 / compute) if workers else 1 / (load + compute)
-    assert math.isclose(predict_throughput(load, compute, workers, prefetch), steady)
-    seconds = batches / predict_throughput(load, compute, workers, prefetch, batches=batches)
+    steady = batches / predict_throughput(load, compute, workers)
+    seconds = simulate_pipeline(load, compute, workers, prefetch, batches=batches)[-1].delivered_s + compute
     # An epoch has the fill and the last step to itself, however long it is.
-    assert batches / steady * (1 - 1e-9) <= seconds <= (batches / steady + load + compute) * (1 + 1e-9)
-    # The closed form is what is found by simulation, when it is told the same times as sequences.
-    assert math.isclose(predict_throughput([load] * 2, [compute] * 3, workers, prefetch), steady, rel_tol=1e-6)
-
-
-@pytest.mark.thorough
-@given(pipelines)
-def test_the_long_run_of_uneven_times_is_that_of_a_long_epoch(pipeline):
-    del pipeline["batches"]
-    rate, of_epoch = predict_throughput(**pipeline), predict_throughput(**pipeline, batches=1000)
-    assert rate == of_epoch == math.inf or math.isclose(rate, of_epoch, rel_tol=0.05)
+    assert steady * (1 - 1e-9) <= seconds <= (steady + load + compute) * (1 + 1e-9)
 
 
 def test_nothing_that_takes_time_is_infinitely_fast():
-    assert predict_throughput(0, 0, 0) == predict_throughput(0, 0, 3, batches=5) == math.inf
-    assert predict_throughput(0, [0.0, 0.0], 2) == math.inf
-    assert predict_throughput(torch.tensor([0.5, 0.5]), 0, 1) == 2
+    assert predict_throughput(0, 0, 0) == predict_throughput(0, 0, 3) == math.inf
+    assert predict_throughput(torch.tensor(0.5), 0, 1) == 2
 
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"load_s": -1}, "load_s must be seconds, finite and at least 0: .* got -1"),
-        ({"load_s": []}, r"load_s must be .* got \[\]"),
-        ({"load_s": [1.0, math.inf]}, r"load_s must be .* got \[1.0, inf\]"),
+        ({"load_s": -1}, "load_s must be seconds, finite and at least 0, got -1"),
+        ({"load_s": []}, "load_s must be .* got"),
+        ({"load_s": [1.0, math.inf]}, "load_s must be .* got"),
         ({"compute_s": math.nan}, "compute_s must be .* got nan"),
         ({"compute_s": None}, "compute_s must be .* got None"),
         ({"workers": -1}, "workers must be an int of at least 0, got -1"),
@@ -180,9 +169,12 @@ def test_nothing_that_takes_time_is_infinitely_fast():
     ],
 )
 def test_bad_arguments_of_the_model_are_named(arguments, message):
-    for model in (simulate_pipeline, predict_throughput):
+    arguments = {"load_s": 1, "compute_s": 1, "workers": 1, "prefetch": 1, "batches": 3} | arguments
+    with pytest.raises(ValueError, match=message):
+        simulate_pipeline(**arguments)
+    if arguments["prefetch"] and arguments["batches"]:  # these two are the simulation's alone
         with pytest.raises(ValueError, match=message):
-            model(**{"load_s": 1, "compute_s": 1, "workers": 1, "batches": 3} | arguments)
+            predict_throughput(*(arguments[name] for name in ("load_s", "compute_s", "workers")))
 
 
 # -------------------------------------------------------------------------------------------------------- the trace
@@ -466,21 +458,11 @@ class AsText(DataLoader):
         return (str(batch) for batch in super().__iter__())
 
 
-class Around:
-    def __init__(self, loader):
-        self.__dict__.update(vars(loader))
-        self.loader = loader
-
-    def __iter__(self):
-        return iter(self.loader)
-
-
 @pytest.mark.parametrize(
     ("loader", "message"),
     [
-        ([1, 2], "loader must be a DataLoader, got list, which has no dataset, collate_fn, num_workers"),
+        ([1, 2], "loader must be a torch.utils.data.DataLoader, got list"),
         (AsText(Squares()), "AsText delivers something else than its collate_fn returned: trace the DataLoader"),
-        (Around(DataLoader(Squares())), "Around delivers something else than its collate_fn returned"),
         (DataLoader(IterableWrapper([1])), "loader must read a Dataset, got the datapipe"),
     ],
 )
@@ -493,9 +475,3 @@ def test_what_is_no_loader_of_its_own_batches_is_refused(loader, message):
 def test_batches_must_be_a_positive_int(batches):
     with pytest.raises(ValueError, match=f"batches must be a positive int, got {batches}"):
         trace(DataLoader(Squares()), batches=batches)
-
-
-@pytest.mark.thorough
-def test_sequences_that_are_longer_than_the_simulation_are_played_whole():
-    loads = [0.001] * 100_000 + [0.1] * 50_000
-    assert predict_throughput(loads, 0.0, 1) == pytest.approx(len(loads) / sum(loads), rel=0.01)

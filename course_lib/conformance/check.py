@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
+import operator
 import warnings
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
 from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
-from course_lib.conformance.asked import (
-    by_position,
-    checked_factory,
-    checked_rules,
-    checked_shapes,
-    checked_world_sizes,
-    ordered_indices,
-)
 from course_lib.conformance.rules import JUDGED_IN_ORDER, RESTS_ON
 from course_lib.conformance.tried import NOT_OFFERED, Breach, named_arguments
 from course_lib.conformance.violations import RULES, ConformanceReport, Shape, Violation, listed, named_rules
@@ -45,47 +38,50 @@ def check_batch_sampler(
         factory: ``factory(num_replicas, rank, **shape)`` makes one rank's batch sampler, for every shape. If it takes
             a keyword ``seed``, other seeds are judged too. ``partial(ShuffledBatchSampler, 100, 8)`` is one.
         exactly_once: The indices that an epoch must cover, or a function that tells them from the shape (a dict).
-            Other indices are taken for a second stream, which is cycled; the two must not overlap. A list or range
-            also gives the order in which a sampler that does not shuffle yields them; for a set it is the ascending
-            order.
+            Their order (of a set, the ascending one) is that of a sampler that does not shuffle. Other indices are
+            taken for a second stream, which is cycled.
         world_sizes: Numbers of ranks.
         epochs: How many to read, at least 2.
-        shapes: Keywords of the factory. A few small ones, some of them uneven, find what large ones would find. A
-            sampler that groups by length needs one that is larger than a group.
-        skip_rules: Numbers of ``RULES`` that are not judged, and what rests on them neither: {1} for a sampler that
-            pads or drops, {1, 10} for one that draws with replacement. The report says which were left out.
+        shapes: Keywords of the factory. Every epoch is read hundreds of times, so a few small ones, some of them
+            uneven. A sampler that groups by length needs one that is larger than a group.
+        skip_rules: Numbers of ``RULES`` that are not judged: {1} for a sampler that pads or drops, {1, 10} for one
+            that draws with replacement.
 
-    A batch is too large if it has more indices than ``batch_size`` of the shape, or else of the sampler; beside a
-    second stream, its primary indices are counted.
-
-    A sampler or factory that raises a ``ValueError`` before the first batch, on all ranks, refuses that shape or world
-    size: this is a note, not a violation. Any other exception, a batch that is empty or holds no integers, one that is
-    written over while the epoch goes on, and an epoch without an end (more than 100 batches and 10 for each index of
-    ``exactly_once``) are violations. Whether the sampler should shuffle is what ``shuffle`` of the shape says. Where
-    it says nothing, the kit takes it for plain if all epochs are equal and in the order of ``exactly_once``. Of a
-    plain one, rules 5 and 6 do not ask for another order.
+    A ``ValueError`` before the first batch, on all ranks, refuses that shape or world size: this is a note, not a
+    violation. Any other exception, an empty batch, one that holds no integers or is written over later, and an epoch
+    without an end (more than 100 batches and 10 for each index of ``exactly_once``) are violations. A batch is too
+    large if it has more indices (beside a second stream: primary ones) than ``batch_size`` of the shape, or else of the
+    sampler. A sampler is plain, and need not have other orders, if ``shuffle`` of the shape says so; where that says
+    nothing, if all epochs are equal and in the order of ``exactly_once``.
 
     So that one fault is one violation, a rule is not judged, and that is noted, if one that it rests on is broken or
     left out: 8 rests on 7 and 11, and 9 on 1, 4 and 7. The fourth rule is strict: an order that changes when a sampler
-    is iterated twice, with no set_epoch in between, is no function of (seed, epoch). Every epoch is read hundreds of
-    times: keep shapes small.
+    is iterated twice, with no set_epoch in between, is no function of (seed, epoch).
 
     Raises:
         ValueError: An argument is out of its range, or there is nothing to judge: every shape was refused on every
             world size, or no epoch has a batch.
     """
-    parameters = named_arguments(checked_factory(factory))
-    sizes, given = checked_world_sizes(world_sizes), checked_shapes(shapes)
+    if not callable(factory):
+        raise ValueError(f"factory must make one rank's batch sampler from num_replicas and rank, got {factory!r}")
+    parameters = named_arguments(factory)
+    sizes = sorted({int_of_at_least(1, "every world size", size) for size in _listed("world_sizes", world_sizes)})
+    given = [{}] if shapes is None else _listed("shapes", shapes)
     if not sizes or not given:
         raise ValueError(f"there is nothing to judge: {len(sizes)} world sizes, {len(given)} shapes")
+    if not all(isinstance(shape, Mapping) for shape in given):
+        raise ValueError(f"every shape must be a dict of the factory's keywords such as dict(n=20), got {given!r}")
+    skipped = frozenset(_listed("skip_rules", skip_rules))
+    if not skipped <= RULES.keys():
+        raise ValueError(f"skip_rules takes the numbers of RULES, 1 to {len(RULES)}, got {skip_rules!r}")
     asked = Asked(
-        by_position(factory, parameters),
+        _by_position(factory, parameters),
         seeds="seed" in parameters or all("seed" in shape for shape in given),
         epochs=range(int_of_at_least(2, "epochs", epochs)),
-        skipped=checked_rules(skip_rules),
+        skipped=skipped,
     )
     once = exactly_once if callable(exactly_once) else None
-    smallest_first = [(shape, ordered_indices(once(shape) if once else exactly_once, shape)) for shape in given]
+    smallest_first = [(dict(shape), _in_order(once(shape) if once else exactly_once, shape)) for shape in given]
     smallest_first.sort(key=lambda entry: len(entry[1]))
     asked.worlds += [World(asked, *entry, size) for size in sizes for entry in smallest_first]
     with generators_put_back(), warnings.catch_warnings(record=True) as warned:
@@ -104,6 +100,33 @@ def assert_batch_sampler(
     report = check_batch_sampler(factory, exactly_once, **options)
     if not report.ok:
         raise AssertionError(str(report))
+
+
+def _listed(name: str, value: Any) -> list[Any]:
+    if not isinstance(value, Iterable) or isinstance(value, str | Mapping):
+        raise ValueError(f"{name} must be a collection such as a list, got {value!r}")
+    return list(value)
+
+
+def _by_position(factory: Callable[..., Any], parameters: set[str]) -> Callable[..., Any]:
+    """The factory, called with ``num_replicas`` and ``rank`` in front, also if it takes them by name alone."""
+    if not {"num_replicas", "rank"} <= parameters:
+        return factory
+    return lambda num_replicas, rank, **shape: factory(**shape, num_replicas=num_replicas, rank=rank)
+
+
+def _in_order(once: Any, shape: Shape) -> list[int]:
+    """The indices of ``exactly_once``, in the order given; a set has none, so that of a set is ascending."""
+    try:
+        indices = [operator.index(index) for index in once]
+    except TypeError:
+        indices = []
+    if not indices or len(set(indices)) < len(indices):
+        raise ValueError(
+            "exactly_once must be a collection of at least one integer, each once, such as range(40), or a function "
+            f"of the shape that returns one, got {once!r} for the shape {shape}"
+        )
+    return sorted(indices) if isinstance(once, Set) else indices
 
 
 def _judge(asked: Asked, number: int) -> int:

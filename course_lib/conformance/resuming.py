@@ -5,15 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from course_lib._words import counted
-from course_lib.conformance.comparisons import (
-    Checks,
-    difference,
-    not_exactly_once,
-    sizes_of,
-    some_refuse,
-    uneven_counts,
-)
-from course_lib.conformance.tried import Batches, Breach
+from course_lib.conformance.tried import Batches, Breach, Checks, difference, sizes_of
 from course_lib.conformance.violations import Counterexample
 from course_lib.conformance.world import Deal, World
 
@@ -109,7 +101,7 @@ def other_world_size(world: World) -> Checks:
                 rest = other.deal_after_resume(at, world.state(at))
                 if rest.ranks:
                     all_had = [batches[:stop] for batches in deal.ranks] + rest.ranks
-                    uneven = None if 2 in world.asked.unsound else uneven_counts(rest)
-                    yield not_exactly_once(world.once, all_had, at) or uneven
+                    uneven = None if 2 in world.asked.unsound else rest.uneven_counts()
+                    yield world.not_exactly_once(all_had, at) or uneven
                 elif rest.fault or rest.refused:
-                    yield rest.fault or some_refuse(rest)
+                    yield rest.fault or rest.some_refuse()

@@ -12,18 +12,10 @@ from dataclasses import replace
 from itertools import chain, combinations, pairwise, zip_longest
 
 from course_lib._words import counted
-from course_lib.conformance.comparisons import (
-    Checks,
-    difference,
-    not_exactly_once,
-    sizes_of,
-    some_refuse,
-    uneven_counts,
-)
 from course_lib.conformance.resuming import other_workers, other_world_size, resumes
-from course_lib.conformance.tried import Breach, inner_epoch_setter
+from course_lib.conformance.tried import Breach, Checks, difference, inner_epoch_setter, sizes_of
 from course_lib.conformance.violations import Counterexample, listed, shortened
-from course_lib.conformance.world import Deal, World, missing_and_repeated
+from course_lib.conformance.world import Deal, World
 
 MANY_ORDERS = 10
 """So many indices (or batches, where whole batches are shuffled) have 3,628,800 orders: equal ones are no chance."""
@@ -38,13 +30,13 @@ def covers_exactly_once(world: World) -> Checks:
         if deal.fault:
             yield deal.fault
         elif deal.ranks:
-            yield not_exactly_once(world.once, deal.ranks, deal.at)
+            yield world.not_exactly_once(deal.ranks, deal.at)
 
 
 def equal_counts(world: World) -> Checks:
     """Rule 2: every rank has the same number of batches."""
     for deal in map(world.deal, world.asked.epochs):
-        yield some_refuse(deal) or uneven_counts(deal)
+        yield deal.some_refuse() or deal.uneven_counts()
 
 
 def true_length(world: World) -> Checks:
@@ -96,7 +88,7 @@ def _other_order(world: World, deal: Deal, fewer: Deal) -> Breach | None:
     on both. A sampler is right if one of the two holds; one that seeds its order with the world size or the rank
     violates both. Of an index that comes again, its first use counts.
     """
-    if any(all(missing_and_repeated(world.once, each.ranks)) for each in (deal, fewer)):
+    if any(all(world.missing_and_repeated(each.ranks)) for each in (deal, fewer)):
         return None  # ranks that lose and repeat indices at once share no order: rule 1 finds it
     here, there = _first_steps(world, deal), _first_steps(world, fewer)
     swapped = two_swapped(here, there)

@@ -5,21 +5,17 @@ from __future__ import annotations
 import inspect
 import operator
 import pickle
-import random
 from collections.abc import Callable, Iterator
 from copy import copy
-from itertools import count, islice
+from dataclasses import replace
+from itertools import count, islice, zip_longest
 from typing import Any
 
-import numpy as np
-import torch
-
-from course_lib.conformance.violations import Counterexample
+from course_lib._generators import seed_generators
+from course_lib.conformance.violations import Counterexample, shortened
 
 Batches = list[list[int]]
 """What one rank yields."""
-MANY_INDICES = 1_000_000
-"""A batch with more indices is taken for one without an end."""
 END = object()
 
 
@@ -35,6 +31,27 @@ class Refusal(Breach):
     """A ValueError before the first batch."""
 
 
+Checks = Iterator[Breach | None]
+"""The single checks of a rule: None for one that holds, a breach for one that does not.
+
+After a breach the rule is not asked again.
+"""
+
+
+def difference(at: Counterexample, got: Batches, expected: Batches, text: str) -> Breach | None:
+    for step, (batch, other) in enumerate(zip_longest(got, expected)):
+        if batch != other:
+            is_ = "the end" if batch is None else shortened(batch)
+            should_be = "the end" if other is None else shortened(other)
+            place = replace(at, step=step, indices=tuple(batch or other or ()))
+            return Breach(f"{text}: batch {step} is {is_}, it should be {should_be}", place)
+    return None
+
+
+def sizes_of(batches: Batches) -> list[int]:
+    return [len(batch) for batch in batches]
+
+
 class TriedSampler:
     """A rank's sampler, made for a place, which its breaches name."""
 
@@ -44,10 +61,8 @@ class TriedSampler:
         """Where the run is that seeds the global generators, as far as this sampler was told."""
         self.begun = False
         """Whether it has yielded a batch: from then on a ValueError refuses nothing."""
-        seed_globals(run, -1)
+        seed_generators(run, 0)
         self.sampler = self.call("making the sampler", make)
-        if self.sampler is None:
-            raise Breach("the factory returned None, no sampler: does it end with a return?", at)
 
     def call(self, what: str, function: Callable[..., Any], *args: Any, **keywords: Any) -> Any:
         """The function's result; what it raises becomes a breach."""
@@ -71,7 +86,7 @@ class TriedSampler:
 
     def batches(self) -> Iterator[list[int]]:
         """The batches of an epoch, or of its rest."""
-        seed_globals(self.run, self.epoch)
+        seed_generators(self.run, self.epoch + 1)  # as on every rank of a seeded run
         most = 10 * self.num_indices + 100
         iterator = self.call("iterating", iter, self.sampler)
         held: list[tuple[Any, list[int]]] = []
@@ -89,11 +104,8 @@ class TriedSampler:
             yield indices
         for number, (batch, indices) in enumerate(held):
             if self.indices_of(batch, number) != indices:
-                text = (
-                    f"batch {number} is written over by a later one: workers are handed batches ahead, and would train "
-                    "on other samples; each batch needs a list of its own"
-                )
-                raise Breach(text, self.at)
+                text = "workers are handed batches ahead, and would train on other samples; yield a new list each time"
+                raise Breach(f"batch {number} is written over by a later one: {text}", self.at)
 
     def indices_of(self, batch: Any, number: int) -> list[int]:
         try:
@@ -102,15 +114,13 @@ class TriedSampler:
             text = f"batch {number} is {batch!r}, no list: is this a sampler, and no batch sampler?"
             raise Breach(text, self.at) from None
         indices = []
-        for item in self.call(f"batch {number}", list, islice(items, MANY_INDICES + 1)):
+        for item in self.call(f"batch {number}", list, items):
             try:
                 indices.append(operator.index(item))
             except TypeError:
                 raise Breach(f"batch {number} holds {item!r}, which is no integer", self.at) from None
         if not indices:
             raise Breach(f"batch {number} is empty", self.at)
-        if len(indices) > MANY_INDICES:
-            raise Breach(f"batch {number} has no end: more than {MANY_INDICES:,} indices", self.at)
         return indices
 
     def had(self, batches: int | None) -> TriedSampler:
@@ -190,11 +200,3 @@ def named_arguments(function: Callable[..., Any]) -> set[str]:
     except (TypeError, ValueError):
         return set()
     return {p.name for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
-
-
-def seed_globals(run: int, epoch: int) -> None:
-    """Put the global generators where they would be on every rank of a seeded run in this epoch."""
-    seed = 100_003 * run + epoch + 1
-    random.seed(seed)
-    np.random.seed(seed)  # noqa: NPY002
-    torch.default_generator.manual_seed(seed)

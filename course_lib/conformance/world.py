@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import numbers
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
+from course_lib._words import counted, plural
 from course_lib.conformance.tried import Batches, Breach, Refusal, TriedSampler, offered_by
-from course_lib.conformance.violations import Counterexample, Shape, Violation
+from course_lib.conformance.violations import Counterexample, Shape, Violation, listed
 
 MANY_STOPS = 8
 """A longer epoch is stopped at this many places, the first and the last ones among them."""
@@ -65,6 +66,18 @@ class Deal:
     def by_rank(self) -> Iterator[tuple[Counterexample, Batches]]:
         for rank, batches in enumerate(self.ranks):
             yield replace(self.at, rank=rank), batches
+
+    def some_refuse(self) -> Breach | None:
+        for rank, why in self.refused.items():
+            return Breach(f"only some ranks refuse, rank {rank} with ValueError: {why}", replace(self.at, rank=rank))
+        return None
+
+    def uneven_counts(self) -> Breach | None:
+        counts = [len(batches) for batches in self.ranks]
+        if len(set(counts)) <= 1:
+            return None
+        told = ", ".join(f"rank {rank}: {count}" for rank, count in enumerate(counts))
+        return Breach(f"the ranks have different numbers of batches ({told})", replace(self.at, step=min(counts)))
 
     def stops(self) -> Iterator[tuple[Counterexample, Batches]]:
         """Where to stop each rank, and the rest of its batches: everywhere, or at some places of a long epoch."""
@@ -157,12 +170,28 @@ class World:
         epochs = [deal.ranks for deal in self.deals]
         if not epochs or any(ranks != epochs[0] for ranks in epochs):
             return False
-        repeated = set(missing_and_repeated(self.once, epochs[0])[1])
+        repeated = set(self.missing_and_repeated(epochs[0])[1])
         places = [[self.once[i] for i in self.primary(batches) if i not in repeated] for batches in epochs[0]]
         return any(places) and all(each == sorted(each) for each in places)
 
     def primary(self, batches: Iterable[list[int]]) -> list[int]:
         return [index for batch in batches for index in batch if index in self.once]
+
+    def missing_and_repeated(self, ranks: Iterable[Batches]) -> tuple[list[int], list[int]]:
+        """The primary indices that come never, and those that come more than once."""
+        uses = Counter(index for batches in ranks for index in self.primary(batches))
+        return [index for index in self.once if not uses[index]], [index for index in uses if uses[index] > 1]
+
+    def not_exactly_once(self, ranks: list[Batches], at: Counterexample) -> Breach | None:
+        missing, repeated = self.missing_and_repeated(ranks)
+        if not missing and not repeated:
+            return None
+        wrong = (("missing", missing), ("repeated", repeated))
+        said = [f"{listed(indices)} {plural(len(indices), 'is', 'are')} {what}" for what, indices in wrong if indices]
+        text = f"{' and '.join(said)}; each of {counted(len(self.once), 'index', 'indices')} should come once"
+        if missing and repeated and at.stop is None and len(ranks) > 1:
+            text += ". Both at once: the ranks seem not to draw one order"
+        return Breach(text, replace(at, indices=(*missing, *repeated)))
 
     # Samplers to try; a place without a rank is tried on rank 0
 
@@ -202,9 +231,3 @@ class World:
             yield f"of two iterators in turn, {text}", [pair[number] for pair in both if pair[number] is not None]
         if at.epoch:
             yield "after the epochs before", self.used(at).read()
-
-
-def missing_and_repeated(once: Mapping[int, int], ranks: Iterable[Batches]) -> tuple[list[int], list[int]]:
-    """The indices that come never, and those that come more than once."""
-    uses = Counter(index for batches in ranks for batch in batches for index in batch if index in once)
-    return [index for index in once if index not in uses], [index for index, times in uses.items() if times > 1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
 import multiprocessing
 import numbers
 import pickle
@@ -61,10 +60,6 @@ def run_ranks(
     """
     if not callable(fn):
         raise ValueError(f"fn must be a function of the rank, got {fn!r}")
-    if inspect.iscoroutinefunction(fn) or inspect.isgeneratorfunction(fn):
-        raise ValueError(
-            f"fn must return its result: {getattr(fn, '__name__', fn)!r} is a coroutine or generator function"
-        )
     world_size = int_of_at_least(1, "world_size", world_size)
     if not isinstance(args, tuple):
         raise ValueError(f"args must be a tuple of what fn takes after the rank, got {args!r}")

@@ -2,7 +2,7 @@
 
 Between ``for batch in loader`` and a batch lie a sampler, a fetch, a collate and, with workers, a small distributed
 system. ``loader.py`` holds the path in its order: indices, an iterator that fetches and collates by itself, and one
-that deals tasks to workers (``workers.py``) and can pin what they answer (``pinning.py``).
+that deals tasks to workers (``workers.py``).
 The rule: *one pipe for each worker, one answer for each task: batches come in the order in which their tasks were
 dealt, however fast each worker is.*
 

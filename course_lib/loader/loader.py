@@ -7,7 +7,7 @@ import itertools
 import warnings
 import weakref
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -15,7 +15,6 @@ from torch.utils.data import DataLoader, IterableDataset, IterDataPipe
 from torch.utils.data._utils.pin_memory import pin_memory
 from typing_extensions import TypeVar
 
-from course_lib.loader.pinning import PinningThread, can_pin
 from course_lib.loader.workers import Crew, EpochBegins, Failure, StreamEnds
 
 Sample = TypeVar("Sample", covariant=True, default=Any)
@@ -24,87 +23,19 @@ Sample = TypeVar("Sample", covariant=True, default=Any)
 class MiniDataLoader(DataLoader[Sample]):
     """Batches of a dataset, by the arguments of ``torch.utils.data.DataLoader`` and with their meaning.
 
-    Torch's constructor checks the arguments and makes the samplers; the iterators and the workers are our own.
-
-    Args:
-        dataset: Map-style (``__getitem__``; ``__getitems__``, where it exists) or an ``IterableDataset``; a datapipe
-            only without ``shuffle`` and without workers.
-        batch_size: Samples in a batch; ``None`` delivers single samples.
-        shuffle: A new order in each epoch, drawn from ``generator``.
-        sampler: Yields indices; excludes ``shuffle``.
-        batch_sampler: Yields lists of indices; excludes ``batch_size``, ``shuffle``, ``sampler`` and ``drop_last``.
-        num_workers: Processes that fetch and collate; with 0, the process that asks for a batch makes it.
-        collate_fn: Makes a batch of a list of samples. Default: torch's, which keeps tuples, dicts and their nesting.
-        pin_memory: Copy tensors to page-locked memory where there is an accelerator; with workers, in a thread.
-        drop_last: Leave out a smaller last batch (of a stream: of each worker).
-        timeout: Seconds to wait for a batch from workers; 0 waits as long as they live.
-        worker_init_fn: Called in each worker with its id, after it was seeded.
-        multiprocessing_context: A start method or a context; default: the platform's.
-        generator: Of the order and of the workers' seeds; default: torch's global one.
-        prefetch_factor: Batches that each worker may be ahead (2): memory against uneven loading times.
-        persistent_workers: Keep the workers, and their copies of the dataset, for the next epoch.
-        pin_memory_device: Without effect, as in torch.
-        in_order: ``False`` delivers what is ready first.
+    The constructor is torch's own, which checks the arguments and makes the samplers; the iterators and the workers
+    are ours. The process that asks for a batch pins it. A datapipe is left to torch, which shuffles and shards it in
+    its own iterators.
 
     Raises:
-        ValueError, TypeError: An argument is out of its range, or two exclude each other.
+        ValueError, TypeError: An argument is out of its range, or two exclude each other; torch's constructor tells of
+            most, ``iter(loader)`` of ``timeout``, ``prefetch_factor`` and a datapipe.
         RuntimeError: In an epoch: a worker was killed or has left, or ``timeout`` is over. An error of the dataset, of
             ``collate_fn`` or of ``worker_init_fn`` brings the worker's traceback, and keeps its type where that can be
             made from one text.
     """
 
     _iterator: Any  # the _WorkerBatches whose workers live on, or None
-
-    def __init__(
-        self,
-        dataset: Any,
-        batch_size: int | None = 1,
-        shuffle: bool | None = None,
-        sampler: Iterable[Any] | None = None,
-        batch_sampler: Iterable[Any] | None = None,
-        num_workers: int = 0,
-        collate_fn: Callable[[Any], Any] | None = None,
-        pin_memory: bool = False,
-        drop_last: bool = False,
-        timeout: float = 0,
-        worker_init_fn: Callable[[int], object] | None = None,
-        multiprocessing_context: Any = None,
-        generator: torch.Generator | None = None,
-        *,
-        prefetch_factor: int | None = None,
-        persistent_workers: bool = False,
-        pin_memory_device: str = "",
-        in_order: bool = True,
-    ) -> None:
-        if isinstance(dataset, IterDataPipe) and (shuffle or num_workers):
-            raise ValueError(
-                "a datapipe is read in its own order and without workers, as torch shuffles and shards it in its own "
-                f"iterators: got {type(dataset).__name__} with shuffle={shuffle} and num_workers={num_workers}"
-            )
-        super().__init__(
-            dataset,
-            batch_size,
-            shuffle,
-            sampler,
-            batch_sampler,
-            num_workers,
-            collate_fn,
-            pin_memory,
-            drop_last,
-            timeout,
-            worker_init_fn,  # type: ignore[arg-type]
-            multiprocessing_context,
-            generator,
-            prefetch_factor=prefetch_factor,
-            persistent_workers=persistent_workers,
-            pin_memory_device=pin_memory_device,
-            in_order=in_order,
-        )
-        # Torch finds these two when the loader is iterated, and by an assertion.
-        if timeout and num_workers == 0:
-            raise ValueError(f"timeout option needs num_workers > 0, got num_workers=0 and timeout={timeout}")
-        if self.prefetch_factor == 0:
-            raise ValueError("prefetch_factor option should be an int greater than 0, got 0")
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_iterator": None}  # a copy will have workers of its own
@@ -119,6 +50,12 @@ class MiniDataLoader(DataLoader[Sample]):
         return iterator
 
     def _get_iterator(self) -> _Batches:  # type: ignore[override]
+        if isinstance(self.dataset, IterDataPipe):
+            raise ValueError("dataset must be map-style or a stream, got a datapipe: torch's DataLoader reads those")
+        if self.timeout and not self.num_workers:
+            raise ValueError(f"timeout option needs num_workers > 0, got num_workers=0 and timeout={self.timeout}")
+        if self.prefetch_factor == 0:
+            raise ValueError("prefetch_factor option should be an int greater than 0, got 0")
         return _WorkerBatches(self) if self.num_workers else _Batches(self)
 
 
@@ -127,7 +64,7 @@ class _Batches:
 
     def __init__(self, loader: MiniDataLoader[Any]) -> None:
         self._index_sampler, self._dataset = loader._index_sampler, loader.dataset
-        self._pins = can_pin(loader)
+        self._pins = _can_pin(loader)
         self._begin_order(loader)
         seed = torch.empty((), dtype=torch.int64).random_(generator=loader.generator)  # as torch, also without workers
         self._begin_fetching(loader, int(seed))
@@ -140,8 +77,7 @@ class _Batches:
         self._fetch = _fetch_of(loader)()
 
     def _next_batch(self) -> Any:
-        batch = self._fetch(next(self._indices))
-        return pin_memory(batch) if self._pins else batch
+        return self._fetch(next(self._indices))
 
     def __next__(self) -> Any:
         batch = self._next_batch()
@@ -153,16 +89,13 @@ class _Batches:
                 "this may be workers that do not each read a part of their own: see torch.utils.data.get_worker_info",
                 stacklevel=2,
             )
-        return batch
+        return pin_memory(batch) if self._pins else batch
 
     def __iter__(self) -> Iterator[Any]:
         return self
 
     def __len__(self) -> int:
         return len(self._index_sampler)
-
-    def __getstate__(self) -> None:
-        raise NotImplementedError(f"{type(self).__name__} cannot be pickled: give the other process the loader")
 
 
 class _WorkerBatches(_Batches):
@@ -172,8 +105,7 @@ class _WorkerBatches(_Batches):
         self._crew = Crew(loader, _fetch_of(loader), base_seed)
         self._workers = self._crew.processes
         weakref.finalize(self, self._crew.close)
-        self._answers: Any = PinningThread(self._crew) if self._pins else self._crew
-        self._timeout, self._persistent = loader.timeout, loader.persistent_workers
+        self._persistent = loader.persistent_workers
         self._tasks_ahead = (loader.prefetch_factor or 1) * loader.num_workers
         self._begin_dealing()
 
@@ -183,14 +115,13 @@ class _WorkerBatches(_Batches):
 
     def begin_epoch(self, loader: MiniDataLoader[Any]) -> None:
         """Begin the next epoch with the same workers."""
-        while self._outstanding:  # what an epoch that was left has not been given
-            self._take()
+        while self._crew.dealt:  # what an epoch that was left has not been given
+            self._crew.answer()
         self._begin_order(loader)
         self._begin_dealing()
 
     def _begin_dealing(self) -> None:
         self._turns = deque(range(len(self._workers)))  # of the workers that have more to read
-        self._outstanding = 0  # tasks whose answers have not been taken
         for worker in self._turns:
             self._crew.send(worker, EpochBegins())
         for _ in range(self._tasks_ahead):
@@ -207,16 +138,10 @@ class _WorkerBatches(_Batches):
         worker = self._turns[0] if self._crew.in_order else min(self._turns, key=self._crew.dealt.count)
         self._turns.rotate(-1)
         self._crew.deal(worker, indices)
-        self._outstanding += 1
-
-    def _take(self) -> Any:
-        answer = self._answers.answer(self._timeout)
-        self._outstanding -= 1
-        return answer
 
     def _next_batch(self) -> Any:
-        while self._outstanding:
-            answer = self._take()
+        while self._crew.dealt:
+            answer = self._crew.answer()
             if isinstance(answer, StreamEnds):
                 if answer.worker in self._turns:
                     self._turns.remove(answer.worker)
@@ -229,6 +154,19 @@ class _WorkerBatches(_Batches):
         if not self._persistent:
             self._crew.close()
         raise StopIteration
+
+
+def _can_pin(loader: DataLoader[Any]) -> bool:
+    if not loader.pin_memory:
+        return False
+    accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if accelerator is None or accelerator.type == "mps":
+        lack = "no accelerator is found" if accelerator is None else "it is not supported on MPS now"
+        warnings.warn(
+            f"'pin_memory' argument is set as true but {lack}, then device pinned memory won't be used", stacklevel=4
+        )
+        return False
+    return True
 
 
 def _fetch_of(loader: DataLoader[Any]) -> Callable[[], Callable[[Any], Any]]:

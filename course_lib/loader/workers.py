@@ -201,7 +201,6 @@ def _pack(answer: Any, worker_id: int) -> Any:
 
 
 ENDED = "the workers of this iterator have ended: iter(loader) begins an epoch with new ones"
-TIMED_OUT = "DataLoader timed out after {} seconds"
 TOO_MANY_FILES = (
     "Too many open files: each large tensor from a worker takes one. Raise the limit (`ulimit -n`), or call "
     "torch.multiprocessing.set_sharing_strategy('file_system')"
@@ -219,10 +218,8 @@ class Crew:
         self.processes: list[Any] = []
         self.pipes: list[Any] = []
         self.dealt: deque[int] = deque()
-        self.tickets = threading.Semaphore(0)  # one for each task: for a thread that waits for tasks
-        self.in_order, self._owner = loader.in_order, os.getpid()
+        self.in_order, self.timeout, self._owner = loader.in_order, loader.timeout, os.getpid()
         self._end = ""  # why it is closed
-        self.thread: threading.Thread | None = None
         context = loader.multiprocessing_context or torch.multiprocessing.get_context()
         forked_from = os.getpid() if context.get_start_method() == "fork" else None
         try:
@@ -252,18 +249,17 @@ class Crew:
     def deal(self, worker: int, indices: Any) -> None:
         self.send(worker, (indices,))
         self.dealt.append(worker)
-        self.tickets.release()
 
-    def answer(self, timeout: float) -> Any:
+    def answer(self) -> Any:
         """The next answer, waited for as long as the workers live; or for ``timeout`` seconds, where that is not 0."""
-        deadline = time.monotonic() + (timeout or math.inf)
+        deadline = time.monotonic() + (self.timeout or math.inf)
         ready: list[Any] = []
         while not ready:
             if self.closed:
                 raise self.ended()
             if time.monotonic() >= deadline:
-                raise RuntimeError(TIMED_OUT.format(timeout))
-            candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(tuple(self.dealt)))
+                raise RuntimeError(f"DataLoader timed out after {self.timeout} seconds")
+            candidates = [self.dealt[0]] if self.in_order else list(dict.fromkeys(self.dealt))
             ready = wait([self.pipes[each] for each in candidates], min(LOOK_SECONDS, deadline - time.monotonic()))
             if not ready:
                 self._look()
@@ -321,9 +317,6 @@ class Crew:
             for process in self.processes:
                 process.kill()
                 process.join()
-        self.tickets.release()
-        if self.thread is not None and self.thread is not threading.current_thread():
-            self.thread.join()
         for pipe in self.pipes:
             pipe.close()
 

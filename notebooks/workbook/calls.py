@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from course_lib._processes import threads_without_a_core
+from rehearse._processes import threads_without_a_core
 
 F = TypeVar("F", bound=Callable[..., Any])
 AGAIN_AFTER = 0.5

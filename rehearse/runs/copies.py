@@ -31,15 +31,10 @@ from typing import Any, NoReturn, TextIO
 import torch
 import torch.distributed as dist
 
-from course_lib._processes import (
-    cpu_seconds,
-    end_with,
-    fork_server,
-    is_ready,
-    seconds_without_a_core,
-)
+from course_lib._processes import end_with, fork_server
 from course_lib.launch import RankError, RankTimeout, run_ranks
 from rehearse._own_files import write_only_below
+from rehearse._processes import cpu_seconds, is_ready, seconds_without_a_core
 from rehearse.report import LIBRARY, in_a_line
 
 AT_ONCE = 2

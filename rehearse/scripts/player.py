@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 
 import psutil
 
-from course_lib._processes import cpu_seconds, interrupts_held, started_by
+from rehearse._processes import cpu_seconds, interrupts_held, started_by
 from rehearse.scripts.journal import Journal
 
 GONE_SECONDS = 10.0

@@ -20,11 +20,11 @@ from torch import randperm
 from torch.optim.lr_scheduler import CosineAnnealingLR, ExponentialLR, LinearLR, OneCycleLR, SequentialLR
 from torch.utils.data import DataLoader, Sampler
 
-from course_lib._processes import cpu_seconds, is_ready, seconds_without_a_core
 from course_lib.callbacks import ExactAccumulation, SkipBadSteps
 from course_lib.launch import run_ranks
 from rehearse import CHECKS, NotReady, Rehearsal, RehearsalReport, assert_ready, judge, rehearse, rehearse_loop
 from rehearse.__main__ import main
+from rehearse._processes import cpu_seconds, is_ready, seconds_without_a_core
 from rehearse.checks.dealt import draws_counted, draws_found
 from rehearse.runs import copies, few_samples
 from rehearse.runs.checkpoints import is_lightnings
