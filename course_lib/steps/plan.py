@@ -121,20 +121,6 @@ class StepPlan(RunToPlan):
             )
             yield from _windows_in_words(self, span)
 
-    def table(self) -> str:
-        """Show the plan as aligned lines of a name and its value."""
-        names = (
-            "batches_per_epoch",
-            "steps_per_epoch",
-            "total_steps",
-            "epochs_completed",
-            "micro_batches",
-            "micro_batches_unused",
-            "samples_dropped",
-            "samples_repeated",
-        )
-        return "\n".join(f"{name:<21} {_per_epoch_text(getattr(self, name))}" for name in names)
-
     @cached_property
     def _samples_at_end(self) -> int:
         """How far the run is in the data when it ends."""
@@ -184,14 +170,8 @@ class Windows(Sequence[Window]):
         # Spans without a step share their steps_before with the next one: the last of them is the one that steps.
         return self._spans[bisect_right(self._steps_before, step) - 1].window(step)
 
-    def __iter__(self) -> Iterator[Window]:
-        return map(self._window, self._steps)
-
     def __repr__(self) -> str:
-        # len() would refuse more than 2**63 windows; a range does not.
-        count = max(0, -((self._steps.start - self._steps.stop) // self._steps.step))
-        shown = ", ".join(map(repr, self[:2]))
-        return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
+        return f"<windows of the optimizer steps in {self._steps!r}>"
 
 
 def _end_in_words(plan: StepPlan) -> Iterator[str]:
@@ -237,9 +217,3 @@ def _windows_in_words(plan: StepPlan, span: Epochs) -> Iterator[str]:
         yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."
     if more > 0:
         yield f"Padding to equal shares repeats {counted(more, 'sample')} per epoch."
-
-
-def _per_epoch_text(value: PerEpoch) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return ", ".join(f"{number:,} from epoch {epoch:,}" for epoch, number in value.items())
