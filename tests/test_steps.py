@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from torch.utils.data import BatchSampler, DataLoader, DistributedSampler, RandomSampler
 
 from course_lib.launch import run_ranks
-from course_lib.samplers import EpochBatchSampler, ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
+from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from course_lib.steps import max_steps_for, plan_steps
 from course_lib.steps.epochs import Window
@@ -373,30 +373,6 @@ def test_a_plan_needs_no_torch():
 # ----------------------------------------------------------------------------------------------- plans of samplers
 
 
-class RanksInTurn(EpochBatchSampler):
-    """A reader's own: single indices to the ranks in turn, one more in every epoch."""
-
-    def __init__(self, n, **at):
-        super().__init__(tail="drop", **at)
-        self.n = n
-
-    def _batches(self, position, batches_before, world_size, rank):
-        for step in range(self._steps_left(position, world_size)):
-            yield [position + step * world_size + rank]
-
-    def _steps_left(self, position, world_size):
-        return (self.n + self.epoch - position) // world_size
-
-    def _position_after(self, position, steps, world_size):
-        return position + steps * world_size
-
-    def _check(self, position, world_size):
-        pass
-
-    def _identity(self):
-        return {"n": self.n}
-
-
 SAMPLERS = {
     "shuffled": lambda n, size, tail, **at: ShuffledBatchSampler(n, size, tail=tail, **at),
     "two streams": lambda n, size, tail, **at: TwoStreamBatchSampler(
@@ -408,7 +384,6 @@ SAMPLERS = {
     "scheduled": lambda n, size, tail, **at: ScheduledBatchSampler(
         n, SizeSchedule({0: (8, size + 1), 2: (16, size)}), tail=tail, **at
     ),
-    "a reader's": lambda n, size, tail, **at: RanksInTurn(n, **at),
 }  # fmt: skip
 dealings = {
     "n": st.integers(1, 60),
@@ -457,13 +432,13 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
     try:
         found = plan(make())
     except ValueError:  # tail="spread" without an index for some rank
-        with pytest.raises(ValueError, match=r'[uU]se tail="drop"'):
+        with pytest.raises(ValueError, match='use tail="drop"'):
             [dealt(make, world_size, epoch) for epoch in range(20)]
         return
     try:
         of_rank = make(num_replicas=world_size, rank=0)
     except ValueError as error:  # it looks at all epochs, and the plan at those that the run has
-        if 'se tail="drop"' not in str(error):
+        if 'use tail="drop"' not in str(error):
             raise
         return
     counted = simulate_loop(largest, **run)
@@ -475,7 +450,7 @@ def test_the_plan_of_a_sampler_equals_its_own_dealing(kind, dealing, run):
 
 
 @pytest.mark.thorough(but=4)
-@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind not in ("of a list", "a reader's")])
+@pytest.mark.parametrize("kind", [kind for kind in SAMPLERS if kind != "of a list"])
 @given(dealing=st.fixed_dictionaries(dealings))
 def test_what_a_sampler_drops_and_repeats_is_planned(kind, dealing):
     world_size = dealing.pop("world_size")
@@ -586,12 +561,9 @@ def test_what_cannot_be_planned_of_a_sampler_is_named(arguments, said):
 
 
 def test_a_sampler_without_a_step_is_never_done():
-    for sampler in RanksInTurn(3), ShuffledBatchSampler(3, 1):
+    for sampler in ShardedBatchSampler(UnevenBatches(3)), ShuffledBatchSampler(3, 1):
         with pytest.raises(ValueError, match="max_steps=5 is never reached"):
             plan_steps(sampler, accumulate_grad_batches=9, short_window="carry", max_steps=5)
-    assert plan_steps(RanksInTurn(3), max_steps=10).windows[-1].epoch == 2
-    with pytest.raises(ValueError, match="RanksInTurn can be planned from the start of an epoch only"):
-        plan_steps(RanksInTurn(3), max_epochs=9, samples_done=4)
     with pytest.raises(ValueError, match="a schedule of sizes says its windows itself"):
         plan_steps(SAMPLERS["scheduled"](9, 2, "drop"), max_epochs=9, accumulate_grad_batches=2)
 
