@@ -33,23 +33,16 @@ class Repeats:
     """Which elements of an order are equal, so that it can be said which time an element comes in cycles of it."""
 
     def __init__(self, indices: NDArray[np.int64]) -> None:
-        self.before: NDArray[np.int64] | None = None
-        """Of each element: how many before it are equal to it. None: all differ."""
-        self.count: NDArray[np.int64] | None = None
-        """Of each: how many are, itself included."""
-        by_value = np.argsort(indices, kind="stable")
-        ordered = indices[by_value]
-        new = np.append(True, ordered[1:] != ordered[:-1])
-        if not new.all():
-            firsts = np.flatnonzero(new)
-            counts = np.diff(np.append(firsts, len(indices)))
-            self.before, self.count = np.empty_like(by_value), np.empty_like(by_value)
-            self.before[by_value] = np.arange(len(indices)) - np.repeat(firsts, counts)
-            self.count[by_value] = np.repeat(counts, counts)
+        _, group, counts = np.unique(indices, return_inverse=True, return_counts=True)
+        self.all_differ = len(counts) == len(indices)
+        if not self.all_differ:
+            self.count = counts[group]
+            """Of each element: how many are equal to it, itself included."""
+            self.before = np.empty_like(group)
+            """Of each: how many of them come before it."""
+            firsts = np.cumsum(counts) - counts
+            self.before[np.argsort(group, kind="stable")] = np.arange(len(group)) - np.repeat(firsts, counts)
 
     def occurrences(self, rounds: NDArray[np.int64], places: NDArray[np.int64]) -> NDArray[np.int64]:
         """Of the elements at some places, when the order has been gone through so often before."""
-        if self.before is None or self.count is None:
-            return rounds
-        times: NDArray[np.int64] = self.before[places] + rounds * self.count[places]
-        return times
+        return rounds if self.all_differ else self.before[places] + rounds * self.count[places]

@@ -164,7 +164,6 @@ LIBRARY = {
 
 
 @pytest.mark.thorough(but=1)
-@pytest.mark.filterwarnings("ignore:the secondary has")
 @pytest.mark.parametrize("name", LIBRARY)
 def test_nothing_is_found_in_the_samplers_of_this_library(name):
     factory, once = LIBRARY[name]

@@ -21,8 +21,6 @@ from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoSt
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from tests import effort
 
-pytestmark = pytest.mark.filterwarnings("ignore:the secondary has")
-
 
 def random_sampler(rng):
     """A function of (num_replicas, rank) that makes one of our samplers, and the indices of its epoch."""

@@ -25,7 +25,6 @@ from tests import effort
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
-    pytest.mark.filterwarnings("ignore:the secondary has"),
     pytest.mark.filterwarnings("ignore:.* indices are in both streams"),
 ]
 

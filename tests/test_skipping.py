@@ -1125,16 +1125,17 @@ def test_the_signal_multiplies_one_small_gradient():
 
 
 SIZES = SizeSchedule({0: (16, 16), 3: (32, 8), 7: (64, 4)}, unit="optimizer_steps")
+FACTOR = SIZES.plan(1000, max_epochs=1).lr_factor("linear")
 
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=16.0, fused=fused)
-    guard, factor = StepGuard(model, optimizer), SIZES.lr_factor("linear")
+    guard = StepGuard(model, optimizer)
     if fused:
         leave_to_the_device(guard)
-    guard.scheduler = LambdaLR(optimizer, lambda update: factor(guard.attempts))
+    guard.scheduler = LambdaLR(optimizer, lambda update: FACTOR(guard.attempts))
     pairs = []
     for number, batch in zip(range(10), ScheduledBatchSampler(1000, SIZES), strict=False):
         guard.flush()  # the schedule follows what was left to the device
@@ -1147,11 +1148,10 @@ def test_the_rate_that_goes_with_a_size_follows_the_attempts(fused):
 
 
 def test_a_warm_up_by_updates_goes_with_a_rate_by_attempts():
-    factor = SIZES.lr_factor("linear")
     model = nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=16.0)
     guard = StepGuard(model, optimizer)
-    guard.scheduler = LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 4) * factor(guard.attempts))
+    guard.scheduler = LambdaLR(optimizer, lambda update: min(1.0, (update + 1) / 4) * FACTOR(guard.attempts))
     rates = []
     for number in range(10):
         rates.append(optimizer.param_groups[0]["lr"])
@@ -1165,7 +1165,7 @@ def test_a_rate_of_sizes_that_goes_by_updates_is_refused():
     model = make_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"got LambdaLR\(optimizer, lr_factor\(.*: make the guard first"):
-        StepGuard(model, optimizer, scheduler=LambdaLR(optimizer, SIZES.lr_factor()))
+        StepGuard(model, optimizer, scheduler=LambdaLR(optimizer, FACTOR))
 
 
 # ------------------------------------------------------------------------------------------ what is not taken back

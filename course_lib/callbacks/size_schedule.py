@@ -22,8 +22,8 @@ from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
-from course_lib.schedules.lr_factor import LrRule
-from course_lib.schedules.schedule_plan import SchedulePlan
+from course_lib.schedules.schedule_plan import LrRule, SchedulePlan
+from course_lib.steps.arguments import at_epoch
 
 
 class SizeScheduleDataModule(LightningDataModule):
@@ -63,8 +63,8 @@ class SizeScheduleDataModule(LightningDataModule):
     Raises:
         MisconfigurationException: The Trainer's flags and the schedule don't go together.
         ValueError: Accumulation would change within an epoch; ``effective_batch_size`` does not divide on these ranks;
-            or ``tail="spread"`` cannot deal an epoch to them: said before the first batch; with manual optimization
-            and ``max_steps``, when that epoch comes.
+            or ``tail="spread"`` cannot deal an epoch to them: said before the first batch of a run from its start;
+            after a resume, or with manual optimization and ``max_steps``, when that epoch comes.
     """
 
     trainer: Any
@@ -102,7 +102,6 @@ class SizeScheduleDataModule(LightningDataModule):
         self._loader: ResumableDataLoader | None = self._last
         """The one that the Trainer gets next; None: a new one."""
         self._trainers_own: tuple[int, int] | None = None
-        self._epochs_are_checked = False
 
     def plan(self) -> SchedulePlan:
         """The optimizer steps of the Trainer's whole run."""
@@ -152,7 +151,6 @@ class SizeScheduleDataModule(LightningDataModule):
                 f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
             )
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
-        self._epochs_are_checked = False
         trainer.reload_dataloaders_every_n_epochs = 1
 
     def train_dataloader(self) -> ResumableDataLoader:
@@ -168,19 +166,10 @@ class SizeScheduleDataModule(LightningDataModule):
         loader.set_epoch(epoch)  # before the Trainer asks for its length
         # With manual optimization nobody knows how many steps an epoch makes, nor which one max_steps ends.
         countable = trainer.max_steps == -1 or trainer.lightning_module.automatic_optimization
-        if countable and not self._epochs_are_checked:
-            sampler: Any = loader.batch_sampler
-            sampler.check_epochs(
-                trainer.max_epochs,
-                max_steps=trainer.max_steps,
-                steps_done=trainer.global_step,
-                limit_train_batches=trainer.limit_train_batches,
-            )
-            self._epochs_are_checked = True
+        if epoch == trainer.global_step == 0 and countable and (trainer.max_epochs, trainer.max_steps) != (-1, -1):
+            self.plan()  # which refuses a run that comes to an epoch that cannot be dealt
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
-        if isinstance(windows, dict):
-            windows = windows[self.schedule.stage_at(epoch=epoch).start]
-        trainer.accumulate_grad_batches = windows
+        trainer.accumulate_grad_batches = windows if isinstance(windows, int) else at_epoch(windows, epoch)
         _end_the_epoch_before(trainer, len(loader))
         return loader
 

@@ -12,9 +12,7 @@ from course_lib._ranks import in_group
 def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
     """The number of batches of an epoch, after making sure that all ranks have as many.
 
-    Ranks with unequal counts fall out of step: one's last batch meets the next epoch of the others, silently, and the
-    run hangs where all ranks meet (at a checkpoint, or at its end), or dies with a message about a connection. One
-    small collective before the epoch makes that an error at once.
+    Else one's last batch meets the next epoch of the others, silently, and the run hangs where all ranks meet.
 
     Args:
         loader: Anything with ``len()``: a loader or a batch sampler.

@@ -10,15 +10,12 @@ import copy
 import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
-from itertools import chain
 from typing import Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
 from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
-from course_lib.steps import StepPlan
-from course_lib.steps.dealt import Dealing, equal_batches, plan_dealt
 
 SamplerTail = Literal["spread", "drop", "pad"]
 """What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""
@@ -28,10 +25,8 @@ class EpochBatchSampler(ABC):
     """What the samplers here share: the epoch, the position in its order, and this rank's part of each step.
 
     A *step* is one batch on every rank. The state is a global position: how much of the epoch's order all ranks
-    together have had.
-
-    A sampler of your own says with five methods how it deals, takes whatever arguments it likes, and has the rest from
-    here. This one deals the blocks of a recording to the ranks in turn; its position counts blocks:
+    together have had. A sampler of your own says with four methods how it deals, and has the rest from here. This one
+    deals the blocks of a recording to the ranks in turn; its position counts blocks:
 
     >>> class Blocks(EpochBatchSampler):
     ...     def __init__(self, blocks, size=2):
@@ -49,9 +44,6 @@ class EpochBatchSampler(ABC):
     ...     def _position_after(self, position, steps, world_size):
     ...         return position + steps * world_size
     ...
-    ...     def _check(self, position, world_size):
-    ...         pass
-    ...
     ...     def _identity(self):
     ...         return {"blocks": self.blocks, "size": self.size}
     >>> sampler = Blocks(3)
@@ -62,14 +54,12 @@ class EpochBatchSampler(ABC):
 
     - ``overfit_batches`` turns the shuffling off, but for a plain loader on one device: take ``shuffle=False`` there.
     - A Trainer that is resumed, or given a used loader, calls ``set_epoch`` when the workers of a plain ``DataLoader``
-      have begun to draw another epoch. Reading on raises a RuntimeError, but for an epoch that was drawn whole (at most
-      ``prefetch_factor * num_workers - 1`` batches). Read it through a ``ResumableDataLoader``, which waits.
-    - With accelerate on several processes, a sampler is read through a ``ResumableDataLoader``, which ``prepare()``
-      leaves as it is. Elsewhere its length and its batches are a ValueError.
+      have begun to draw another epoch. Reading on raises a RuntimeError, but for an epoch that was drawn whole.
+    - With accelerate on several processes, its length and its batches are a ValueError.
+
+    A ``ResumableDataLoader`` has neither of the last two.
     """
 
-    epochs_alike = False
-    """Whether every epoch has batches of the same sizes: a plan then asks for one of them only."""
     deals_alone = False
     """Whether nobody deals what comes from here once more: set by what reads it, and is never wrapped."""
     _iterations = 0
@@ -92,12 +82,11 @@ class EpochBatchSampler(ABC):
         """The position after some steps, when an iteration began at ``position``."""
 
     @abstractmethod
-    def _check(self, position: int, world_size: int) -> None:
-        """Raise a ValueError if what is left cannot be dealt to so many ranks."""
-
-    @abstractmethod
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
+
+    def _check(self, position: int, world_size: int) -> None:  # noqa: B027
+        """Raise a ValueError if what is left cannot be dealt to so many ranks."""
 
     # ----------------------------------------------------------------------------------------- what it has from here
 
@@ -124,10 +113,9 @@ class EpochBatchSampler(ABC):
     def _made_again(self, sampler: object) -> Self:
         """What Lightning and Fabric get where they make a loader's batch sampler again around a ``sampler`` of theirs.
 
-        They do so under default flags, on several ranks and for ``overfit_batches``: by a call of what stands as
-        ``explicit_cls`` among the ``__pl_saved_kwargs`` of the first one, or else of its class (2.6.6,
-        ``fabric/utilities/data.py``: ``_reinstantiate_wrapped_cls``). Here it is this method, so that no constructor
-        has to take a ``sampler``, and what was set on a sampler comes along.
+        They do so under default flags, by a call of what stands as ``explicit_cls`` among the ``__pl_saved_kwargs`` of
+        the first one (2.6.6, ``fabric/utilities/data.py``: ``_reinstantiate_wrapped_cls``). Here it is this method, so
+        that no constructor has to take a ``sampler``, and what was set on a sampler comes along.
         """
         made = copy.copy(self)
         if isinstance(sampler, SequentialSampler):  # overfit_batches says so that it wants the same batches each epoch
@@ -139,8 +127,9 @@ class EpochBatchSampler(ABC):
 
     def _begin(self, epoch: int) -> None:
         self.epoch = epoch
+        self.steps_before = 0
+        """Batches of this epoch that a rank had before the restored position; 0 in an epoch from its start."""
         self._position = 0
-        self._steps_before = 0
         self._batches_before = 0
         self._yielded = 0
 
@@ -159,6 +148,7 @@ class EpochBatchSampler(ABC):
         """Batches that an iteration yields on this rank: of the epoch, or of what is left of it after a resume."""
         world_size, _ = self._world()
         self._refuse_to_be_dealt_twice()
+        self._check(self._position, world_size)  # a Trainer hides what iter() raises
         return self._steps_left(self._position, world_size)
 
     def __iter__(self) -> Iterator[list[int]]:
@@ -186,16 +176,6 @@ class EpochBatchSampler(ABC):
                     "the loader of a new run anew"
                 )
 
-    @property
-    def steps_before(self) -> int:
-        """Batches of this epoch that a rank had before the restored position; 0 in an epoch from its start."""
-        return self._steps_before
-
-    @property
-    def drop_last(self) -> bool:
-        """Under its usual name, for trainers that ask."""
-        return self.tail == "drop"
-
     def state_dict(self, batches: int | None = None) -> dict[str, Any]:
         """Where the epoch stands after some batches of the current iteration: the same on every rank.
 
@@ -214,7 +194,7 @@ class EpochBatchSampler(ABC):
             place = {
                 "epoch": self.epoch,
                 "position": self._position_after(self._position, done, world_size),
-                "steps": self._steps_before + done,
+                "steps": self.steps_before + done,
                 "batches": self._batches_before + done * world_size,
             }
         return place | self._identity()
@@ -239,52 +219,8 @@ class EpochBatchSampler(ABC):
                 )
         self._begin(int_of_at_least(0, "epoch", state["epoch"]))
         self._position = int_of_at_least(0, "position", state["position"])
-        self._steps_before = int_of_at_least(0, "steps", state["steps"])
+        self.steps_before = int_of_at_least(0, "steps", state["steps"])
         self._batches_before = int_of_at_least(0, "batches", state["batches"])
-
-    def plan_steps(self, *, world_size: int | None = None, **run: Any) -> StepPlan:
-        """Plan the optimizer steps of a run with this sampler: what ``course_lib.steps.plan_steps(sampler, …)`` calls.
-
-        Args:
-            world_size: Number of ranks; default: ``num_replicas``, or the process group's.
-            run: The other keywords of ``plan_steps``, but for ``batch_size`` and ``drop_last``.
-
-        Raises:
-            ValueError: The sampler was made for another number of ranks, or cannot deal to so many.
-        """
-        ranks = self._planned_world_size(world_size)
-        alone = copy.copy(self)
-
-        def deal(epoch: int, position: int) -> Dealing:
-            alone._begin(epoch)
-            alone._check(position, ranks)
-            return alone._dealing(position, ranks)
-
-        return plan_dealt(deal, epochs_alike=self.epochs_alike, world_size=ranks, **run)
-
-    def _planned_world_size(self, world_size: int | None) -> int:
-        if world_size is None:
-            return self.num_replicas or world_size_of()
-        world_size = int_of_at_least(1, "world_size", world_size)
-        if world_size != (self.num_replicas or world_size):
-            raise ValueError(
-                f"this {type(self).__name__} deals to num_replicas={self.num_replicas} ranks wherever it runs, which "
-                f"cannot be planned for world_size={world_size}: leave one of the two out, or make them equal"
-            )
-        return world_size
-
-    def _dealing(self, position: int, world_size: int) -> Dealing:
-        """What the epoch has from a position on. This way deals it; a subclass that has a formula says it at once."""
-        if position:
-            raise ValueError(
-                f"{type(self).__name__} can be planned from the start of an epoch only: give samples_done at one"
-            )
-        ranks = [list(self._batches(0, 0, world_size, rank)) for rank in range(world_size)]
-        sizes = [[len(batch) for batch in step] for step in zip(*ranks, strict=True)]
-        indices = set(chain.from_iterable(chain.from_iterable(ranks)))
-        return Dealing(
-            getattr(self, "num_samples", len(indices)), equal_batches((max(step), sum(step)) for step in sizes)
-        )
 
     def _world(self) -> tuple[int, int]:
         """The number of ranks and this rank, now."""

@@ -18,8 +18,12 @@ class Steps:
     exactly what dealing the rest again would give: a resume on as many ranks yields the same batches.
     """
 
-    def __init__(self, size: int, batch_size: int, tail: SamplerTail, position: int, world_size: int) -> None:
-        self.position, self.world_size, self.tail = position, world_size, tail
+    def __init__(
+        self, size: int, batch_size: int, tail: SamplerTail, position: int, world_size: int, *, beside: int = 0
+    ) -> None:
+        self.position, self.world_size = position, world_size
+        self.beside = beside
+        """Samples of another stream in every batch."""
         self.left = size - position
         self.size = size
         full = batch_size * world_size
@@ -40,11 +44,12 @@ class Steps:
         total = self.smaller + (step < self.larger_count)
         return [total * (r + 1) // self.world_size - total * r // self.world_size for r in range(self.world_size)]
 
-    def equal(self, beside: int = 0) -> tuple[EqualBatches, ...]:
-        """The larger steps, then the others; each rank has so many samples ``beside`` its own in every batch."""
+    @property
+    def dealt(self) -> tuple[EqualBatches, ...]:
+        """The larger steps, then the others."""
         counts = (self.larger_count, self.smaller + 1), (self.count - self.larger_count, self.smaller)
         return tuple(
-            EqualBatches(steps, -(-total // self.world_size) + beside, total) for steps, total in counts if steps
+            EqualBatches(steps, -(-total // self.world_size) + self.beside, total) for steps, total in counts if steps
         )
 
     def of_rank(self, rank: int) -> Iterator[tuple[Ints, Ints]]:
@@ -61,10 +66,5 @@ class Steps:
             totals = self.smaller + (steps < self.larger_count).astype(np.int64)
             begins = totals * rank // self.world_size
             sizes = totals * (rank + 1) // self.world_size - begins
-            count = int(sizes.sum())
-            if self.world_size == 1:
-                positions = np.arange(starts[0], starts[0] + count)
-            else:
-                # Counting 0, 1, 2 … through the block, minus what came before its batch, is the place in that batch.
-                positions = np.arange(count) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes)
-            yield positions, sizes
+            # Counting 0, 1, 2 … through the block, minus what came before its batch, is the place in that batch.
+            yield np.arange(sizes.sum()) + np.repeat(starts + begins - (np.cumsum(sizes) - sizes), sizes), sizes

@@ -17,15 +17,13 @@ from course_lib._occurrences import Repeats, with_occurrences
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.whole_batches import WholeBatchSteps
-from course_lib.steps.dealt import Dealing, equal_batches
 
 
 class ShardedBatchSampler(StepsSampler):
     """Any batch sampler, sharded: every index that it yields goes to some rank, and all ranks get as many batches.
 
     In each epoch the wrapped sampler is read once, whole, with its generators and the global ones seeded from
-    (seed, epoch), and the global ones put back afterwards. So all ranks see it yield the same, whatever they drew
-    before; a wrapper without this loses some indices and repeats others.
+    (seed, epoch), and the global ones put back afterwards. So all ranks see it yield the same.
 
     >>> by_length = [[0, 1, 2], [3, 4, 5], [6, 7], [8, 9]]
     >>> for rank in 0, 1:
@@ -33,13 +31,11 @@ class ShardedBatchSampler(StepsSampler):
     [[0, 1, 2], [6, 7]]
     [[3, 4, 5], [8, 9]]
 
-    What it yields must be a function of the seed and the epoch. So it is read twice in the first epoch, and refused if
-    it yields something else the second time: it draws from a generator that no attribute holds, shuffles a list of
-    its own in place, or counts how often it has run. (hash() of a text is one value in a process, and does not show.)
+    What it yields must be a function of the seed and the epoch: in the first epoch it is read twice, and refused if
+    it yields something else the second time. (hash() of a text is one value in a process, and does not show.)
 
-    It is read when the length or the first batch is asked for after ``set_epoch``; what is changed behind that (its
-    weights, the sampler itself) counts from the next epoch on. A state of an epoch that has other batches here (the
-    dataset has grown, a weight has changed) is refused when the sampler is iterated.
+    It is read when the length or the first batch is asked for after ``set_epoch``; what is changed behind that counts
+    from the next epoch on. A state of an epoch that has other batches here is refused when the sampler is read.
 
     Args:
         batch_sampler: Has ``__iter__``; its ``set_epoch``, if any, is called. Uneven batches are welcome.
@@ -50,9 +46,8 @@ class ShardedBatchSampler(StepsSampler):
         num_replicas, rank: Default: the process group's, or 1 and 0 without one, read when iterated.
 
     Raises:
-        ValueError: The wrapped sampler shards already; and when its length or a batch is asked for: it yields an empty
-            batch, or single indices, or others when it is read twice, or ``tail="spread"`` cannot give every rank an
-            index; or a Trainer's ``overfit_batches`` asks for one order.
+        ValueError: The wrapped sampler shards already; when it is read, it yields what are no batches of indices, or
+            ``tail="spread"`` cannot give every rank an index; or a Trainer's ``overfit_batches`` asks for one order.
     """
 
     _place_names = (*EpochBatchSampler._place_names, "order")
@@ -102,7 +97,7 @@ class ShardedBatchSampler(StepsSampler):
                     "seeds, and so it would on two ranks: it draws from a generator that is made in __iter__ or held "
                     "elsewhere, or shuffles a list of its own in place, or counts its runs. Hold the generator itself "
                     "as an attribute (self.generator = ...), or draw from the global one of torch, NumPy or random; "
-                    "shuffle a copy; and take the number of the epoch from set_epoch"
+                    "shuffle a copy; take the number of the epoch from set_epoch; and give no iterator, which ends once"
                 )
             self._comes_again = True
             self._in_epoch = _WholeEpoch(batches)
@@ -121,11 +116,6 @@ class ShardedBatchSampler(StepsSampler):
 
     def _steps(self, position: int, world_size: int) -> WholeBatchSteps:
         return WholeBatchSteps(self._whole().edges, self.tail, position, world_size)
-
-    def _dealing(self, position: int, world_size: int) -> Dealing:
-        steps = self._steps(position, world_size)
-        sizes = [steps.sizes(step) for step in range(steps.count)]
-        return Dealing(steps.size - position, equal_batches((max(step), sum(step)) for step in sizes))
 
     def _check(self, position: int, world_size: int) -> None:
         whole = self._whole()
@@ -162,11 +152,6 @@ def _refuse_what_cannot_be_sharded(batch_sampler: Any) -> None:
     if not hasattr(batch_sampler, "__iter__"):
         raise ValueError(f"batch_sampler must be iterable, got {batch_sampler!r}")
     for part in _parts(batch_sampler):
-        if isinstance(part, Iterator):
-            raise ValueError(
-                f"{type(part).__name__} is an iterator, which is empty after one epoch: give an object whose "
-                "__iter__ begins again (a list, a class with __iter__)"
-            )
         if isinstance(part, EpochBatchSampler):
             if part.num_replicas != 1:
                 raise ValueError(
@@ -219,14 +204,12 @@ def _plain_indices(sampler: Any, batch: Any) -> list[int]:
             f"{type(sampler).__name__} must yield batches (lists of indices), got the index {batch!r}: put it into "
             "torch.utils.data.BatchSampler(sampler, batch_size, drop_last)"
         )
-    return [_plain_index(sampler, index) for index in batch]
-
-
-def _plain_index(sampler: Any, index: Any) -> int:
-    carries_more = isinstance(index, int) and type(index) not in (int, bool)
-    if carries_more or not hasattr(type(index), "__index__"):
-        raise ValueError(
-            f"{type(sampler).__name__} must yield plain ints, got {index!r} of {type(index).__name__}: what is more "
-            "than a number would be lost here"
-        )
-    return operator.index(index)
+    indices = list(batch)
+    for index in indices:
+        carries_more = isinstance(index, int) and type(index) not in (int, bool)
+        if carries_more or not hasattr(type(index), "__index__"):
+            raise ValueError(
+                f"{type(sampler).__name__} must yield plain ints, got {index!r} of {type(index).__name__}: what is "
+                "more than a number would be lost here"
+            )
+    return [operator.index(index) for index in indices]

@@ -13,13 +13,10 @@ from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.equal_steps import Steps
 from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.permutation import IndexPermutation
-from course_lib.steps.dealt import Dealing
 
 
 class ShuffledBatchSampler(StepsSampler):
-    """Batches of a shuffled dataset, dealt to the ranks: what ``BatchSampler(DistributedSampler(...))`` should be.
-
-    Every index exactly once per epoch over all ranks, in O(1) memory, resumable anywhere in O(1).
+    """Batches of a shuffled dataset, dealt to the ranks: every index once an epoch, resumable anywhere in O(1).
 
     >>> for rank in 0, 1:
     ...     print(list(ShuffledBatchSampler(10, batch_size=3, seed=1, num_replicas=2, rank=rank)))
@@ -38,8 +35,7 @@ class ShuffledBatchSampler(StepsSampler):
 
     Raises:
         ValueError: An argument is out of its range; or ``tail="spread"`` would leave a rank without an index in some
-            step (5 samples, 2 ranks, batches of 1). Where the number of ranks is that of the process group, this
-            shows when the sampler is iterated.
+            step (5 samples, 2 ranks, batches of 1): said when it is read, where the ranks are the process group's.
     """
 
     def __init__(
@@ -55,36 +51,16 @@ class ShuffledBatchSampler(StepsSampler):
     ) -> None:
         super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
+        self.max_index = self.num_samples - 1
         self.batch_size = int_of_at_least(1, "batch_size", batch_size)
         if self.num_replicas is not None:
             self._check(0, self.num_replicas)
-
-    epochs_alike = True
-
-    @property
-    def max_index(self) -> int:
-        """The largest index that it can yield."""
-        return self.num_samples - 1
 
     def _steps(self, position: int, world_size: int) -> Steps:
         return Steps(self.num_samples, self.batch_size, self.tail, position, world_size)
 
     def _identity(self) -> dict[str, Any]:
         return {name: getattr(self, name) for name in ("num_samples", "batch_size", "seed", "shuffle", "tail")}
-
-    def _dealing(self, position: int, world_size: int) -> Dealing:
-        return Dealing(self.num_samples - position, self._steps(position, world_size).equal())
-
-    def _check(self, position: int, world_size: int) -> None:
-        super()._check(position, world_size)
-        steps = self._steps(position, world_size)
-        if self.tail == "spread" and steps.left < steps.count * world_size:
-            what = "samples that are left of the epoch" if position else "samples"
-            raise ValueError(
-                f'tail="spread" cannot deal the {steps.left} {what} to {world_size} ranks in batches of at most '
-                f'{self.batch_size} without an empty batch: use tail="drop" or tail="pad"'
-                + (", or fewer ranks until the epoch ends" if position else "")
-            )
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         order = IndexPermutation(self.num_samples, (self.seed, 0, self.epoch)) if self.shuffle else None

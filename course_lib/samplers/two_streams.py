@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Iterator, Sequence
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -16,26 +15,23 @@ from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.equal_steps import Steps
 from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.permutation import IndexPermutation, Ints
-from course_lib.steps.dealt import Dealing
 
 
 class TwoStreamBatchSampler(StepsSampler):
     """Each batch has indices of two sets: the primary is seen once an epoch, the secondary is cycled beside it.
 
     For labelled and unlabelled data, rare and frequent classes, a new task and a replay buffer. A batch is the
-    primary's indices, then the secondary's. The secondary is cycled in passes, each in a random order of its own;
-    within an epoch its indices are used equally often, give or take one.
+    primary's indices, then the secondary's, which is cycled in passes, each in a random order of its own: within an
+    epoch its indices are used equally often, give or take one.
 
     >>> list(TwoStreamBatchSampler(range(6), [100, 101], primary_batch_size=2, secondary_batch_size=1, shuffle=False))
     [[0, 1, 100], [2, 3, 101], [4, 5, 100]]
 
-    Works with a Trainer's default flags, with ``use_distributed_sampler=False``, with Fabric and with plain DDP, and
-    yields the same batches in all four; see :class:`~course_lib.samplers.EpochBatchSampler`.
-
     Args:
         primary_indices, secondary_indices: Indices into the dataset. They may overlap; a warning says so.
         primary_batch_size: Largest number of primary indices in a batch of one rank.
-        secondary_batch_size: Number of secondary indices in a batch of one rank.
+        secondary_batch_size: Number of secondary indices in a batch of one rank; of a smaller set, some come more than
+            once.
         shuffle: Whether each epoch has a random order; else the order given.
         seed: Of the order, together with the epoch.
         tail: What becomes of a primary that does not divide, see ``ShuffledBatchSampler``. With ``"spread"`` a
@@ -64,47 +60,28 @@ class TwoStreamBatchSampler(StepsSampler):
         self.secondary_indices = _indices("secondary_indices", secondary_indices)
         self.primary_batch_size = int_of_at_least(1, "primary_batch_size", primary_batch_size)
         self.secondary_batch_size = int_of_at_least(1, "secondary_batch_size", secondary_batch_size)
-        self._warn_of_odd_streams()
-
-    epochs_alike = True
-
-    @property
-    def batch_size(self) -> int:
-        """Largest number of indices in a batch of one rank."""
-        return self.primary_batch_size + self.secondary_batch_size
-
-    @property
-    def max_index(self) -> int:
-        """The largest index that it can yield."""
-        return int(max(self.primary_indices.max(), self.secondary_indices.max()))
-
-    def _warn_of_odd_streams(self) -> None:
-        both = np.intersect1d(self.primary_indices, self.secondary_indices)
-        if both.size:
+        self._primary_repeats, self._secondary_repeats = map(Repeats, (self.primary_indices, self.secondary_indices))
+        self.batch_size = self.primary_batch_size + self.secondary_batch_size
+        self.max_index = int(max(self.primary_indices.max(), self.secondary_indices.max()))
+        in_both = np.isin(self.secondary_indices, self.primary_indices)
+        self._in_both = in_both * np.int64(2**32)
+        """What the count of a secondary index begins with, so that it never meets that of the primary."""
+        if in_both.any():
             warnings.warn(
-                f"{both.size} indices are in both streams ({both[:3].tolist()}…): each is seen as primary once an "
-                "epoch, and as secondary besides",
-                stacklevel=3,
-            )
-        if len(self.secondary_indices) < self.secondary_batch_size:
-            warnings.warn(
-                f"the secondary has {len(self.secondary_indices)} indices, fewer than the {self.secondary_batch_size} "
-                "of a batch: every batch holds some of them more than once. Lower secondary_batch_size to avoid it",
-                stacklevel=3,
+                f"{in_both.sum()} indices are in both streams ({self.secondary_indices[in_both][:3].tolist()}…): each "
+                "is seen as primary once an epoch, and as secondary besides",
+                stacklevel=2,
             )
 
     def _steps(self, position: int, world_size: int) -> Steps:
-        return Steps(len(self.primary_indices), self.primary_batch_size, self.tail, position, world_size)
+        # An epoch covers the primary; a batch's samples are those of both streams.
+        size, beside = self.primary_batch_size, self.secondary_batch_size
+        return Steps(len(self.primary_indices), size, self.tail, position, world_size, beside=beside)
 
     def _identity(self) -> dict[str, Any]:
         sizes = {"num_primary": len(self.primary_indices), "num_secondary": len(self.secondary_indices)}
         names = ("primary_batch_size", "secondary_batch_size", "seed", "shuffle", "tail")
         return sizes | {name: getattr(self, name) for name in names}
-
-    def _dealing(self, position: int, world_size: int) -> Dealing:
-        # An epoch covers the primary; a batch's samples are those of both streams.
-        steps = self._steps(position, world_size)
-        return Dealing(len(self.primary_indices) - position, steps.equal(beside=self.secondary_batch_size))
 
     def _batches(self, position: int, batches_before: int, world_size: int, rank: int) -> Iterator[list[int]]:
         num_primary, size = len(self.primary_indices), self.secondary_batch_size
@@ -126,19 +103,6 @@ class TwoStreamBatchSampler(StepsSampler):
                     primary_times[begin:end] + secondary_times.tolist(),
                 )
                 begin, number = end, number + world_size
-
-    @cached_property
-    def _primary_repeats(self) -> Repeats:
-        return Repeats(self.primary_indices)
-
-    @cached_property
-    def _secondary_repeats(self) -> Repeats:
-        return Repeats(self.secondary_indices)
-
-    @cached_property
-    def _in_both(self) -> Ints:
-        """What the count of a secondary index begins with, so that it never meets that of the primary."""
-        return np.isin(self.secondary_indices, self.primary_indices) * np.int64(2**32)
 
 
 class _Cycle:

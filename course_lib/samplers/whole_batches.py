@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from bisect import bisect_right
-from itertools import pairwise
+from itertools import groupby, pairwise
 
 from course_lib.samplers.epoch import SamplerTail
+from course_lib.steps.epochs import EqualBatches
 
 Part = tuple[int, int]
 """Begin and end in the epoch's order of what a rank has in a step; behind the order's end it begins again."""
@@ -64,6 +65,12 @@ class WholeBatchSteps:
     def sizes(self, step: int) -> list[int]:
         """What each rank gets in a step."""
         return [end - begin for begin, end in (self.part(step, rank) for rank in range(self.world_size))]
+
+    @property
+    def dealt(self) -> tuple[EqualBatches, ...]:
+        """The steps one after the other, those that are alike together."""
+        steps = ((max(sizes), sum(sizes)) for sizes in map(self.sizes, range(self.count)))
+        return tuple(EqualBatches(len(list(alike)), *of_each) for of_each, alike in groupby(steps))
 
     def start(self, step: int) -> int:
         """The position where a step begins, or where the last one has ended."""

@@ -4,7 +4,7 @@ A size four times as large wants a batch four times as small, and one of the two
 written down a second time. The rule: *one table says size and batch together; a budget of pixels or tokens makes it.*
 
     >>> schedule = SizeSchedule.with_budget({0: 32, 3: 64}, budget=65536, effective_batch_size=64)
-    >>> schedule.stage_at(epoch=4)
+    >>> schedule.stage_at(4)
     SizeStage(start=3, size=64, batch_size=16, budget_used=1.0)
     >>> schedule.accumulate_grad_batches()
     {0: 1, 3: 4}
@@ -20,8 +20,7 @@ from typing import Any, get_args
 
 from course_lib._arguments import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
-from course_lib.schedules.batch_sizes import batch_size_in, fit_budget
-from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
+from course_lib.schedules.batch_sizes import fit_budget, pixels
 from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import Size, checked_size, size_text
 from course_lib.schedules.stages import SizeStage, Stages, Unit
@@ -90,28 +89,25 @@ class SizeSchedule(Stages):
         sizes: Mapping[int, Size],
         budget: float,
         *,
-        dims: int = 2,
-        cost: Callable[[Any], float] | None = None,
+        cost: Callable[[Any], float] = pixels,
         multiple_of: int = 1,
-        max_batch_size: int | None = None,
         **schedule: Any,
     ) -> SizeSchedule:
         """The largest batch of each size that a fixed budget holds.
 
         Args:
             sizes: ``{start: size}``.
-            budget: What a batch of one rank may cost: pixels, tokens, bytes.
-            dims: A sample of size s costs ``s**dims`` (2: a square image's pixels, 1: tokens); of a tuple, the product.
-            cost: ``cost(size)`` instead: bytes, or the square of a length where attention decides.
+            budget: What a batch of one rank may cost.
+            cost: ``cost(size)`` of a sample; default: its pixels, of a square side or of a tuple. ``cost=int`` for
+                tokens; bytes; or the square of a length, where attention decides.
             multiple_of: Round batch sizes down to a multiple of this.
-            max_batch_size: Never more than this.
             schedule: ``unit``, ``effective_batch_size`` and ``accumulate_grad_batches`` as above.
 
         Raises:
             ValueError: The budget does not hold ``multiple_of`` samples of some size.
         """
-        sizes = {start: checked_size(f"the size at {start!r}", size) for start, size in _by_start(sizes).items()}
-        fitted = fit_budget(sizes.values(), budget, dims, cost, multiple_of, max_batch_size)
+        sizes = _checked(sizes)
+        fitted = fit_budget(sizes.values(), budget, cost, multiple_of)
         made = cls([(start, size, fitted[size].batch_size) for start, size in sizes.items()], **schedule)
         made.stages = tuple(replace(stage, budget_used=fitted[stage.size].budget_used) for stage in made.stages)
         return made
@@ -120,25 +116,15 @@ class SizeSchedule(Stages):
     def from_batch_sizes(cls, sizes: Mapping[int, Size], table: Mapping[Any, Any], **schedule: Any) -> SizeSchedule:
         """The batch of each size from a table of what was found to fit.
 
-        Args:
-            sizes: ``{start: size}``.
-            table: ``{size or shape of a sample: batch size, or an object with .batch_size}``. A shape fits a size that
-                it ends with: ``(3, 64, 64)`` the sizes 64 and (64, 64). ``(512,)`` fits the size 512.
-            schedule: ``unit``, ``effective_batch_size`` and ``accumulate_grad_batches`` as above.
+        ``table``: ``{size: batch size, or an object with .batch_size}``, as ``memory.find_batch_sizes`` makes it; the
+        others as in ``with_budget``.
         """
-        if not isinstance(table, Mapping):
-            raise ValueError(f"table must be {{size or shape: batch size}}, got {table!r}")
-        return cls([(start, size, batch_size_in(table, size)) for start, size in _by_start(sizes).items()], **schedule)
-
-    def stage_at(
-        self, *, epoch: int | None = None, optimizer_step: int | None = None, samples: int | None = None
-    ) -> SizeStage:
-        """The stage at a time, in the schedule's own unit: an epoch, an optimizer step, or the samples before it."""
-        given = {"epochs": epoch, "optimizer_steps": optimizer_step, "samples": samples}
-        if [unit for unit, time in given.items() if time is not None] != [self.unit]:
-            name = {"epochs": "epoch", "optimizer_steps": "optimizer_step", "samples": "samples"}[self.unit]
-            raise ValueError(f"this schedule counts {self.unit}: ask stage_at({name}=…), and nothing else")
-        return self.stages[self.number_at(int_of_at_least(0, "the time", given[self.unit]))]
+        sizes = _checked(sizes)
+        missing = [size for size in sizes.values() if size not in table]
+        if missing:
+            raise ValueError(f"the table has no batch size for the sizes {missing}, only for {list(table)!r}")
+        stages = {start: (size, getattr(table[size], "batch_size", table[size])) for start, size in sizes.items()}
+        return cls(stages, **schedule)
 
     def accumulate_grad_batches(self, world_size: int = 1) -> int | dict[int, int]:
         """What a Trainer's ``accumulate_grad_batches`` must be: an int, or ``{epoch: k}``.
@@ -159,15 +145,6 @@ class SizeSchedule(Stages):
             )
         return {stage.start: k for stage, k in zip(self.stages, window_sizes, strict=True)}
 
-    def lr_factor(self, rule: LrRule = "linear") -> LrFactor:
-        """The factor of the learning rate, a function of the time in the schedule's own unit, for ``LambdaLR``.
-
-        ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``. By
-        optimizer step, for any unit: ``plan(...).lr_factor(rule)``.
-        """
-        samples = [float(self.samples_per_step(stage)) for stage in self.stages]
-        return lr_factor(rule, [stage.start for stage in self.stages], samples)
-
     def plan(
         self,
         num_samples: int,
@@ -180,15 +157,8 @@ class SizeSchedule(Stages):
     ) -> SchedulePlan:
         """Plan the optimizer steps of a run with a ``ScheduledBatchSampler``; see ``course_lib.steps.plan_steps``.
 
-        A run whose epochs are cut by ``limit_train_batches`` has the sizes of whole ones: an epoch counts in full for
-        the schedule.
-
-        Args:
-            num_samples: Samples in the dataset.
-            world_size: Number of ranks.
-            tail: The sampler's.
-            accumulate_grad_batches, short_window: The schedule says its windows itself: nothing else is taken.
-            run: ``max_epochs``, ``max_steps``, ``limit_train_batches``, ``steps_done`` and ``samples_done``.
+        ``tail`` is the sampler's; ``run``: ``max_epochs``, ``max_steps``, ``limit_train_batches``, ``steps_done`` and
+        ``samples_done``. An epoch that a limit cuts counts in full for the schedule.
         """
         if accumulate_grad_batches != 1 or short_window != "step":
             raise ValueError(
@@ -215,7 +185,8 @@ class SizeSchedule(Stages):
     def table(self, world_size: int = 1) -> str:
         """Show the schedule as aligned columns."""
         rows = [("from", "size", "batch_size", "budget_used", "accumulate", "lr_linear", "lr_sqrt")]
-        for stage, factor in zip(self.stages, self.lr_factor("linear").factors, strict=True):
+        for stage in self.stages:
+            factor = self.samples_per_step(stage) / self.samples_per_step(self.stages[0])
             used = "-" if stage.budget_used is None else f"{stage.budget_used:.1%}"
             k, root = self.window_size(stage, world_size), math.sqrt(factor)
             numbers = (f"{stage.start}", size_text(stage.size), f"{stage.batch_size}", used, f"{k}")
@@ -223,31 +194,21 @@ class SizeSchedule(Stages):
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
         return "\n".join("  ".join(map(str.rjust, row, widths)) for row in rows)
 
-    def identity(self) -> dict[str, Any]:
-        """What makes it this schedule and no other, as JSON keeps it."""
-        stages = [[s.start, list(s.size) if isinstance(s.size, tuple) else s.size, s.batch_size] for s in self.stages]
-        return {
-            "unit": self.unit,
-            "stages": stages,
-            "effective_batch_size": self.effective_batch_size,
-            "accumulate_grad_batches": self.micro_batches,
-        }
-
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, SizeSchedule) and self.identity() == other.identity()
+        return isinstance(other, SizeSchedule) and repr(self) == repr(other)
 
     def __hash__(self) -> int:
-        return hash(str(self.identity()))
+        return hash(repr(self))
 
     def __repr__(self) -> str:
+        """All that makes it this schedule and no other."""
         stages = ", ".join(f"{s.start}: ({s.size!r}, {s.batch_size})" for s in self.stages)
         effective = f", effective_batch_size={self.effective_batch_size}" if self.effective_batch_size else ""
-        k = self.micro_batches
-        window = f", accumulate_grad_batches={k}" if k > 1 else ""
+        window = f", accumulate_grad_batches={self.micro_batches}" if self.micro_batches > 1 else ""
         return f"SizeSchedule({{{stages}}}, unit={self.unit!r}{effective}{window})"
 
 
-def _by_start(sizes: object) -> Mapping[Any, Any]:
+def _checked(sizes: object) -> dict[int, Size]:
     if not isinstance(sizes, Mapping):
         raise ValueError(f"sizes must be {{start: size}}, got {sizes!r}")
-    return sizes
+    return {start: checked_size(f"the size at {start!r}", size) for start, size in sizes.items()}

@@ -5,21 +5,36 @@ of ``course_lib.steps``, asked of each epoch: *every window steps once, the shor
 
     >>> from course_lib.schedules import SizeSchedule
     >>> plan = SizeSchedule({0: (16, 16), 16: (32, 8), 32: (64, 4)}, unit="samples").plan(48, max_epochs=2)
-    >>> plan.batches_per_epoch, plan.total_steps, plan.optimizer_step_of_stages
+    >>> plan.batches_per_epoch, plan.total_steps, [step for step, _ in plan.sizes]
     ({0: 7, 1: 12}, 19, [0, 1, 3])
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from bisect import bisect_right
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import groupby
+from typing import Literal
 
-from course_lib.schedules.lr_factor import LrFactor, LrRule, lr_factor
 from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
 from course_lib.schedules.walk import ScheduledEpochs
 from course_lib.steps import StepPlan
+
+LrRule = Literal["linear", "sqrt", "none"]
+RULES: dict[str, Callable[[float], float]] = {"linear": float, "sqrt": math.sqrt, "none": lambda ratio: 1.0}
+
+
+@dataclass(frozen=True)
+class LrFactor:
+    """A step function for torch's ``LambdaLR``: the factor of the learning rate at an optimizer step."""
+
+    starts: tuple[int, ...]
+    factors: tuple[float, ...]
+
+    def __call__(self, step: int) -> float:
+        return self.factors[max(0, bisect_right(self.starts, step) - 1)]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,43 +61,27 @@ class SchedulePlan(StepPlan):
                 batch += equal.steps
         return reached
 
-    @property
-    def optimizer_step_of_stages(self) -> list[int]:
-        """The optimizer steps at which the sizes begin that this run reaches."""
-        return [step for step, _ in self.sizes]
-
     def lr_factor(self, rule: LrRule = "linear") -> LrFactor:
         """The factor of the learning rate, a function of the optimizer step, for ``LambdaLR`` stepped at each of them.
 
-        ``"linear"`` in the samples of an update, relative to the first stage's, ``"sqrt"`` of them, or ``"none"``.
+        A larger batch has less noise, and admits a larger step. The factor follows the samples of an update, on all
+        ranks and in all its micro-batches together, relative to the first stage's: ``"linear"`` (Goyal et al.,
+        *Accurate, Large Minibatch SGD*, 2017), by their square root, ``"sqrt"`` (Krizhevsky, *One weird trick*, 2014),
+        or not, ``"none"``.
         """
+        if rule not in RULES:
+            raise ValueError(f'rule must be "linear", "sqrt" or "none", got {rule!r}')
         sizes = self.sizes
         if not sizes or sizes[0][0] > 0:  # a run that goes on still compares with the first stage
             sizes = [(0, self.schedule.stages[0]), *sizes]
-        samples = [float(self.schedule.samples_per_step(stage)) for _, stage in sizes]
-        return lr_factor(rule, [step for step, _ in sizes], samples)
+        samples = [self.schedule.samples_per_step(stage) for _, stage in sizes]
+        factors = tuple(RULES[rule](each / samples[0]) for each in samples)
+        return LrFactor(tuple(step for step, _ in sizes), factors)
 
     def epochs_in_words(self) -> Iterator[str]:
-        ranks = f" on each of {self.world_size} ranks" if self.world_size > 1 else ""
-        for span in self.spans:
-            since = f"From epoch {span.first_epoch:,} on" if len(self.spans) > 1 else "In every epoch"
-            batches = ", then ".join(_batches_in_words(span)) or "none"
-            yield f"{since}, batches{ranks}: {batches}; optimizer steps: {span.steps:,}."
-        stages, unit = self.schedule.stages, self.schedule.unit
+        yield from super().epochs_in_words()
         reached = {stage for _, stage in self.sizes}
-        for stage in stages:
+        for stage in self.schedule.stages:
             if stage not in reached:
-                yield f"The run never has size {size_text(stage.size)} (from {stage.start_in_words(unit)} on)."
-        last = stages[-1]
-        if last in reached and len(stages) > 1:
-            since = last.start_in_words(unit)
-            yield f"Size {size_text(last.size)}, the last (from {since} on), goes on to the end of the run."
-
-
-def _batches_in_words(span: ScheduledEpochs) -> Iterator[str]:
-    for stage, alike in groupby(span.dealt, key=lambda equal: equal.stage):
-        of_stage = list(alike)
-        words = f"{sum(equal.steps for equal in of_stage):,} of {stage.batch_size:,} at size {size_text(stage.size)}"
-        if of_stage[0].window_size > 1:
-            words += f" in windows of {of_stage[0].window_size:,}"
-        yield words
+                begins = f"{stage.start:,} {self.schedule.unit.replace('_', ' ')}"
+                yield f"The run never has size {size_text(stage.size)}, which begins after {begins}."

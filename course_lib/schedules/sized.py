@@ -54,27 +54,24 @@ class SizedDataset(Dataset[Any]):
         dataset: Map-style. It gets plain ints.
         render: ``render(sample, size)`` -> the sample at that size, in the worker that has loaded it. An object of a
             class or a function of a module, so that workers can be started anywhere.
-        default_size: Of an index without a size (``dataset[0]``, a validation loader's); default: an error.
 
-    It must be the outermost dataset: a ``Subset`` around it would hand on plain indices, which is an error, or the
-    ``default_size`` for all. (One inside is fine.)
+    It must be the outermost dataset: an index without a size (``dataset[0]``, what a ``Subset`` around it hands on) is
+    an error. (A ``Subset`` inside is fine.)
     """
 
-    def __init__(self, dataset: Any, render: Callable[[Any, Any], Any], *, default_size: Size | None = None) -> None:
+    def __init__(self, dataset: Any, render: Callable[[Any, Any], Any]) -> None:
         self.dataset, self.render = dataset, render
-        self.default_size = None if default_size is None else checked_size("default_size", default_size)
 
     def __len__(self) -> int:
         return len(self.dataset)
 
     def __getitem__(self, index: int) -> Any:
-        size = index.size if isinstance(index, SizedIndex) else self.default_size
-        if size is None:
+        if not isinstance(index, SizedIndex):
             raise ValueError(
                 f"index {index!r} does not say at which size: let a ScheduledBatchSampler deal the indices, with this "
-                "dataset as the outermost one (a Subset around it takes the size away), or give default_size"
+                "dataset as the outermost one (a Subset around it takes the size away)"
             )
-        return self.render(self.dataset[int(index)], size)
+        return self.render(self.dataset[int(index)], index.size)
 
 
 def checked_size(name: str, size: object) -> Size:

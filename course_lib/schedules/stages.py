@@ -9,7 +9,6 @@ from typing import Literal
 from course_lib.schedules.sized import Size, size_text
 
 Unit = Literal["epochs", "optimizer_steps", "samples"]
-ONE_OF = {"epochs": "epoch", "optimizer_steps": "optimizer step", "samples": "sample"}
 
 
 @dataclass(frozen=True)
@@ -24,9 +23,6 @@ class SizeStage:
     budget_used: float | None = None
     """The share of the budget that a full batch costs, where a budget made the schedule."""
 
-    def start_in_words(self, unit: Unit) -> str:
-        return f"{ONE_OF[unit]} {self.start:,}"
-
 
 class Stages:
     """What a plan and a sampler ask of a ``SizeSchedule``, which is one."""
@@ -39,13 +35,14 @@ class Stages:
     micro_batches: int
     """Of one rank in every window, where ``effective_batch_size`` does not decide."""
 
-    def number_at(self, time: int) -> int:
-        """The number of the stage at a time in the schedule's unit, from 0."""
-        return bisect_right(self.stages, time, key=lambda stage: stage.start) - 1
+    def stage_at(self, time: int) -> SizeStage:
+        """The stage at a time in the schedule's unit: in an epoch, at an optimizer step, or after so many samples."""
+        return self.stages[bisect_right(self.stages, time, key=lambda stage: stage.start) - 1]
 
-    def end_of(self, number: int) -> int | None:
+    def end_of(self, stage: SizeStage) -> int | None:
         """When a stage ends, in the schedule's unit; None for the last, which goes on."""
-        return self.stages[number + 1].start if number + 1 < len(self.stages) else None
+        following = bisect_right(self.stages, stage.start, key=lambda stage: stage.start)
+        return self.stages[following].start if following < len(self.stages) else None
 
     def window_size(self, stage: SizeStage, world_size: int) -> int:
         """Micro-batches of one rank in a full window of this stage.
@@ -67,8 +64,6 @@ class Stages:
             )
         return k
 
-    def samples_per_step(self, stage: SizeStage, world_size: int = 1) -> int:
-        """Samples of an update over all ranks."""
-        if self.effective_batch_size is not None:
-            return self.effective_batch_size
-        return stage.batch_size * world_size * self.micro_batches
+    def samples_per_step(self, stage: SizeStage) -> int:
+        """Samples of an update on one rank, or over all ranks where ``effective_batch_size`` decides."""
+        return self.effective_batch_size or stage.batch_size * self.micro_batches

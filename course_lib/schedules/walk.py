@@ -7,11 +7,14 @@ from there, on as many ranks, has the same steps: that is what makes a resume ex
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 from course_lib.samplers.epoch import SamplerTail
+from course_lib.samplers.in_steps import refuse_empty_batches
+from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
 from course_lib.steps.epochs import Epochs, EqualBatches
 
@@ -60,19 +63,42 @@ class ScheduledEpochs(Epochs):
     """Epochs that are dealt alike; the places of their steps are the first one's."""
 
     dealt: tuple[EqualSteps, ...]
+    walk: Walk
+    begins: RunPosition
 
-    def refuse_empty_batches(self) -> None:
-        """Raise a ValueError where a step leaves a rank without an index; its sampler has ``tail="spread"``."""
-        short = next((equal for equal in self.dealt if equal.total < equal.walk.world_size), None)
-        if short is not None:
-            within = self.dealt[0].before.position > 0
-            what = "samples that are left of the epoch" if within else "samples"
-            raise ValueError(
-                f'tail="spread" cannot deal the {self.num_samples} {what} to {short.walk.world_size} ranks in epoch '
-                f"{self.first_epoch} without an empty batch: {short.total} are left for the last step, and no step "
-                'before it has two indices a rank. Use tail="drop" or tail="pad"'
-                + (", or fewer ranks until the epoch ends" if within else "")
-            )
+    def batches_in_words(self) -> str:
+        steps = Counter[SizeStage]()
+        for equal in self.dealt:
+            steps[equal.stage] += equal.steps
+        words = [f"of {stage.batch_size:,} at size {size_text(stage.size)} ({n:,})" for stage, n in steps.items()]
+        return ", then ".join(words) or "of the schedule"
+
+    @property
+    def count(self) -> int:
+        """Steps of such an epoch."""
+        return self.batches
+
+    @property
+    def size(self) -> int:
+        """Samples of a whole epoch."""
+        return self.walk.num_samples
+
+    def start(self, step: int) -> int:
+        """The position where a step begins, or where the last one has ended."""
+        return self.place_after(step).position
+
+    def place_after(self, steps: int) -> RunPosition:
+        """Where a run stands behind a step, and not ahead of the next, which may be in another window."""
+        if not steps:
+            return self.begins
+        number, before = self.place_of(steps - 1)
+        return self.dealt[number].place_after(before + 1)
+
+    def sizes(self, step: int) -> list[int]:
+        """What each rank gets in a step."""
+        number, _ = self.place_of(step)
+        parts = map(self.dealt[number].part_of, range(self.walk.world_size))
+        return [end - begin for begin, end in parts]
 
 
 @dataclass(frozen=True)
@@ -87,7 +113,7 @@ class Walk:
     def epochs_to_deal(self, place: RunPosition) -> Iterator[ScheduledEpochs]:
         """All epochs from a place on; where one is reached that cannot be dealt, a ValueError."""
         for alike in self.epochs(place):
-            alike.refuse_empty_batches()
+            refuse_empty_batches(alike.dealt, alike.num_samples, self.num_samples, self.world_size, alike.first_epoch)
             yield alike
 
     def epochs(self, place: RunPosition) -> Iterator[ScheduledEpochs]:
@@ -111,6 +137,8 @@ class Walk:
             stop_epoch=place.epoch + 1,
             num_samples=self.num_samples - place.position,
             dealt=dealt,
+            walk=self,
+            begins=place,
             opened=dealt[0].opened if dealt else 0,
             steps_before=place.optimizer_steps,
         )
@@ -123,8 +151,7 @@ class Walk:
         even.
         """
         while place.position < self.num_samples:
-            number = self.stages.number_at(self._time(place))
-            stage = self.stages.stages[number]
+            stage = self.stages.stage_at(self._time(place))
             window_size = self.stages.window_size(stage, self.world_size)
             opened = min(window_size - 1, place.window_batches // self.world_size)
             left, total = self.num_samples - place.position, stage.batch_size * self.world_size
@@ -136,7 +163,7 @@ class Walk:
             elif self.tail == "spread" and left % self.world_size and stage.batch_size > 1:
                 total += left % self.world_size - self.world_size
             else:
-                steps = min(left // total, self._steps_of_stage(place, number, window_size, opened, total))
+                steps = min(left // total, self._steps_of_stage(place, stage, window_size, opened, total))
             largest = -(-total // self.world_size)
             equal = EqualSteps(steps, largest, total, window_size, stage=stage, before=place, opened=opened, walk=self)
             yield equal
@@ -148,9 +175,9 @@ class Walk:
             return place.epoch * self.num_samples + place.window_position
         return place.epoch if self.stages.unit == "epochs" else place.optimizer_steps
 
-    def _steps_of_stage(self, place: RunPosition, number: int, window_size: int, opened: int, total: int) -> int:
+    def _steps_of_stage(self, place: RunPosition, stage: SizeStage, window_size: int, opened: int, total: int) -> int:
         """Steps of so many indices until a window ends in the next stage's time, or as many as an epoch can have."""
-        end = self.stages.end_of(number)
+        end = self.stages.end_of(stage)
         if end is None or self.stages.unit == "epochs":
             return self.num_samples
         if self.stages.unit == "optimizer_steps":  # a window is one; the open one has had `opened` of its micro-batches
@@ -164,7 +191,7 @@ class Walk:
     def _epochs_of_stage(self, place: RunPosition, optimizer_steps: int) -> int | None:
         """Epochs from this one on that lie wholly in its stage, and at least this one; None: all that come."""
         time = self._time(place)
-        end = self.stages.end_of(self.stages.number_at(time))
+        end = self.stages.end_of(self.stages.stage_at(time))
         length = {"epochs": 1, "samples": self.num_samples, "optimizer_steps": optimizer_steps}[self.stages.unit]
         if end is None or not length:
             return None

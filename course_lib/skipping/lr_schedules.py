@@ -6,7 +6,7 @@ from typing import Any
 
 from torch.optim.lr_scheduler import LambdaLR
 
-from course_lib.schedules.lr_factor import LrFactor
+from course_lib.schedules.schedule_plan import LrFactor
 
 
 def goes_by_lr_factor(scheduler: Any) -> bool:

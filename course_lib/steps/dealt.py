@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
-from itertools import groupby
 from typing import Any, NamedTuple
 
 from course_lib.steps.arguments import PerEpoch, at_epoch, by_epoch, checked_run, refuse_within_an_epoch
@@ -20,11 +19,6 @@ class Dealing(NamedTuple):
     batches: tuple[EqualBatches, ...]
     in_batches: str = ""
     """Of how many samples, in words, where the largest does not tell it."""
-
-
-def equal_batches(steps: Iterable[tuple[int, int]]) -> tuple[EqualBatches, ...]:
-    """Those that are alike together, of the largest batch and the total of each step."""
-    return tuple(EqualBatches(len(list(alike)), *of_each) for of_each, alike in groupby(steps))
 
 
 def plan_dealt(

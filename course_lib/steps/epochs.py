@@ -110,8 +110,13 @@ class Epochs:
         if not self.dealt:
             return 0
         last = self._windows[-1]
-        full, short = divmod(self.batches - last.begin, last.size)
-        return last.windows_before + full + (short > 0 and self.short_window == "step")
+        full = (self.batches - last.begin) // last.size
+        return last.windows_before + full + (self.short > 0 and self.short_window == "step")
+
+    @property
+    def short(self) -> int:
+        """Micro-batches in the last window of an epoch, where it is short; else 0."""
+        return (self.batches - self._windows[-1].begin) % self._windows[-1].size if self.dealt else 0
 
     @property
     def steps_after(self) -> int:
@@ -122,15 +127,16 @@ class Epochs:
     @cached_property
     def batches_stepped(self) -> int:
         """Micro-batches of an epoch that are in a window of that same epoch."""
-        if self.short_window == "step" or not self.dealt:
-            return self.batches
-        last = self._windows[-1]
-        return self.batches - (self.batches - last.begin) % last.size
+        return self.batches if self.short_window == "step" else self.batches - self.short
 
     @property
     def samples_stepped(self) -> int:
         """Samples of all ranks in an epoch that reach an optimizer step, be it in the next epoch; repeated ones too."""
         return self.samples_of_all_ranks(self.batches_stepped if self.short_window == "zero" else self.batches)
+
+    def batches_in_words(self) -> str:
+        """Of how many samples they are."""
+        return self.in_batches
 
     def samples_of_all_ranks(self, batch: int) -> int:
         """Samples that all ranks together have had before this batch of an epoch, repeated ones included."""
@@ -194,15 +200,10 @@ class Epochs:
         return windows
 
 
-def in_a_row(
-    epochs: Iterable[Epochs], run: RunToPlan, *, all_are_known: bool, batches_done: int = 0
-) -> Iterator[Epochs]:
+def in_a_row(epochs: Iterable[Epochs], run: RunToPlan, *, all_are_known: bool) -> Iterator[Epochs]:
     """The epochs of a run, each as far as it runs, and told what the earlier ones leave.
 
-    Args:
-        epochs: From the first that is planned on. They are asked for as the run comes to them; where ``all_are_known``,
-            those behind ``max_steps`` as well.
-        batches_done: Micro-batches that were run before in the first epoch: ``limit_train_batches`` counts them.
+    They are asked for as the run comes to them; where ``all_are_known``, those behind ``max_steps`` as well.
     """
     steps, carried = run.steps_done, NOTHING
     for number, alone in enumerate(epochs):
@@ -210,11 +211,10 @@ def in_a_row(
         if run.max_epochs != -1:
             stop_epoch = run.max_epochs if stop_epoch is None else min(stop_epoch, run.max_epochs)
             stop_epoch = max(stop_epoch, alone.first_epoch)
-        kept = limited(batches_done + alone.batches, run.limit_train_batches) - batches_done
         span = replace(
             alone,
             stop_epoch=stop_epoch,
-            dealt=first_steps(alone.dealt, kept),
+            dealt=first_steps(alone.dealt, limited(alone.batches, run.limit_train_batches)),
             short_window=run.short_window,
             steps_before=steps,
             carried_in=carried,
@@ -227,7 +227,6 @@ def in_a_row(
             return
         if not all_are_known and run.max_epochs == -1 and number:
             refuse_without_a_step(span, run)  # which would be asked for the next epoch without end
-        batches_done = 0
 
 
 class EndOfRun(NamedTuple):

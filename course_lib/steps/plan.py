@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import groupby
 from typing import Any, Self, SupportsIndex, overload
 
 from course_lib._arguments import int_of_at_least
@@ -83,10 +84,9 @@ class StepPlan(RunToPlan):
     def progress(self, step: int) -> float:
         """How much of the run is done after so many optimizer steps, from 0 to 1; for a schedule's rate.
 
-        What was done counts by its share of the samples. So a rate that follows the progress goes on where it was, and
-        ends where it should, when a run goes on with fewer or more ranks::
-
-            LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))
+        What was done counts by its share of the samples. So a rate that follows the progress, as in
+        ``LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * plan.progress(step))))``, goes on where it was,
+        and ends where it should, when a run goes on with fewer or more ranks.
         """
         planned = self.total_steps - self.steps_done
         if planned <= 0 or step >= self.total_steps:
@@ -116,24 +116,10 @@ class StepPlan(RunToPlan):
         for span in self.spans:
             since = f"From epoch {span.first_epoch:,} on: " if len(self.spans) > 1 else ""
             yield (
-                f"{since}{counted(span.num_samples, 'sample')} in batches {span.in_batches} make "
+                f"{since}{counted(span.num_samples, 'sample')} in batches {span.batches_in_words()} make "
                 f"{counted(span.batches, 'batch', 'batches')} per epoch{ranks}."
             )
             yield from _windows_in_words(self, span)
-
-    def table(self) -> str:
-        """Show the plan as aligned lines of a name and its value."""
-        names = (
-            "batches_per_epoch",
-            "steps_per_epoch",
-            "total_steps",
-            "epochs_completed",
-            "micro_batches",
-            "micro_batches_unused",
-            "samples_dropped",
-            "samples_repeated",
-        )
-        return "\n".join(f"{name:<21} {_per_epoch_text(getattr(self, name))}" for name in names)
 
     @cached_property
     def _samples_at_end(self) -> int:
@@ -184,14 +170,8 @@ class Windows(Sequence[Window]):
         # Spans without a step share their steps_before with the next one: the last of them is the one that steps.
         return self._spans[bisect_right(self._steps_before, step) - 1].window(step)
 
-    def __iter__(self) -> Iterator[Window]:
-        return map(self._window, self._steps)
-
     def __repr__(self) -> str:
-        # len() would refuse more than 2**63 windows; a range does not.
-        count = max(0, -((self._steps.start - self._steps.stop) // self._steps.step))
-        shown = ", ".join(map(repr, self[:2]))
-        return f"<{count:,} windows: {shown}{', …' if count > 2 else ''}>"
+        return f"<windows of the optimizer steps in {self._steps!r}>"
 
 
 def _end_in_words(plan: StepPlan) -> Iterator[str]:
@@ -224,22 +204,14 @@ SHORT_WINDOW_IN_WORDS = {
 
 def _windows_in_words(plan: StepPlan, span: Epochs) -> Iterator[str]:
     if span.dealt:
-        k = span.dealt[0].window_size
-        yield (
-            f"Windows of {counted(k, 'micro-batch', 'micro-batches')} make {counted(span.steps, 'optimizer step')} per "
-            "epoch."
-        )
-        if short := span.batches % k:
+        *before, k = (size for size, _ in groupby(equal.window_size for equal in span.dealt))
+        sizes = "".join(f"{size:,}, then " for size in before) + counted(k, "micro-batch", "micro-batches")
+        yield f"Windows of {sizes} make {counted(span.steps, 'optimizer step')} per epoch."
+        if span.short:
             fate = SHORT_WINDOW_IN_WORDS[plan.short_window]
-            yield f"The last window of an epoch is short ({short:,} of {k:,} micro-batches) and {fate}."
+            yield f"The last window of an epoch is short ({span.short:,} of {k:,} micro-batches) and {fate}."
     more = span.samples_stepped - span.num_samples
     if more < 0:
         yield f"An epoch leaves out {counted(-more, 'sample')} of the dataset."
     if more > 0:
         yield f"Padding to equal shares repeats {counted(more, 'sample')} per epoch."
-
-
-def _per_epoch_text(value: PerEpoch) -> str:
-    if isinstance(value, int):
-        return f"{value:,}"
-    return ", ".join(f"{number:,} from epoch {epoch:,}" for epoch, number in value.items())

@@ -44,38 +44,32 @@ def plan_steps(
 
     Args:
         num_samples: Samples in the dataset. The ranks share them as a Trainer's ``DistributedSampler`` does: each gets
-            ``ceil(num_samples / world_size)``, the missing ones repeated from the start. One of your own with
-            ``drop_last=True`` gives each the floor: plan ``num_samples // world_size * world_size``.
-            Or a batch sampler of ``course_lib.samplers`` or ``course_lib.schedules``, alone, which is asked how it
-            deals: batch size and the sampler's own ``tail`` are its own. Where its epochs have different numbers of
-            batches, a Trainer runs at most as many as the first has: give that as ``limit_train_batches``. What a
-            sampler of your own leaves out is known if it has ``num_samples``.
+            ``ceil(num_samples / world_size)``, the missing ones repeated from the start.
+            Or a batch sampler of ``course_lib.samplers`` or ``course_lib.schedules``, alone: it says how it deals.
+            Where its epochs have different numbers of batches, a Trainer runs at most as many as the first has: give
+            that as ``limit_train_batches``.
         batch_size: Samples in a micro-batch of one rank; ``{epoch: size}`` for a loader that is made again
             at those epochs (epoch 0 must be given); or a ``course_lib.schedules.SizeSchedule``, dealt by its sampler.
         accumulate_grad_batches: Micro-batches in a window; ``{epoch: k}`` as ``GradientAccumulationScheduler``
             takes it (1 before the first epoch given). A ``SizeSchedule`` says it itself.
         world_size: Number of ranks; default: 1, or that which a sampler finds.
-        drop_last: Whether the *loader* leaves out its short last batch. A short *window* is what ``short_window`` is
-            about. On several ranks the samples are dealt first, and each rank drops. accelerate, and with it HF's
-            Trainer, drops first and then deals, which may give fewer batches.
+        drop_last: Whether the *loader* of each rank leaves out its short last batch. (accelerate, and with it HF's
+            Trainer, drops first and then deals, which may give fewer batches.)
         max_epochs: Epochs to run; ``None`` or -1: ``max_steps`` alone ends the run.
         max_steps: Optimizer steps to run; -1: ``max_epochs`` alone ends the run.
         limit_train_batches: A Trainer's flag: an int is a number of batches, a float a share of them.
-        short_window: What the micro-batches behind the last full window of an epoch do. ``"step"``, the default: they
-            step as a short window (Lightning, for all strategies that leave accumulation to it). ``"carry"``: they
-            don't step, and their gradient stays for the first window of the next epoch (the loop
-            ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"zero"``: their gradient is zeroed, and
-            lost.
-        steps_done, samples_done: For a run that goes on, also on another number of ranks: the optimizer steps that it
-            has made, and how far it is in the data, over all ranks (``epoch * num_samples`` and the samples of the
-            current epoch; a window ended there). ``world_size`` and the batch size are those of the rest. In a Trainer,
-            ``course_lib.callbacks.run_so_far(trainer)`` has both.
+        short_window: What the micro-batches behind the last full window of an epoch do. ``"step"``: they step as a
+            short window, as in Lightning. ``"carry"``: their gradient stays for the first window of the next epoch
+            (the loop ``if (i + 1) % k == 0: optimizer.step(); optimizer.zero_grad()``). ``"zero"``: it is zeroed.
+        steps_done, samples_done: For a run that goes on, also on other ranks: the optimizer steps that it has made, and
+            how far it is in the data, over all ranks (``epoch * num_samples`` and those of the current epoch, where a
+            window ended). In a Trainer, ``course_lib.callbacks.run_so_far(trainer)`` has both.
 
     An epoch without a batch ends the run, as it ends a Trainer's.
 
     Raises:
-        ValueError: An argument is out of its range; neither ``max_epochs`` nor ``max_steps`` is given; or
-            ``max_steps`` can't be reached, because no epoch fills a window.
+        ValueError: An argument is out of its range; nothing ends the run; or no epoch fills a window, so that
+            ``max_steps`` can't be reached.
     """
     run: dict[str, Any] = {
         "accumulate_grad_batches": accumulate_grad_batches,

@@ -226,7 +226,7 @@ def steps_explorer() -> Explorer:
 
     def render(**arguments: int) -> tuple[Figure, str]:
         plan = plan_steps(**arguments, max_epochs=3)  # type: ignore[arg-type]
-        return figure_of_steps(plan), f"{plan.explain()}\n\n{plan.table()}"
+        return figure_of_steps(plan), plan.explain()
 
     controls = {
         "num_samples": int_slider(72, 240, "samples"),

@@ -221,7 +221,7 @@ def figure_of_budget(run: Budgeted) -> Figure:
     """Pixels a side, samples and peak bytes of a run against its optimizer steps."""
     figure, (size, samples, peak) = new_figure(11.0, 3.4, columns=3)
     plan, stages = run.plan, run.schedule.stages
-    edges = [*plan.optimizer_step_of_stages, plan.total_steps]
+    edges = [*(step for step, _ in plan.sizes), plan.total_steps]
     updates = [run.schedule.samples_per_step(stage) for stage in stages]
     batches = [stage.batch_size for stage in stages]
     _draw_steps(size, edges, [int(str(stage.size)) for stage in stages], BLUE, "-", "")

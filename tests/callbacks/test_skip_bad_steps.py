@@ -16,7 +16,6 @@ from torch.utils.data import DataLoader, DistributedSampler
 from course_lib.callbacks import ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
-from course_lib.schedules import SizeSchedule
 from course_lib.skipping import StepGuard, TooManySkips, read_journal
 from tests.test_skipping import state_of
 from tests.trainer_oracle import quiet_trainer
@@ -529,15 +528,3 @@ def test_two_ranks_skip_a_window_without_a_label(k):
     for result in run_ranks(fit_ranks):
         ours, skipped, theirs = result.value
         assert skipped == 2 // k and ours == theirs
-
-
-def test_a_schedule_of_epochs_may_follow_the_sizes():
-    class ByEpoch(Module):
-        def configure_optimizers(self):
-            optimizer = torch.optim.SGD(self.parameters(), lr=1.0)
-            factor = SizeSchedule({0: (16, 4), 1: (32, 2)}).lr_factor("linear")
-            return [optimizer], [torch.optim.lr_scheduler.LambdaLR(optimizer, factor)]
-
-    trainer = quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()])
-    trainer.fit(ByEpoch({4: "NaN input"}), DataLoader(range(20), 2))
-    assert trainer.optimizers[0].param_groups[0]["lr"] == 0.5
