@@ -23,7 +23,7 @@ from workbook.display import png_bytes
 
 from course_lib.memory import measure_peak
 from course_lib.memory.allocator import MIB
-from course_lib.memory.ledger import CATEGORIES, Moment, peak_by_phase
+from course_lib.memory.ledger import CATEGORIES, Moment, Peak
 
 
 def moment(phase, **held):
@@ -41,7 +41,7 @@ TIMELINE = [
 
 
 def test_the_worst_moment_of_each_phase():
-    assert {phase: held // MIB for phase, held in peak_by_phase(TIMELINE).items()} == {
+    assert {phase: held // MIB for phase, held in Peak(TIMELINE).peak_by_phase().items()} == {
         "forward": 5,
         "backward": 7,
         "step": 2,
