@@ -131,7 +131,7 @@ def _container(one: _LongerContainer, old: set[int]) -> Culprit | None:
     # Without the leaves, which all steps share.
     nodes = [node for _, reached in graph_roots(tensors) for node in reached if node.next_functions]
     stored = sum(size for storage, size in bytes_by_storage(tensors).items() if storage not in old)
-    size = stored + sum(map(_size, one.held))
+    size = stored + sum(sys.getsizeof(o, 0) for o in one.held)
     holder = holder_of(one.container) or f"{kind_of(one.container)} without a name"
     if re.search(r"`_\w*hooks`", holder):
         kind = "hooks"
@@ -154,13 +154,6 @@ def _container(one: _LongerContainer, old: set[int]) -> Culprit | None:
 
 def _has_an_end(container: Any) -> bool:
     return isinstance(container, deque) and container.maxlen is not None
-
-
-def _size(o: Any) -> int:
-    try:
-        return sys.getsizeof(o)
-    except Exception:  # a type's own __sizeof__
-        return 0
 
 
 # -------------------------------------------------------------------------- graphs behind a variable or an attribute

@@ -28,7 +28,6 @@ from typing import Any
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
 from course_lib._generators import generators_put_back
 from course_lib._ranks import gathered, those_with_nan
@@ -58,13 +57,13 @@ class FittedBatchSize:
 
 def find_batch_size(
     model: nn.Module,
-    batch_fn: Callable[[int], Any] | DataLoader[Any],
+    batch_fn: Callable[[int], Any],
     optimizer: Optimizer,
     *,
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     limit_bytes: int | None = None,
     fraction: float = 0.9,
-    max_batch_size: int | None = None,
+    max_batch_size: int = 2**16,
     multiple_of: MultipleOf = 1,
 ) -> FittedBatchSize:
     """Find the largest batch size whose training step stays within a limit: the same one on all ranks.
@@ -80,15 +79,14 @@ def find_batch_size(
     Args:
         model: The trials run where its parameters are. Of a DDP model the module inside runs, so that no rank waits.
         batch_fn: ``batch_fn(size)`` -> a batch, of the same shapes whenever it is asked for a size. Where samples have
-            many lengths, make it of the longest. From a DataLoader, the first sample of its dataset is taken ``size``
-            times, through its ``collate_fn``; the loader stays where it is.
+            many lengths, make it of the longest: ``lambda size: loader.collate_fn([longest] * size)``.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
             belongs in it.
         limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
             ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
             allocator reserves.
         fraction: Of the free memory; it has no meaning beside ``limit_bytes``.
-        max_batch_size: The largest size to consider; default 65,536, for a DataLoader the length of its dataset.
+        max_batch_size: The largest size to consider.
         multiple_of: Round down to a multiple, or to a ``"power of two"``, before trying.
 
     Raises:

@@ -18,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
 from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
@@ -28,7 +27,6 @@ from course_lib.memory.measuring import device_of_parameters, measure_peak
 from course_lib.memory.predicting import PeakPrediction, default_loss, predict_peak
 from course_lib.memory.restoring import restored
 
-MAX_BATCH_SIZE = 2**16
 MAX_PREDICTIONS = 16
 """Beyond the two at small sizes; as a rule one is enough."""
 CLOSE = 1.02
@@ -69,13 +67,13 @@ class Search:
     def __init__(
         self,
         model: nn.Module,
-        batch_fn: Callable[[int], Any] | DataLoader[Any],
+        batch_fn: Callable[[int], Any],
         optimizer: Optimizer,
         *,
         loss_fn: Callable[[nn.Module, Any], Tensor] | None,
         limit_bytes: int | None,
         fraction: float,
-        max_batch_size: int | None,
+        max_batch_size: int,
         multiple_of: MultipleOf,
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
@@ -93,8 +91,7 @@ class Search:
         self.model, self.optimizer = model, optimizer
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
-        most = self.batches.most if max_batch_size is None else int_of_at_least(1, "max_batch_size", max_batch_size)
-        self.beyond = most + 1
+        self.beyond = int_of_at_least(1, "max_batch_size", max_batch_size) + 1
         self.device = device_of_parameters(model.parameters())
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
         self.points: dict[int, list[int]] = {}
@@ -265,24 +262,13 @@ def _clean() -> None:
 class _Batches:
     """Makes batches, and checks that they grow with the size, and with nothing else."""
 
-    def __init__(self, batch_fn: Callable[[int], Any] | DataLoader[Any]) -> None:
-        self.make: Callable[[int], Any]
-        self.most = MAX_BATCH_SIZE
-        if isinstance(batch_fn, DataLoader):
-            dataset, collate = batch_fn.dataset, batch_fn.collate_fn
-            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                raise ValueError("batch_fn must be a function of the size where the loader's dataset is a stream")
-            if batch_fn.batch_size is None and batch_fn.batch_sampler is None:
-                raise ValueError("batch_fn must be a function of the size where the loader has batch_size=None")
-            if not len(dataset):
-                raise ValueError("batch_fn's dataset is empty: give the loader a dataset of one sample at least")
-            # Copied, as it may be a view of all the data, which would count as a whole.
-            sample = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dataset[0])
-            self.make, self.most = lambda size: collate([sample] * size), len(dataset)
-        elif callable(batch_fn):
-            self.make = batch_fn
-        else:
-            raise ValueError(f"batch_fn must be a function of the size, or a DataLoader, got {batch_fn!r}")
+    def __init__(self, batch_fn: Callable[[int], Any]) -> None:
+        if not callable(batch_fn):
+            raise ValueError(
+                f"batch_fn must be a function of the size, got {type(batch_fn).__name__}: of a loader, write "
+                "lambda size: loader.collate_fn([longest_sample] * size)"
+            )
+        self.make = batch_fn
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def __call__(self, size: int) -> Any:

@@ -1,16 +1,15 @@
 """Every byte that tensors hold, written down with what it is for.
 
-An allocator knows how many bytes are taken, and not for what; a model's parameters are known, and are seldom half of
-the total. The rule: *a storage is counted once, from the operator that made it until its last tensor is gone; what it
-was for is what became of it.* A new gradient looks like any other product of the backward, so categories are decided
-afterwards, and the peak is found by going through the ledger once more.
+An allocator knows how many bytes are taken, and not for what. The rule: *a storage is counted once, from the operator
+that made it until its last tensor is gone; what it was for is what became of it.* A new gradient looks like any other
+product of the backward, so categories are decided afterwards.
 
     with StorageLedger() as ledger:
         ledger.name_model(model)
         model(x).sum().backward()
     Peak(ledger.history()).by_category          # {"parameters": 1200, …, "activations": 640, …}
 
-The ledger sees operators, not kernels, so it also works where no kernel runs: under fake tensors.
+It works where no kernel runs, too: under fake tensors.
 """
 
 from __future__ import annotations
@@ -44,11 +43,10 @@ CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "acti
 
 
 class StorageLedger(TorchDispatchMode):
-    """Counts the storages of all tensors that pass through an operator while the ledger is entered.
+    """Counts the storages of all tensors that an operator takes or returns while the ledger is entered.
 
-    It sees what an operator takes or returns, fake tensors too. A tensor that was there before counts from the
-    beginning if it is named (by ``name``, ``name_model``, ``name_optimizer`` or an optimizer's step), otherwise from
-    the first operator that reads it.
+    A tensor that was there before counts from the beginning if it is named (by ``name``, ``name_model``,
+    ``name_optimizer`` or an optimizer's step), otherwise from the first operator that reads it.
 
     Not seen: what a kernel allocates and frees inside (workspaces, packed weights), sparse layouts other than COO, and
     the inside of compiled functions.

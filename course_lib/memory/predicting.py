@@ -121,7 +121,8 @@ def predict_peak(
         RuntimeError: The model has a recurrent layer; the step needs values that no kernel has computed, an operator
             that has no fake kernel, or tensors that are on another device.
     """
-    _check_functions(model_fn, batch_fn, optimizer_fn, loss_fn)
+    loss_fn = default_loss if loss_fn is None else loss_fn
+    _check_functions(model_fn=model_fn, batch_fn=batch_fn, optimizer_fn=optimizer_fn, loss_fn=loss_fn)
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
@@ -161,7 +162,7 @@ def predict_peak(
                 ledger.arrive("inputs", tensors_in(batch))
                 ledger.begin("forward")
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                    loss = (loss_fn or default_loss)(model, batch)
+                    loss = loss_fn(model, batch)
                 _check_loss(loss)
                 loss = loss / window_size if window_size > 1 else loss
                 ledger.begin("backward")
@@ -204,25 +205,18 @@ def _explained() -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- what the caller gives
 
 
-def _check_functions(model_fn: Any, batch_fn: Any, optimizer_fn: Any, loss_fn: Any) -> None:
+def _check_functions(**functions: Any) -> None:
     """A ready object in a function's place is told how to be given; a module would even be callable."""
-    if isinstance(model_fn, nn.Module) or not callable(model_fn):
-        raise TypeError(
-            f"model_fn must be a function that makes the module, got {_kind(model_fn)}: a module that exists already "
-            "is given as lambda: model, and copied without its data"
-        )
-    if not callable(batch_fn):
-        raise TypeError(f"batch_fn must be a function that makes a batch, got {_kind(batch_fn)}: write lambda: batch")
-    if not callable(optimizer_fn):
-        raise TypeError(
-            f"optimizer_fn must be a function of the list of parameters, got {_kind(optimizer_fn)}: write "
-            "lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
-        )
-    if isinstance(loss_fn, nn.Module) or not (loss_fn is None or callable(loss_fn)):
-        raise TypeError(
-            f"loss_fn must be a function of the model and the batch, got {_kind(loss_fn)}: write "
-            "lambda model, batch: criterion(model(batch[0]), batch[1])"
-        )
+    of_what = {
+        "model_fn": ("that makes the module", "lambda: model, of which a copy without data is taken"),
+        "batch_fn": ("that makes a batch", "lambda: batch"),
+        "optimizer_fn": ("of the list of parameters", "lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"),
+        "loss_fn": ("of the model and the batch", "lambda model, batch: criterion(model(batch[0]), batch[1])"),
+    }
+    for name, given in functions.items():
+        if isinstance(given, nn.Module) or not callable(given):
+            does, instead = of_what[name]
+            raise TypeError(f"{name} must be a function {does}, got {_kind(given)}: write {instead}")
 
 
 def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
