@@ -256,7 +256,7 @@ def equal(a, b):
 
 def test_a_factory_in_the_models_place_is_named():
     optimizer = torch.optim.SGD(nn.Linear(2, 2).parameters(), lr=0.1)
-    with pytest.raises(TypeError, match=r"model must be the nn\.Module itself.*got a function"):
+    with pytest.raises(TypeError, match=r"model must be the nn\.Module itself.*got function"):
         find_batch_size(lambda: nn.Linear(2, 2), lambda size: torch.ones(size, 2), optimizer)
 
 

@@ -49,11 +49,12 @@ class Count:
     tensors: int
     tensor_bytes: int
     graph_nodes: int
-    worker_bytes: int
     lengths: np.ndarray[Any, np.dtype[np.int64]]
     """Of each of `Census.containers()`."""
     nodes_held: list[int]
     """By each of `Census.holders`: nodes of the graph behind the tensors that it holds itself."""
+    worker_bytes: int
+    """Counted last, as the look itself writes to pages that the workers share."""
 
 
 class Census:
@@ -125,9 +126,9 @@ class Census:
             len(tensors),
             sum(bytes_by_storage(tensors).values()),
             sum(len(nodes) for _, nodes in graph_roots(tensors)),
-            self._children.private_bytes(),
             np.concatenate([np.fromiter(map(length, group), np.int64, len(group)) for length, group in groups]),
             self._nodes_held(),
+            self._children.private_bytes(),
         )
 
     def tensors(self) -> list[Tensor]:

@@ -72,7 +72,7 @@ def find_culprits(census: Census, counts: list[Count]) -> list[Culprit]:
     return found if found or any(_has_an_end(one.container) for one in longer) else _without_a_name(series)
 
 
-# What is held here is in lists and named tuples of running functions, so that no search finds it by a name.
+# What is held here is in lists and tuples of running functions, so that no search finds it by a name.
 class _LongerContainer(NamedTuple):
     container: Any
     rate: float
@@ -81,11 +81,6 @@ class _LongerContainer(NamedTuple):
     """A step's part of what came while it was watched."""
     held: list[Any]
     """What came with its new entries, and is there through them."""
-
-
-class _GrowingGraph(NamedTuple):
-    nodes_per_step: float
-    tensor: Tensor
 
 
 # ------------------------------------------------------------------------------------- containers that get longer
@@ -159,20 +154,20 @@ def _has_an_end(container: Any) -> bool:
 # -------------------------------------------------------------------------- graphs behind a variable or an attribute
 
 
-def _growing_graphs(census: Census, counts: list[Count], named: set[int]) -> list[_GrowingGraph]:
-    """In each holder where graphs grow, the tensor that has most of them."""
-    found: dict[int, _GrowingGraph] = {}  # once, though two hold it
+def _growing_graphs(census: Census, counts: list[Count], named: set[int]) -> list[tuple[float, Tensor]]:
+    """In each holder where graphs grow, the tensor that has most of them, and the nodes a step."""
+    found: dict[int, tuple[float, Tensor]] = {}  # once, though two hold it
     for place, holder in enumerate(census.holders):
         rate = growth([count.nodes_held[place] for count in counts])
         if rate >= 0.5 and id(holder) not in named:
             tensor = max(graph_roots(tensors_in(holder)), key=lambda root: len(root[1]))[0]
-            found[id(tensor)] = _GrowingGraph(rate, tensor)
+            found[id(tensor)] = rate, tensor
     return list(found.values())
 
 
-def _kept_by_a_name(graphs: list[_GrowingGraph]) -> list[Culprit]:
+def _kept_by_a_name(graphs: list[tuple[float, Tensor]]) -> list[Culprit]:
     found: dict[str, Culprit] = {}  # one for each name, which the states of many layers share
-    for rate, tensor in sorted(graphs, key=lambda one: one.nodes_per_step, reverse=True)[:_MOST_NAMED]:
+    for rate, tensor in sorted(graphs, key=lambda graph: graph[0], reverse=True)[:_MOST_NAMED]:
         name = holder_of(tensor) or "a tensor without a name"
         what = f"has {_number(rate)} more graph nodes a step"
         found.setdefault(name, Culprit("graph", name, rate, 0, what, _ADVICE["variable"]))

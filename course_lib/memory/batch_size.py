@@ -98,8 +98,8 @@ def find_batch_size(
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model must be the nn.Module itself, as real steps are tried on it, got {_kind(model)}: give model where "
-            "predict_peak takes a function that makes one"
+            f"model must be the nn.Module itself, as real steps are tried on it, got {type(model).__name__}: give "
+            "model where predict_peak takes a function that makes one"
         )
     own = model.module if isinstance(model, DistributedDataParallel) else model
     search: Search
@@ -129,10 +129,6 @@ def find_batch_size(
     measured = next(trial.nbytes for trial in search.trials if trial.batch_size == best)
     assert measured is not None
     return FittedBatchSize(best, search.predict(best), measured, search.limit, search.trials)
-
-
-def _kind(model: Any) -> str:
-    return "a function" if callable(model) and not isinstance(model, type) else repr(model)
 
 
 def find_batch_sizes(
