@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import math
-import weakref
 from collections.abc import Iterable
 from typing import Any
 
@@ -56,19 +55,3 @@ def is_expanded(tensor: Tensor) -> bool:
     if tensor.layout is not torch.strided:
         return False
     return any(stride == 0 and size > 1 for stride, size in zip(tensor.stride(), tensor.shape, strict=True))
-
-
-class _This:
-    """A tensor by itself, and not by its numbers or its place, which a later one may have: equal while it lives."""
-
-    def __init__(self, tensor: Tensor) -> None:
-        self._tensor = weakref.ref(tensor)
-
-    def __eq__(self, other: object) -> bool:
-        return isinstance(other, _This) and self._tensor() is not None and self._tensor() is other._tensor()
-
-
-def version_of(tensor: Tensor) -> tuple[Any, ...]:
-    """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
-    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
-    return _This(tensor), place, -1 if tensor.is_inference() else tensor._version

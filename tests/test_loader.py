@@ -38,7 +38,6 @@ from torch.utils.data import (
     RandomSampler,
     SequentialSampler,
     SubsetRandomSampler,
-    TensorDataset,
     WeightedRandomSampler,
     get_worker_info,
 )
@@ -47,7 +46,6 @@ from torch.utils.data.datapipes.iter import IterableWrapper
 import course_lib.loader.workers as workers_module
 from course_lib.launch import run_ranks
 from course_lib.loader import MiniDataLoader
-from course_lib.memory import find_batch_size
 from tests import effort
 from tests.children import children
 from tests.trainer_oracle import CountingModule, quiet_trainer
@@ -1166,14 +1164,6 @@ def test_two_ranks_of_a_trainer_with_default_flags_share_the_samples_as_of_torch
             assert len(times) == 40 and set(times.values()) == {1}
         else:
             assert set(times) == set(range(n)) and Counter(times.values())[2] == n % 2 and max(times.values()) <= 2
-
-
-def test_find_batch_size_takes_it_and_reads_nothing():
-    dataset = TensorDataset(torch.randn(40, 32), torch.zeros(40, dtype=torch.long))
-    generator, model = torch.Generator().manual_seed(5), torch.nn.Linear(32, 2)
-    before, loader = generator.get_state(), MiniDataLoader(dataset, 4, shuffle=True, generator=generator)
-    fitted = find_batch_size(model, loader, torch.optim.SGD(model.parameters(), 0.1), limit_bytes=10**9)
-    assert fitted.batch_size == 40 and generator.get_state().equal(before)
 
 
 def test_it_is_annotated_with_what_it_yields_as_torchs():

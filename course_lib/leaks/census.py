@@ -14,19 +14,19 @@ from __future__ import annotations
 import gc
 import weakref
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from types import CellType, FrameType, ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
-import psutil
 import torch
 from torch import Tensor
 
 from course_lib._tensors import bytes_by_storage
 from course_lib.leaks.graphs import graph_roots
 from course_lib.leaks.processes import Children
+from course_lib.leaks.trend import growth
 
 # As the builtin types count it: a subclass's own `__len__` is the caller's code.
 _LENGTHS: dict[type, Callable[[Any], int]] = {
@@ -49,27 +49,19 @@ class Count:
     tensors: int
     tensor_bytes: int
     graph_nodes: int
-    host_bytes: int
+    lengths: np.ndarray[Any, np.dtype[np.int64]]
+    """Of each of `Census.containers()`."""
+    nodes_held: list[int]
+    """By each of `Census.holders`: nodes of the graph behind the tensors that it holds itself."""
     worker_bytes: int
-    device_bytes: int
-    lengths: dict[int, int]
-    """Of the containers that are not as long as at the beginning, by their place in `Census.containers()`."""
-    held: list[Held]
-    """By each of `Census.holders`."""
-
-
-class Held(NamedTuple):
-    """Of the tensors that a holder holds itself: their bytes, and the nodes of the graph behind them."""
-
-    bytes: int
-    nodes: int
+    """Counted last, as the look itself writes to pages that the workers share."""
 
 
 class Census:
     """Counts what is alive, from `begin` on. It holds the containers and holders of that moment until it is left.
 
     Measured are the length of each container, and for each *holder* (a closure's cell, an instance, a dict of names
-    such as a module's globals) what the tensors take that it holds itself.
+    such as a module's globals) the graph behind the tensors that it holds itself.
 
     `gc.freeze` puts aside what is alive at the beginning, so that a look costs milliseconds and copies no pages that
     are shared with DataLoader workers. What a caller had frozen before is not watched. For such a caller, everything
@@ -78,8 +70,6 @@ class Census:
 
     def __init__(self) -> None:
         self._by_kind: dict[type, list[Any]] = {}
-        self._lengths = np.zeros(0, np.int64)
-        """At the beginning, of `containers()`."""
         self.holders: list[Any] = []
         self._tensors_before: list[weakref.ref[Tensor]] = []
         self._children = Children()
@@ -99,7 +89,6 @@ class Census:
         self._children.private_bytes()  # what starts is not to be seen as growing
         self._put_aside()
         self.holders[:] = [holder for holder in self.holders if tensors_in(holder)]
-        self._lengths = self._lengths_now()
 
     def _put_aside(self) -> None:
         gc.collect()
@@ -132,23 +121,21 @@ class Census:
     def count(self) -> Count:
         gc.collect()
         tensors = self.tensors()
-        lengths = self._lengths_now()
-        changed = np.flatnonzero(lengths != self._lengths)
+        groups = [(_LENGTHS[kind], group) for kind, group in self._by_kind.items()]
         return Count(
             len(tensors),
             sum(bytes_by_storage(tensors).values()),
             sum(len(nodes) for _, nodes in graph_roots(tensors)),
-            int(psutil.Process().memory_info().rss),
+            np.concatenate([np.fromiter(map(length, group), np.int64, len(group)) for length, group in groups]),
+            self._nodes_held(),
             self._children.private_bytes(),
-            _device_bytes(),
-            dict(zip(changed.tolist(), lengths[changed].tolist(), strict=True)),
-            self._held(),
         )
 
     def tensors(self) -> list[Tensor]:
         """All that Python reaches, and the `.grad` of leaves, which C++ alone may hold."""
-        found = [o for o in gc.get_objects() if issubclass(type(o), Tensor)]
-        return with_gradients(found + self.tensors_before())
+        found = [o for o in gc.get_objects() if issubclass(type(o), Tensor)] + self.tensors_before()
+        gradients = [tensor.grad for tensor in found if tensor.is_leaf and tensor.grad is not None]
+        return list({id(tensor): tensor for tensor in found + gradients}.values())
 
     def tensors_before(self) -> list[Tensor]:
         """Those of the beginning that are still there."""
@@ -157,40 +144,30 @@ class Census:
     def containers(self) -> list[Any]:
         return [o for group in self._by_kind.values() for o in group]
 
-    def lengths(self, place: int, counts: Sequence[Count]) -> list[int]:
-        """Of one of `containers()`, after each step."""
-        return [count.lengths.get(place, int(self._lengths[place])) for count in counts]
+    def growing(self, counts: Sequence[Count]) -> list[tuple[Any, list[int]]]:
+        """The containers that get longer, and their lengths after each step."""
+        containers, lengths = self.containers(), np.stack([count.lengths for count in counts])
+        longer = np.flatnonzero(lengths[-1] > lengths[0])
+        found = ((containers[place], lengths[:, place].tolist()) for place in longer)
+        return [(container, after_each) for container, after_each in found if growth(after_each)]
 
-    def _lengths_now(self) -> np.ndarray[Any, np.dtype[np.int64]]:
-        groups = ((_LENGTHS[kind], group) for kind, group in self._by_kind.items())
-        return np.concatenate([np.fromiter(map(length, group), np.int64, len(group)) for length, group in groups])
-
-    def _held(self) -> list[Held]:
+    def _nodes_held(self) -> list[int]:
         held = [tensors_in(holder) for holder in self.holders]
         # Among these alone: a tensor that a graph has saved may live on in Python, held by nobody there.
         roots = graph_roots({id(tensor): tensor for tensors in held for tensor in tensors}.values())
         nodes = {id(tensor): len(reached) for tensor, reached in roots}
-        return [Held(_bytes(tensors), sum(nodes.get(id(tensor), 0) for tensor in tensors)) for tensors in held]
+        return [sum(nodes.get(id(tensor), 0) for tensor in tensors) for tensors in held]
 
 
 def series_of(counts: Sequence[Count]) -> dict[str, list[int]]:
     """The numbers of each count, by their names."""
-    names = [field.name for field in fields(Count) if field.name not in ("lengths", "held")]
+    names = ("tensors", "tensor_bytes", "graph_nodes", "worker_bytes")
     return {name: [getattr(count, name) for count in counts] for name in names}
 
 
 def tensors_in(holder: Any) -> list[Tensor]:
-    """Those that it holds itself, and their gradients; each once."""
-    return with_gradients([o for o in gc.get_referents(holder) if issubclass(type(o), Tensor)])
-
-
-def with_gradients(tensors: list[Tensor]) -> list[Tensor]:
-    grads = [t.grad for t in tensors if t.is_leaf and t.grad is not None]
-    return list({id(t): t for t in tensors + grads}.values())
-
-
-def _bytes(tensors: Iterable[Tensor]) -> int:
-    return sum(bytes_by_storage(tensors).values())
+    """Those that it holds itself, each once."""
+    return list({id(o): o for o in gc.get_referents(holder) if issubclass(type(o), Tensor)}.values())
 
 
 def _namespaces(objects: list[Any]) -> list[Any]:
@@ -206,9 +183,3 @@ def _namespaces(objects: list[Any]) -> list[Any]:
 def frozen_by_caller() -> bool:
     """Whether somebody called `gc.freeze`. Its count doesn't tell, as some releases of Python 3.12 start with some."""
     return not any(o is vars(torch) for o in gc.get_objects())
-
-
-def _device_bytes() -> int:
-    if not torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
-        return 0
-    return sum(torch.cuda.memory_allocated(device) for device in range(torch.cuda.device_count()))

@@ -1,7 +1,7 @@
 """From numbers that grow to the names of what grows.
 
-A container shows by its length that it grows; a closure's cell, an instance or a module's globals by the bytes and the
-graph nodes of the tensors that it holds itself. Tensors that grow in no such place are told without a name.
+A container shows by its length that it grows; a closure's cell, an instance or a module's globals by the graph behind
+the tensors that it holds itself. What else grows in tensors is told without a name.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ SMALL_IN_TENSORS = 128
 SMALL_IN_WORKERS = 64 * 1024
 """The same for each worker process: prefetching makes noise, and a page that this process copies becomes theirs."""
 _MOST_NAMED = 8
-"""Holders of tensors that are named, those that grow most: to ask for a name takes tenths of a second."""
+"""Tensors that are named, those whose graph grows most: to ask for a name takes tenths of a second."""
 _MOST_OBJECTS = 100_000
 """How far new entries are followed."""
 
@@ -43,7 +43,7 @@ class Culprit:
     not of what a graph saves."""
 
     kind: str
-    """graph, tensors, hooks, exceptions, objects or workers."""
+    """graph, tensors, hooks, objects or workers."""
     holder: str
     """list `losses` (attribute of Trainer)"""
     per_step_count: float
@@ -59,21 +59,20 @@ class Culprit:
 
 
 def find_culprits(census: Census, counts: list[Count]) -> list[Culprit]:
-    """Containers, and tensors in one place; then the workers; then tensors that are in no place."""
+    """Containers, and tensors whose graph grows; then the workers; then what has no name."""
     series = series_of(counts)
     longer = _longer_containers(census, counts)
-    larger = _larger_tensors(census, counts, {id(one.container) for one in longer})
+    graphs = _growing_graphs(census, counts, {id(one.container) for one in longer})
     old = set(bytes_by_storage(census.tensors_before()))  # storages of weights, of a dataset
-    tensors = census.tensors()
     census.thaw()
     found = [culprit for one in longer if (culprit := _container(one, old)) is not None]
-    found += _in_places(larger, tensors)
+    found += _kept_by_a_name(graphs)
     found += _workers(slowest_third(series["worker_bytes"]))
     # A deque that fills up has an end: so have the tensors in it.
     return found if found or any(_has_an_end(one.container) for one in longer) else _without_a_name(series)
 
 
-# What is held here is in lists and named tuples of running functions, so that no search finds it by a name.
+# What is held here is in lists and tuples of running functions, so that no search finds it by a name.
 class _LongerContainer(NamedTuple):
     container: Any
     rate: float
@@ -84,25 +83,15 @@ class _LongerContainer(NamedTuple):
     """What came with its new entries, and is there through them."""
 
 
-class _LargerTensor(NamedTuple):
-    tensor: Tensor
-    bytes_per_step: float
-    nodes_per_step: float
-
-
 # ------------------------------------------------------------------------------------- containers that get longer
 
 
 def _longer_containers(census: Census, counts: list[Count]) -> list[_LongerContainer]:
-    containers = census.containers()
-    new = {id(o) for o in gc.get_objects()} - {id(containers)}  # as the census has put aside what is older
+    new = {id(o) for o in gc.get_objects()}  # as the census has put aside what is older
     found = []
-    for place in counts[-1].lengths:
-        lengths = census.lengths(place, counts)
-        if rate := growth(lengths):
-            entries = lengths[-1] - lengths[0]
-            held = _reached(_last(containers[place], entries), new)
-            found.append(_LongerContainer(containers[place], rate, rate / entries, held))
+    for container, lengths in census.growing(counts):
+        entries, rate = lengths[-1] - lengths[0], growth(lengths)
+        found.append(_LongerContainer(container, rate, rate / entries, _reached(_last(container, entries), new)))
     return found
 
 
@@ -137,12 +126,10 @@ def _container(one: _LongerContainer, old: set[int]) -> Culprit | None:
     # Without the leaves, which all steps share.
     nodes = [node for _, reached in graph_roots(tensors) for node in reached if node.next_functions]
     stored = sum(size for storage, size in bytes_by_storage(tensors).items() if storage not in old)
-    size = stored + sum(map(_size, one.held))
+    size = stored + sum(sys.getsizeof(o, 0) for o in one.held)
     holder = holder_of(one.container) or f"{kind_of(one.container)} without a name"
     if re.search(r"`_\w*hooks`", holder):
         kind = "hooks"
-    elif any(isinstance(o, BaseException) and o.__traceback__ is not None for o in one.held):
-        kind = "exceptions"
     elif nodes:
         kind = "graph"
     elif tensors:
@@ -157,68 +144,34 @@ def _container(one: _LongerContainer, old: set[int]) -> Culprit | None:
         what += f", with {_number(len(tensors) * one.share)} of {usual}"
     if nodes:
         what += f" and a graph of {_number(len(nodes) * one.share)} nodes"
-    in_a_dict = kind in ("graph", "tensors") and isinstance(one.container, dict)
-    return Culprit(kind, holder, one.rate, size * one.share, what, _ADVICE["dict" if in_a_dict else kind])
+    return Culprit(kind, holder, one.rate, size * one.share, what, _ADVICE[kind])
 
 
 def _has_an_end(container: Any) -> bool:
     return isinstance(container, deque) and container.maxlen is not None
 
 
-def _size(o: Any) -> int:
-    try:
-        return sys.getsizeof(o)
-    except Exception:  # a type's own __sizeof__
-        return 0
+# -------------------------------------------------------------------------- graphs behind a variable or an attribute
 
 
-# ------------------------------------------------------------------------------ what a variable or an attribute holds
-
-
-def _larger_tensors(census: Census, counts: list[Count], named: set[int]) -> list[_LargerTensor]:
-    """In each holder that grows, the tensor that has most."""
-    found: dict[int, _LargerTensor] = {}  # once, though two hold it
-    before = set(map(id, census.tensors_before()))
+def _growing_graphs(census: Census, counts: list[Count], named: set[int]) -> list[tuple[float, Tensor]]:
+    """In each holder where graphs grow, the tensor that has most of them, and the nodes a step."""
+    found: dict[int, tuple[float, Tensor]] = {}  # once, though two hold it
     for place, holder in enumerate(census.holders):
-        in_bytes = growth([count.held[place].bytes for count in counts])
-        in_nodes = growth([count.held[place].nodes for count in counts])
-        if id(holder) in named or (in_bytes < SMALL_IN_TENSORS and in_nodes < 0.5):
-            continue
-        tensors = tensors_in(holder)
-        if in_nodes >= 0.5:
-            largest = max(graph_roots(tensors), key=lambda root: len(root[1]))[0]
-        else:
-            new = [tensor for tensor in tensors if id(tensor) not in before] or tensors
-            largest = max(new, key=lambda tensor: sum(bytes_by_storage([tensor]).values()))
-        found[id(largest)] = _LargerTensor(largest, in_bytes, in_nodes)
+        rate = growth([count.nodes_held[place] for count in counts])
+        if rate >= 0.5 and id(holder) not in named:
+            tensor = max(graph_roots(tensors_in(holder)), key=lambda root: len(root[1]))[0]
+            found[id(tensor)] = rate, tensor
     return list(found.values())
 
 
-def _in_places(larger: list[_LargerTensor], tensors: list[Tensor]) -> list[Culprit]:
-    """One for each name, which the keys and values of many layers share."""
-    by_name: dict[str, list[_LargerTensor]] = {}
-    for one in sorted(larger, key=lambda one: (one.nodes_per_step, one.bytes_per_step), reverse=True)[:_MOST_NAMED]:
-        by_name.setdefault(_holder(one.tensor, tensors) or "a tensor without a name", []).append(one)
-    return [_larger(name, alike) for name, alike in by_name.items()]
-
-
-def _larger(name: str, alike: list[_LargerTensor]) -> Culprit:
-    nodes_per_step = sum(one.nodes_per_step for one in alike)
-    if nodes_per_step >= 0.5:
-        what = f"has {_number(nodes_per_step)} more graph nodes a step"
-        return Culprit("graph", name, nodes_per_step, 0, what, _ADVICE["variable"])
-    more = f", as {counted(len(alike) - 1, 'other')} of that name" if len(alike) > 1 else ""
-    what = f"gets longer{more}: it is now of {_description(alike[0].tensor)}"
-    return Culprit("tensors", name, 0, sum(one.bytes_per_step for one in alike), what, _ADVICE["tensors"])
-
-
-def _holder(tensor: Tensor, tensors: list[Tensor]) -> str | None:
-    name = holder_of(tensor)
-    if name is None:  # C++ alone holds gradients
-        owner = next((t for t in tensors if t.is_leaf and t.grad is tensor), None)
-        name = None if owner is None else holder_of(owner)
-        return name and f"`.grad` of {name}"
-    return name
+def _kept_by_a_name(graphs: list[tuple[float, Tensor]]) -> list[Culprit]:
+    found: dict[str, Culprit] = {}  # one for each name, which the states of many layers share
+    for rate, tensor in sorted(graphs, key=lambda graph: graph[0], reverse=True)[:_MOST_NAMED]:
+        name = holder_of(tensor) or "a tensor without a name"
+        what = f"has {_number(rate)} more graph nodes a step"
+        found.setdefault(name, Culprit("graph", name, rate, 0, what, _ADVICE["variable"]))
+    return list(found.values())
 
 
 # ------------------------------------------------------------------------------- the workers; what is in no place
@@ -252,7 +205,7 @@ def _records(dataset: Any, depth: int = 3) -> Iterator[tuple[int, str]]:
 
 
 def _without_a_name(series: dict[str, list[int]]) -> list[Culprit]:
-    """Where no place was found: what is new in each step is in tuples, in a list that is made anew, or in C++."""
+    """Where nothing was found: in tuples, in a list that is made anew, in C++, or a tensor that gets longer."""
     nodes, tensors, size = (growth(series[name]) for name in ("graph_nodes", "tensors", "tensor_bytes"))
     if nodes >= 0.5:
         what = f"is behind {_number(nodes)} more graph nodes a step"
@@ -263,24 +216,21 @@ def _without_a_name(series: dict[str, list[int]]) -> list[Culprit]:
     return []
 
 
-_NO_NAME = "a tensor in no list, attribute or variable"
+_NO_NAME = "a tensor in no list, dict, set or deque"
 
 
 # ----------------------------------------------------------------------------------------------------- in words
 
 _ADVICE = {
     "variable": "it keeps every step's graph: add `loss.item()` or `loss.detach()`; detach a state that goes from step "
-    "to step; zero a gradient that `create_graph=True` made",
+    "to step",
     "graph": "a tensor with a grad_fn keeps the graph of its step: keep `loss.item()` or `loss.detach()`",
-    "tensors": "keep numbers (`.item()`) or a bounded deque, or empty it at the end of each window or epoch",
-    "dict": "a key that is new in each step is never found again: bound the dict, use keys that come back, or store "
-    "`.detach()`ed results only",
+    "tensors": "keep numbers (`.item()`), a bounded deque or a dict of keys that come back, or empty it at the end of "
+    "each epoch; of an exception, which holds its frames' tensors, keep `str(error)`",
     "hooks": "register once before the loop, or call `handle.remove()` at the end of the step",
-    "exceptions": "an exception's traceback holds its frames and their tensors: keep `str(error)`, or "
-    "`error.with_traceback(None)`",
     "objects": "empty it at the end of each window or epoch, or write it to disk",
-    "nameless": "look for a list that each step makes anew, for tuples in tuples, for a cache of tensors, and for "
-    "`create_graph=True`, by which a parameter and its gradient hold each other",
+    "nameless": "look for `torch.cat`, for a list that each step makes anew, for tuples in tuples, and for "
+    "`create_graph=True`: zero the gradients that it makes",
     "workers": "reading a Python object writes its reference count, and so copies its page to each worker: keep the "
     "records in one array or tensor. What `__getitem__` caches, each worker caches for itself",
 }

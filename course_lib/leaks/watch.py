@@ -9,12 +9,9 @@ The rule: *what is alive after a step must be the same after every step; what is
     assert report.ok
 
 The verdict rests on what is counted after `gc.collect()`, so it is the same in each run: the lengths of lists, dicts,
-sets and deques; the bytes and graph nodes of the tensors that a closure, an attribute or a module's global holds;
-live tensors, their bytes and the nodes of autograd's graphs in all. The workers' bytes are noisy. They are counted when
-every child process waits for something, as a worker that still starts would seem to grow, and only above a threshold.
-
-Bounds: tensors in tuples, in place of others in a list, or in a list that each step makes anew, are told without a
-name, and only where nothing else grows. A log of numbers, texts or small objects counts from 1,024 bytes a step.
+sets and deques; the graph behind the tensors that a closure, an attribute or a module's global holds; live tensors,
+their bytes and the nodes of autograd's graphs in all. The workers' bytes are noisy: they are counted when every child
+process waits for something, and only above a threshold.
 
 `del` and `gc.collect()` don't cure what this reports: they drop a name and a cycle, and it is held by neither.
 
@@ -40,8 +37,7 @@ class GrowthReport:
     steps: int
     culprits: list[Culprit]
     series: dict[str, list[int]]
-    """After each step: tensors, tensor_bytes, graph_nodes, host_bytes, worker_bytes, device_bytes. The bytes of this
-    process (host) and of the device are shown, and not judged."""
+    """After each step: tensors, tensor_bytes, graph_nodes, worker_bytes."""
 
     @property
     def ok(self) -> bool:
@@ -71,14 +67,15 @@ def watch_growth(
     must cover at least three of the loop's own periods (a window of accumulation, a log that is written out every n
     steps), and more where the growth is small against the swing within a period.
 
-    It calls `gc.collect()` after each step, holds the containers that were there at the beginning until the end, and
-    leaves nothing behind: no hook, no reference, no number drawn from a generator. A look takes tenths of a second, so
-    watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that has
-    called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
+    It leaves nothing behind: no hook, no reference, no number drawn from a generator. A look takes tenths of a second,
+    so watch tens of steps, not an epoch. What was put aside with `gc.freeze` before is not watched. In a process that
+    has called it, everything alive is frozen at the end, so call `gc.unfreeze()` before you watch again.
 
-    Bounds: what is no container, tensor or graph node is not seen to grow: one string, one array, one `bytearray`, what
-    a library holds by itself; nor is a dict of numbers, texts or arrays that is held by lists or tuples alone. A child
-    process that never rests is waited for once, for half a minute.
+    Bounds: tensors in tuples, in place of others in a list or a variable, or in a list that each step makes anew, are
+    told without a name, and only where nothing else grows. A log of numbers, texts or small objects counts from 1,024
+    bytes a step. What is no container, tensor or graph node is not seen to grow: one string, one array, one
+    `bytearray`, what a library holds by itself; nor is a dict of numbers, texts or arrays that is held by lists or
+    tuples alone. A child process that never rests is waited for once, for half a minute.
 
     Args:
         step: One training step, or whatever is repeated; called without arguments, `warmup + steps` times.

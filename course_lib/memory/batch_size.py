@@ -10,8 +10,8 @@ and an answer is a size that has run.* `batch_size_search` holds what one rank k
     loader = DataLoader(dataset, batch_size=fitted.batch_size)
 
 Predictions run no kernel; a trial is two real steps, as the first one makes the optimizer's state. Afterwards weights,
-buffers, modes, optimizer, gradients and random generators are as before, bit for bit; other attributes that a
-module's ``forward`` sets are not put back. Chapter 03 counts what other finders do.
+buffers, optimizer, gradients, random generators and modules' attributes are as before, bit for bit. Chapter 03 counts
+what other finders do.
 
 Sources: ``lightning.pytorch.tuner.batch_size_scaling`` and accelerate's ``find_executable_batch_size``, the two to
 compare with.
@@ -21,23 +21,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any
 
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader
 
+from course_lib._generators import generators_put_back
 from course_lib._ranks import gathered, those_with_nan
 from course_lib._words import readable_bytes
 from course_lib.memory.batch_size_search import BatchSizeTrial, MultipleOf, Search
-from course_lib.memory.restoring import undisturbed
 
 MAX_TRIALS = 3
-MAX_PREDICTIONS = 16
-"""Beyond the two at small sizes; as a rule one is enough."""
 
 
 @dataclass(frozen=True)
@@ -50,30 +47,24 @@ class FittedBatchSize:
     limit_bytes: int
     """What this rank's step may hold."""
     trials: list[BatchSizeTrial]
-    doubts: list[str] = field(default_factory=list)
-    """Why the next run may need more than was measured, or that the prediction was off."""
 
     def __str__(self) -> str:
         measured, predicted = readable_bytes(self.measured_bytes), readable_bytes(self.predicted_bytes)
-        lines = [
-            f"batch size {self.batch_size}: measured {measured}, predicted {predicted}, "
-            f"limit {readable_bytes(self.limit_bytes)}"
-        ]
-        lines += [f"  tried {trial}" for trial in self.trials]
-        return "\n".join(lines + [f"doubt: {doubt}" for doubt in self.doubts])
+        head = f"batch size {self.batch_size}: measured {measured}, predicted {predicted}"
+        tried = [f"  tried {trial}" for trial in self.trials]
+        return "\n".join([f"{head}, limit {readable_bytes(self.limit_bytes)}", *tried])
 
 
 def find_batch_size(
     model: nn.Module,
-    batch_fn: Callable[[int], Any] | DataLoader[Any],
+    batch_fn: Callable[[int], Any],
     optimizer: Optimizer,
     *,
     loss_fn: Callable[[nn.Module, Any], Tensor] | None = None,
     limit_bytes: int | None = None,
     fraction: float = 0.9,
-    max_batch_size: int | None = None,
+    max_batch_size: int = 2**16,
     multiple_of: MultipleOf = 1,
-    loader: Any = None,
 ) -> FittedBatchSize:
     """Find the largest batch size whose training step stays within a limit: the same one on all ranks.
 
@@ -87,72 +78,57 @@ def find_batch_size(
 
     Args:
         model: The trials run where its parameters are. Of a DDP model the module inside runs, so that no rank waits.
-        batch_fn: ``batch_fn(size)`` -> a batch. Where samples have many lengths, make it of the longest. From a
-            DataLoader, the first sample of its dataset is taken ``size`` times, through its ``collate_fn``; the loader
-            stays where it is.
+        batch_fn: ``batch_fn(size)`` -> a batch, of the same shapes whenever it is asked for a size. Where samples have
+            many lengths, make it of the longest: ``lambda size: loader.collate_fn([longest] * size)``.
         loss_fn: ``loss_fn(model, batch)`` -> a 0-dim loss; see ``predict_peak`` for it and its default. An autocast
             belongs in it.
         limit_bytes: What the step may hold, parameters included. Default: what the device's tensors hold now, and
             ``fraction`` of what is free (on a GPU, the allocator's cache too). On a GPU it is compared with what the
             allocator reserves.
         fraction: Of the free memory; it has no meaning beside ``limit_bytes``.
-        max_batch_size: The largest size to consider; default 65,536, for a DataLoader the length of its dataset.
+        max_batch_size: The largest size to consider.
         multiple_of: Round down to a multiple, or to a ``"power of two"``, before trying.
-        loader: What ``batch_fn`` reads from; ``state_dict`` and ``load_state_dict`` put it back to its place.
 
     Raises:
-        ValueError: An argument out of range; an optimizer that needs a closure; batches that don't grow with the size.
+        ValueError: An argument out of range; an optimizer that needs a closure; batches that don't grow with the size,
+            or differ in shape at one size.
         MemoryError: No size was found: not even one sample fits (the message has the table by category), or no
             multiple of ``multiple_of``, or none of the trials stayed within the limit.
         RuntimeError: The step cannot be predicted (see ``predict_peak``), or another rank raised; the message says why.
     """
     if not isinstance(model, nn.Module):
         raise TypeError(
-            f"model must be the nn.Module itself, as real steps are tried on it, got {_kind(model)}: give model where "
-            "predict_peak takes a function that makes one"
+            f"model must be the nn.Module itself, as real steps are tried on it, got {type(model).__name__}: give "
+            "model where predict_peak takes a function that makes one"
         )
-    if isinstance(model, DistributedDataParallel):
-        model = model.module
-    with undisturbed(loader):
-        search = _together(
-            lambda: Search(
-                model,
-                batch_fn,
-                optimizer,
-                loss_fn=loss_fn,
-                limit_bytes=limit_bytes,
-                fraction=fraction,
-                max_batch_size=max_batch_size,
-                multiple_of=multiple_of,
-            )
+    own = model.module if isinstance(model, DistributedDataParallel) else model
+    search: Search
+
+    def largest_predicted() -> int:
+        nonlocal search
+        search = Search(
+            own,
+            batch_fn,
+            optimizer,
+            loss_fn=loss_fn,
+            limit_bytes=limit_bytes,
+            fraction=fraction,
+            max_batch_size=max_batch_size,
+            multiple_of=multiple_of,
         )
-        search.beyond = _least(lambda: search.beyond)
-        _together(search.predict_small_sizes)
-        for number in range(MAX_PREDICTIONS):
-            size = _least(partial(search.next_prediction, number))
-            if not size:
-                break
-            search.narrow(size, _least(partial(search.predict, size)))
+        return search.largest_predicted()
+
+    with generators_put_back():
+        search.beyond = _least(largest_predicted) + 1
         for number in range(MAX_TRIALS):
             size = _least(partial(search.next_trial, last=number == MAX_TRIALS - 1))
             if not size:
                 break
             search.narrow(size, _least(partial(search.run, size)))
-        best = _together(search.answer)
-    trial = next(trial for trial in search.trials if trial.batch_size == best)
-    assert trial.nbytes is not None
-    return FittedBatchSize(
-        batch_size=best,
-        predicted_bytes=search.on_lines(best),
-        measured_bytes=trial.nbytes,
-        limit_bytes=search.limit,
-        trials=search.trials,
-        doubts=search.doubts(),
-    )
-
-
-def _kind(model: Any) -> str:
-    return "a function" if callable(model) and not isinstance(model, type) else repr(model)
+    best = search.answer()
+    measured = next(trial.nbytes for trial in search.trials if trial.batch_size == best)
+    assert measured is not None
+    return FittedBatchSize(best, search.predict(best), measured, search.limit, search.trials)
 
 
 def find_batch_sizes(
@@ -177,20 +153,6 @@ def find_batch_sizes(
 
 
 # ---------------------------------------------------------------------------------------------------------- all ranks
-
-_T = TypeVar("_T")
-
-
-def _together(fn: Callable[[], _T]) -> _T:
-    """What ``fn()`` returns, once all ranks have called theirs; if any of them raises, all do. One collective."""
-    results: list[_T] = []
-
-    def call() -> int:
-        results.append(fn())
-        return 0
-
-    _least(call)
-    return results[0]
 
 
 def _least(fn: Callable[[], float]) -> int:

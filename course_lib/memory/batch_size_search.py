@@ -8,7 +8,6 @@ timelines give a line for each moment, and the peak is the highest of these.
 from __future__ import annotations
 
 import gc
-import math
 from bisect import bisect_right
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable
@@ -19,7 +18,6 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
-from torch.utils.data import DataLoader
 
 from course_lib._arguments import int_of_at_least
 from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
@@ -29,16 +27,14 @@ from course_lib.memory.measuring import device_of_parameters, measure_peak
 from course_lib.memory.predicting import PeakPrediction, default_loss, predict_peak
 from course_lib.memory.restoring import restored
 
-MAX_BATCH_SIZE = 2**16
+MAX_PREDICTIONS = 16
+"""Beyond the two at small sizes; as a rule one is enough."""
 CLOSE = 1.02
 """A size is worth another trial if it is larger than what has run by at least this factor."""
 
-STRAIGHT = 8
-"""Predictions that follow the lines. Where a step's bytes are no lines, those after them halve what is left."""
-
 MultipleOf = int | Literal["power of two"]
 OUT_OF_MEMORY, ABOVE, WITHIN = 0, 1, 2
-"""How a prediction or a trial ended; over several ranks the smallest counts."""
+"""How a trial ended; over several ranks the smallest counts."""
 
 
 class BatchSizeTrial(NamedTuple):
@@ -46,40 +42,38 @@ class BatchSizeTrial(NamedTuple):
 
     batch_size: int
     nbytes: int | None
-    """The peak; None where an out-of-memory error came first."""
-    ran: bool
-    """False where any rank met an out-of-memory error."""
+    """The peak; None where any rank met an out-of-memory error."""
+
+    @property
+    def ran(self) -> bool:
+        return self.nbytes is not None
 
     def __str__(self) -> str:
-        if self.nbytes is None:
-            return f"{self.batch_size}: out of memory"
-        elsewhere = "" if self.ran else ", out of memory on another rank"
-        return f"{self.batch_size}: {readable_bytes(self.nbytes)}{elsewhere}"
+        return f"{self.batch_size}: {'out of memory' if self.nbytes is None else readable_bytes(self.nbytes)}"
 
 
 class Search:
-    """What one rank knows. Where ranks must agree, `find_batch_size` asks them.
+    """What one rank knows. What ranks must agree upon, `find_batch_size` asks them: a size to try, and how it ended.
 
     Attributes:
         elsewhere: Bytes that the device holds beside model and optimizer.
         limit: Bytes that may be held in all.
+        beyond: The smallest size that is known not to fit, or is not considered.
         points: Bytes that each moment of a step is predicted to hold, by size.
         off: Bytes measured minus bytes predicted, by size.
-        fits: The largest size that is known to fit on all ranks.
-        beyond: The smallest size that is known not to fit, or is not considered.
-        fitted: Sizes that have run, and stayed within the limit on all ranks.
+        best: The largest size that has run, and stayed within the limit on all ranks.
     """
 
     def __init__(
         self,
         model: nn.Module,
-        batch_fn: Callable[[int], Any] | DataLoader[Any],
+        batch_fn: Callable[[int], Any],
         optimizer: Optimizer,
         *,
         loss_fn: Callable[[nn.Module, Any], Tensor] | None,
         limit_bytes: int | None,
         fraction: float,
-        max_batch_size: int | None,
+        max_batch_size: int,
         multiple_of: MultipleOf,
     ) -> None:
         if not hasattr(optimizer, "param_groups"):
@@ -97,31 +91,45 @@ class Search:
         self.model, self.optimizer = model, optimizer
         self.loss_fn = loss_fn or default_loss
         self.batches = _Batches(batch_fn)
-        most = self.batches.most if max_batch_size is None else int_of_at_least(1, "max_batch_size", max_batch_size)
-        self.fits, self.beyond = 0, most + 1
+        self.beyond = int_of_at_least(1, "max_batch_size", max_batch_size) + 1
         self.device = device_of_parameters(model.parameters())
         self.elsewhere, self.limit = _memory(model, optimizer, self.device, limit_bytes, fraction)
-        if self.device.type == "cpu":
-            self.elsewhere += self.batches.sample_bytes
         self.points: dict[int, list[int]] = {}
         self.off: dict[int, int] = {}
         self.trials: list[BatchSizeTrial] = []
-        self.fitted: list[int] = []
+        self.best = 0
 
     # ---------------------------------------------------------------------------------------------------- predictions
 
-    def predict_small_sizes(self) -> None:
+    def largest_predicted(self) -> int:
+        """The largest allowed size of which a prediction says that it fits. Other ranks are not asked."""
         # CUDA's allocator rounds to 512 bytes. Of very small batches, that rounding would be taken for the slope.
         small = 64 if self.device.type == "cuda" else 2
         for size in (small, 2 * small):
             self.predict(min(size, self.beyond - 1))
+        fits = 0
+        for _ in range(MAX_PREDICTIONS):
+            size = self.rounded(self.largest_expected(above=fits))
+            if size <= fits:
+                break
+            if self.predict(size) <= self.limit:
+                fits = size
+            else:
+                self.beyond = size
+        if not fits:
+            limit, largest = readable_bytes(self.limit), self.largest_expected()
+            if not largest:
+                raise MemoryError(f"not even a batch of 1 fits into {limit}; {self._prediction(1)}")
+            raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
+        return fits
 
     def predict(self, size: int) -> int:
-        """Note what each moment of the step will hold, and return how that ends."""
-        prediction = self._prediction(size)
-        moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
-        self.points[size] = [self.elsewhere + held for held in moments]
-        return WITHIN if max(self.points[size]) <= self.limit else ABOVE
+        """The most that a step will hold, of which each moment is noted."""
+        if size not in self.points:
+            prediction = self._prediction(size)
+            moments = [prediction.reserved_bytes, *(moment.total for moment in prediction.timeline)]
+            self.points[size] = [self.elsewhere + held for held in moments]
+        return max(self.points[size])
 
     def _prediction(self, size: int) -> PeakPrediction:
         return predict_peak(
@@ -133,35 +141,13 @@ class Search:
             device=self.device.type,
         )
 
-    def next_prediction(self, number: int) -> int:
-        """The size to predict next, after so many; 0 where the lines meet the limit at a size that is known."""
-        size = self.largest()
-        if number >= STRAIGHT:
-            size = math.isqrt(max(1, self.fits) * self.beyond)
-            size = size if size > self.fits * CLOSE else 0
-        size = self.rounded(size)
-        return 0 if size in self.points else size
-
-    def narrow(self, size: int, outcome: int) -> None:
-        """Note what all ranks together found out about a size."""
-        if outcome == WITHIN:
-            self.fits = max(self.fits, size)
-        else:
-            self.beyond = min(self.beyond, size if outcome == ABOVE else size // 2 + 1)
-        if self._tried(size):
-            self.trials[-1] = self.trials[-1]._replace(ran=outcome != OUT_OF_MEMORY)
-            if outcome == WITHIN:
-                self.fitted.append(size)
-
     # ----------------------------------------------------------------------------------------------- what is expected
 
     def on_lines(self, size: int) -> int:
         """The highest of the lines through the two known sizes that are nearest."""
-        if size in self.points:
-            return max(self.points[size])
         near = sorted(sorted(self.points, key=lambda known: abs(known - size))[:2])
-        if len(near) == 1:  # no other size is considered
-            return max(self.points[near[0]])
+        if size in near or len(near) == 1:  # of one alone, no other size is considered
+            return max(self.points[size])
         first, second = (self.points[known] for known in near)
         if len(first) != len(second):  # other operators at another size
             first, second = [max(first)], [max(second)]
@@ -179,8 +165,8 @@ class Search:
         # One point doesn't tell a constant from a slope, so this takes whichever asks for more.
         return self.on_lines(size) + max(off, off * size // a)
 
-    def largest(self) -> int:
-        return bisect_right(range(1, self.beyond), self.limit, key=self.expected)
+    def largest_expected(self, above: int = 0) -> int:
+        return above + bisect_right(range(above + 1, self.beyond), self.limit, key=self.expected)
 
     def rounded(self, size: int) -> int:
         """The largest allowed size up to this one; 0 where there is none."""
@@ -192,27 +178,17 @@ class Search:
 
     def next_trial(self, last: bool) -> int:
         """The size to try next; 0 where what has run is good enough, or nothing is left to try."""
-        largest = careful = self.largest()
-        if not largest and not self.fitted:
-            raise MemoryError(self._too_large())
+        largest = careful = self.largest_expected()
         if self.device.type == "cuda" and not self.trials:
             careful = (largest + 1) // 2  # the workspaces of kernels are not predicted
-        if last and not self.fitted:
-            careful = max(1, careful * 9 // 10)
-        size = self.rounded(careful)
-        if not size and self.rounded(largest):
-            size = next(size for size in range(1, largest + 1) if self.rounded(size) == size)  # the smallest allowed
-        if not size and not self.fitted:
-            raise MemoryError(f"the largest batch that fits is {largest}, and multiple_of={self.multiple_of!r}")
-        return 0 if self._tried(size) or size <= max(self.fitted, default=0) * CLOSE else size
-
-    def _tried(self, size: int) -> bool:
-        return any(trial.batch_size == size for trial in self.trials)
+        if last and not self.best:
+            careful = largest * 9 // 10
+        size = self.rounded(careful) or self.rounded(largest)
+        return size if size > self.best * CLOSE else 0
 
     def run(self, size: int) -> int:
         """Take two steps, and return how that ended."""
-        if size not in self.points:  # rounded down, or corrected
-            self.predict(size)
+        predicted = self.predict(size)
         cuda = self.device.type == "cuda"
         if cuda:
             _clean()
@@ -227,11 +203,11 @@ class Search:
                 raise
         if peak is None:  # only here is the error gone, whose frames hold the batch
             _clean()
-            self.trials.append(BatchSizeTrial(size, None, ran=False))
+            self.trials.append(BatchSizeTrial(size, None))
             return OUT_OF_MEMORY
         held = max(peak.peak_bytes, torch.cuda.max_memory_reserved(self.device)) if cuda else peak.peak_bytes
-        self.trials.append(BatchSizeTrial(size, held, ran=True))
-        self.off[size] = held - self.on_lines(size)
+        self.trials.append(BatchSizeTrial(size, held))
+        self.off[size] = held - predicted
         return WITHIN if held <= self.limit else ABOVE
 
     def _steps(self, size: int) -> None:
@@ -246,37 +222,24 @@ class Search:
         self.optimizer.zero_grad(set_to_none=True)
         self.model.zero_grad(set_to_none=True)
 
-    # --------------------------------------------------------------------------------------------------- what came out
+    def narrow(self, size: int, outcome: int) -> None:
+        """Note how the trial of a size ended on all ranks together."""
+        if outcome == WITHIN:
+            self.best = max(self.best, size)
+        elif outcome == ABOVE:
+            self.beyond = size
+        else:
+            self.beyond = size // 2 + 1
+            self.trials[-1] = BatchSizeTrial(size, None)
 
     def answer(self) -> int:
-        best = max((size for size in self.fitted if size == self.rounded(size)), default=0)
-        if not best and self._tried(1) and not self.fitted:
-            raise MemoryError(self._too_large())
-        if not best:
+        if not self.best:
             raise MemoryError(
                 f"no batch size with multiple_of={self.multiple_of!r} was seen to stay within "
                 f"{readable_bytes(self.limit)}. Tried {'; '.join(map(str, self.trials))}. "
                 "Set max_batch_size below these"
             )
-        return best
-
-    def doubts(self) -> list[str]:
-        """Why the next run may need more than was measured, or that the prediction was off."""
-        doubts = []
-        if self.batches.differ:
-            doubts.append("batches of one size differ in shape: let batch_fn make them of the longest samples")
-        above = {size: off for size, off in self.off.items() if off > 0}
-        if above:
-            size, off = max(above.items())
-            doubts.append(
-                f"a step of {size} held {readable_bytes(off)} ({off / self.on_lines(size):.1%}) more than predicted: "
-                "something that a prediction doesn't see, and that may differ from batch to batch"
-            )
-        return doubts
-
-    def _too_large(self) -> str:
-        limit = readable_bytes(self.limit)
-        return f"not even a batch of 1 fits into {limit} on this rank or another; {self._prediction(1)}"
+        return self.best
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -297,43 +260,32 @@ def _clean() -> None:
 
 
 class _Batches:
-    """Makes batches, and checks that they grow with the size."""
+    """Makes batches, and checks that they grow with the size, and with nothing else."""
 
-    def __init__(self, batch_fn: Callable[[int], Any] | DataLoader[Any]) -> None:
-        self.make: Callable[[int], Any]
-        self.most = MAX_BATCH_SIZE
-        self.sample_bytes = 0
-        self.differ = False
-        """Whether batches of one size came in several shapes."""
-        if isinstance(batch_fn, DataLoader):
-            dataset, collate = batch_fn.dataset, batch_fn.collate_fn
-            if not hasattr(dataset, "__len__") or not hasattr(dataset, "__getitem__"):
-                raise ValueError("batch_fn must be a function of the size where the loader's dataset is a stream")
-            if batch_fn.batch_size is None and batch_fn.batch_sampler is None:
-                raise ValueError("batch_fn must be a function of the size where the loader has batch_size=None")
-            if not len(dataset):
-                raise ValueError("batch_fn's dataset is empty: give the loader a dataset of one sample at least")
-            # Copied, as it may be a view of all the data, which would count as a whole.
-            sample = tree_map(lambda x: x.clone() if isinstance(x, Tensor) else x, dataset[0])
-            self.make, self.most = lambda size: collate([sample] * size), len(dataset)
-            self.sample_bytes = sum(bytes_by_storage(tensors_in(sample)).values())
-        elif callable(batch_fn):
-            self.make = batch_fn
-        else:
-            raise ValueError(f"batch_fn must be a function of the size, or a DataLoader, got {batch_fn!r}")
+    def __init__(self, batch_fn: Callable[[int], Any]) -> None:
+        if not callable(batch_fn):
+            raise ValueError(
+                f"batch_fn must be a function of the size, got {type(batch_fn).__name__}: of a loader, write "
+                "lambda size: loader.collate_fn([longest_sample] * size)"
+            )
+        self.make = batch_fn
         self._shapes: dict[int, list[tuple[int, ...]]] = {}
 
     def __call__(self, size: int) -> Any:
         batch = self.make(size)
         shapes = [tuple(tensor.shape) for tensor in tensors_in(batch)]
+        known = self._shapes.setdefault(size, shapes)
+        if shapes != known:
+            raise ValueError(
+                f"batch_fn made batches of size {size} that differ in shape ({known[:1]} and {shapes[:1]}, …): it must "
+                "make them alike, of the longest samples that can come"
+            )
         for other, known in self._shapes.items():
             if shapes and other != size and shapes == known:
                 raise ValueError(
                     f"batch_fn made the same shapes for sizes {other} and {size} ({shapes[0]}, …): it must make as "
                     "many samples as asked for. If its data ran out, set max_batch_size"
                 )
-        self.differ |= self._shapes.get(size, shapes) != shapes
-        self._shapes[size] = shapes
         return batch
 
 

@@ -10,21 +10,29 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.overrides import TorchFunctionMode
 
 
-class CpuForCuda(TorchFunctionMode):
-    """Takes the name of a CUDA device for the CPU's.
+class OnTheCpu(TorchFunctionMode):
+    """Takes the name of a CUDA device for the CPU's, and lets modules of fake tensors be deep-copied.
 
     A prediction runs fake *CPU* tensors on every machine, so that it says the same on all of them; torch without CUDA
-    can make fake CUDA tensors, but runs no backward through them.
+    can make fake CUDA tensors, but runs no backward through them. And if torch copied a layer by itself, as
+    ``nn.TransformerEncoder`` does, the copies' views would have storages of their own, and each ``weight.t()`` would
+    count once more.
+
+    Args:
+        names: Whether to change names of devices.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, names: bool) -> None:
         super().__init__()
+        self._names = names
         self._copies: dict[int, tuple[Tensor, Tensor]] = {}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is Tensor.__deepcopy__ and isinstance(torch.empty(0), FakeTensor):  # not while something runs for real
+            return _deep_copy(*args)
         name = getattr(func, "__name__", "")
-        if name == "__get__":  # a property, as x.shape
-            return func(*args)
+        if not self._names or name == "__get__":  # a property, as x.shape
+            return func(*args, **(kwargs or {}))
         args = tuple(self._cpu_instead(arg) for arg in args)
         kwargs = {key: self._cpu_instead(value) for key, value in (kwargs or {}).items()}
         return args[0] if name == "cuda" else func(*args, **kwargs)
@@ -42,22 +50,13 @@ class CpuForCuda(TorchFunctionMode):
         return leaf
 
 
-class FakeCopies(TorchFunctionMode):
-    """Lets modules of fake tensors be deep-copied, as ``nn.TransformerEncoder`` does with its layer.
-
-    Without it the copies' views don't share the copies' storages, and each ``weight.t()`` counts once more.
-    """
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not Tensor.__deepcopy__:
-            return func(*args, **(kwargs or {}))
-        tensor, memo = args
-        if id(tensor) not in memo:
-            fake = without_data(tensor)
-            if tensor.grad is not None:
-                fake.grad = without_data(tensor.grad)
-            memo[id(tensor)] = fake
-        return memo[id(tensor)]
+def _deep_copy(tensor: Tensor, memo: dict[int, Any]) -> Tensor:
+    if id(tensor) not in memo:
+        memo[id(tensor)] = fake = without_data(tensor)
+        if tensor.grad is not None:
+            fake.grad = without_data(tensor.grad)
+    copied: Tensor = memo[id(tensor)]
+    return copied
 
 
 def without_data(tensor: Tensor) -> Tensor:

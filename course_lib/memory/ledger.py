@@ -1,22 +1,21 @@
 """Every byte that tensors hold, written down with what it is for.
 
-An allocator knows how many bytes are taken, and not for what; a model's parameters are known, and are seldom half of
-the total. The rule: *a storage is counted once, from the operator that made it until its last tensor is gone; what it
-was for is what became of it.* A new gradient looks like any other product of the backward, so categories are decided
-afterwards, and the peak is found by going through the ledger once more.
+An allocator knows how many bytes are taken, and not for what. The rule: *a storage is counted once, from the operator
+that made it until its last tensor is gone; what it was for is what became of it.* A new gradient looks like any other
+product of the backward, so categories are decided afterwards.
 
     with StorageLedger() as ledger:
         ledger.name_model(model)
         model(x).sum().backward()
-    ledger.peak().by_category           # {"parameters": 1200, …, "activations": 640, …}
+    Peak(ledger.history()).by_category          # {"parameters": 1200, …, "activations": 640, …}
 
-The ledger sees operators, not kernels, so it also works where no kernel runs: under fake tensors.
+It works where no kernel runs, too: under fake tensors.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -44,11 +43,10 @@ CATEGORIES = ("parameters", "buffers", "gradients", "optimizer", "inputs", "acti
 
 
 class StorageLedger(TorchDispatchMode):
-    """Counts the storages of all tensors that pass through an operator while the ledger is entered.
+    """Counts the storages of all tensors that an operator takes or returns while the ledger is entered.
 
-    It sees what an operator takes or returns, fake tensors too. A tensor that was there before counts from the
-    beginning if it is named (by ``name``, ``name_model``, ``name_optimizer`` or an optimizer's step), otherwise from
-    the first operator that reads it.
+    A tensor that was there before counts from the beginning if it is named (by ``name``, ``name_model``,
+    ``name_optimizer`` or an optimizer's step), otherwise from the first operator that reads it.
 
     Not seen: what a kernel allocates and frees inside (workspaces, packed weights), sparse layouts other than COO, and
     the inside of compiled functions.
@@ -170,10 +168,6 @@ class StorageLedger(TorchDispatchMode):
                 moments.append(Moment(entry.phase, dict(held)))
         return moments
 
-    def peak(self, since: int = 0) -> Moment:
-        """The moment that held most."""
-        return max(self.history(since), key=lambda moment: moment.total)
-
     def _category(self, storage: Storage) -> str:
         if storage.category is not None:
             return storage.category
@@ -265,20 +259,34 @@ class Moment(NamedTuple):
         return sum(self.by_category.values())
 
 
-def peak_by_phase(timeline: Sequence[Moment]) -> dict[str, int]:
-    """The most bytes that each phase holds at a time; the moment before the first phase is left out."""
-    most: dict[str, int] = {}
-    for moment in timeline[1:]:
-        most[moment.phase] = max(most.get(moment.phase, 0), moment.total)
-    return most
+@dataclass(frozen=True)
+class Peak:
+    """The worst moment of a step, and those around it."""
 
+    timeline: list[Moment]
+    """What was held after each allocation and free: ``(phase, bytes by category)``."""
 
-def in_categories(by_category: Mapping[str, int]) -> list[str]:
-    """A line for each category that has bytes: its name, its bytes, its share."""
-    total = sum(by_category.values())
-    return [
-        f"  {name:<12} {readable_bytes(count):>11} {count / total:7.1%}" for name, count in by_category.items() if count
-    ]
+    @property
+    def by_category(self) -> dict[str, int]:
+        """At the peak; the sum is ``peak_bytes``. ``CATEGORIES`` says what they mean."""
+        return max(self.timeline, key=lambda moment: moment.total).by_category
+
+    @property
+    def peak_bytes(self) -> int:
+        return sum(self.by_category.values())
+
+    def peak_by_phase(self) -> dict[str, int]:
+        """The most bytes that each phase holds at a time; the moment before the first phase is left out."""
+        most: dict[str, int] = {}
+        for moment in self.timeline[1:]:
+            most[moment.phase] = max(most.get(moment.phase, 0), moment.total)
+        return most
+
+    def in_categories(self) -> list[str]:
+        """A line for each category that has bytes at the peak: its name, its bytes, its share."""
+        held = {name: count for name, count in self.by_category.items() if count}
+        total = sum(held.values())
+        return [f"  {name:<12} {readable_bytes(count):>11} {count / total:7.1%}" for name, count in held.items()]
 
 
 def tensors_in(tree: Any) -> Iterator[Tensor]:
@@ -286,5 +294,5 @@ def tensors_in(tree: Any) -> Iterator[Tensor]:
 
 
 def in_backward() -> bool:
-    # No public function tells; before torch 2.1 there was none at all.
+    # No public function tells.
     return torch._C._current_graph_task_id() != -1

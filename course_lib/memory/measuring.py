@@ -11,30 +11,31 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from course_lib._words import readable_bytes
-from course_lib.memory.ledger import Moment, StorageLedger, in_categories, peak_by_phase, tensors_in
+from course_lib.memory.ledger import Peak, StorageLedger, tensors_in
 
 
 @dataclass(frozen=True)
-class PeakMemory:
-    """What a call needed at its worst moment, including what was there before it."""
+class PeakMemory(Peak):
+    """What a call needed at its worst moment, including what was there before it.
 
-    peak_bytes: int
-    by_category: dict[str, int]
-    """At the peak; the sum is ``peak_bytes``. ``CATEGORIES`` says what they mean. On CUDA also ``unseen``: what the
-    allocator gave out, and no tensor accounts for."""
+    Outside of backward and step, the phase is ``"forward"``. On CUDA ``by_category`` has ``unseen``, too: what the
+    allocator gave out, and no tensor accounts for.
+    """
+
     how: str
     """``"CUDA allocator"`` or ``"tensor storages counted on the CPU"``."""
     value: Any
     """What the call returned."""
-    timeline: list[Moment]
-    """What was held after each allocation and free: ``(phase, bytes by category)``."""
+    allocated: int | None = None
+    """The allocator's own peak, on CUDA."""
 
-    def peak_by_phase(self) -> dict[str, int]:
-        """The most bytes that each phase holds at a time; what is outside of backward and step is ``"forward"``."""
-        return peak_by_phase(self.timeline)
+    @property
+    def by_category(self) -> dict[str, int]:
+        seen = super().by_category
+        return seen if self.allocated is None else seen | {"unseen": self.allocated - sum(seen.values())}
 
     def __str__(self) -> str:
-        return "\n".join([f"peak: {readable_bytes(self.peak_bytes)} ({self.how})", *in_categories(self.by_category)])
+        return "\n".join([f"peak: {readable_bytes(self.peak_bytes)} ({self.how})", *self.in_categories()])
 
 
 def measure_peak(
@@ -87,14 +88,10 @@ def measure_peak(
     finally:
         if hook is not None:
             hook.remove()
-    timeline = ledger.history()
-    peak = max(timeline, key=lambda moment: moment.total)
     if device.type == "cpu":
-        return PeakMemory(peak.total, peak.by_category, "tensor storages counted on the CPU", value, timeline)
+        return PeakMemory(ledger.history(), "tensor storages counted on the CPU", value)
     torch.cuda.synchronize(device)
-    allocated = torch.cuda.max_memory_allocated(device)
-    categories = peak.by_category | {"unseen": allocated - peak.total}
-    return PeakMemory(allocated, categories, "CUDA allocator", value, timeline)
+    return PeakMemory(ledger.history(), "CUDA allocator", value, torch.cuda.max_memory_allocated(device))
 
 
 def _device(model: nn.Module | None, device: torch.device | str | None) -> torch.device:

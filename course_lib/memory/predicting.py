@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,36 +28,22 @@ from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
 from course_lib._words import readable_bytes
 from course_lib.memory.allocator import CachingAllocator
-from course_lib.memory.fakes import CpuForCuda, FakeCopies, without_data
-from course_lib.memory.ledger import (
-    Entry,
-    Moment,
-    Storage,
-    StorageLedger,
-    in_categories,
-    peak_by_phase,
-    tensors_in,
-)
+from course_lib.memory.fakes import OnTheCpu, without_data
+from course_lib.memory.ledger import Entry, Peak, Storage, StorageLedger, tensors_in
 
 PRECISIONS = ("fp32", "bf16", "bf16-true")
 Precision = Literal["fp32", "bf16", "bf16-true"]
 WORKSPACES = "kernels' workspaces are not predicted"
 
 
-class Unpredictable(RuntimeError):
-    """A step whose values, or what a kernel keeps of it, would have to be known."""
-
-
 @dataclass(frozen=True)
-class PeakPrediction:
-    """What a training step will need at its worst moment."""
+class PeakPrediction(Peak):
+    """What a training step will need at its worst moment.
 
-    peak_bytes: int
-    by_category: dict[str, int]
-    """At the peak; the sum is ``peak_bytes``. ``CATEGORIES`` says what they mean."""
-    timeline: list[Moment]
-    """The steady step: ``(phase, bytes by category)`` after each allocation and free. The phases: ``"batch"``,
-    ``"forward"``, ``"backward"``, ``"step"``, ``"zero_grad"``."""
+    The timeline is that of the steady step, with the phases ``"batch"``, ``"forward"``, ``"backward"``, ``"step"`` and
+    ``"zero_grad"``.
+    """
+
     reserved_bytes: int
     """On CUDA an estimate of what the allocator takes from the device for both steps, cached blocks included
     (``torch.cuda.max_memory_reserved``); on a CPU the peak. The CUDA context comes on top: hundreds of MiB."""
@@ -69,15 +55,11 @@ class PeakPrediction:
         """Whether the peak, and on CUDA what is reserved for it, stays within a fraction of the memory there is."""
         return max(self.peak_bytes, self.reserved_bytes) <= total_bytes * fraction
 
-    def peak_by_phase(self) -> dict[str, int]:
-        """The most bytes that each phase of the step holds at a time."""
-        return peak_by_phase(self.timeline)
-
     def table(self) -> str:
         """The peak by category, the peak of each phase, and what is not in it."""
         at = "" if self.batch_size is None else f" at batch size {self.batch_size}"
         lines = [f"predicted peak: {readable_bytes(self.peak_bytes)}{at} ({self.precision} on {self.device})"]
-        lines += in_categories(self.by_category)
+        lines += self.in_categories()
         if self.device == "cuda":
             reserved = readable_bytes(self.reserved_bytes)
             lines.append(f"  about {reserved} reserved by the allocator, without the CUDA context")
@@ -105,14 +87,12 @@ def predict_peak(
     A step makes a batch and runs forward and backward, ``accumulate_grad_batches`` times; then come
     ``optimizer.step()`` and ``zero_grad(set_to_none=True)``. In the second step the optimizer has its state, so that is
     the one whose peak is returned. A micro-batch's graph and outputs are gone when the next one begins, but its loss is
-    not.
+    not. Afterwards the random generators, the default dtype and the grad mode are as before.
 
     Args:
-        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine. ``.to("cuda")`` in
-            it is fine. A constructor that reads values, as ``trunc_normal_`` and ``.item()`` do, has none to read: it
-            is called again on the meta device, which takes no memory either, and where that fails, for real. For that
-            moment it takes the memory of its parameters and buffers on the CPU. A module that exists already is copied
-            without its data: ``model_fn=lambda: model``.
+        model_fn: Makes the module. It takes no real memory, so it may be larger than this machine; ``.to("cuda")`` in
+            it is fine. A constructor that reads values (``.item()``) is called again for real, and takes the memory of
+            its parameters for that moment. A module that exists is copied without its data: ``lambda: model``.
         batch_fn: Makes a batch: a tensor, or tensors in tuples, lists and dicts. Called as ``batch_fn(batch_size)``
             where a ``batch_size`` is given. One that reads values, as a loader does, is called again for real.
         optimizer_fn: Makes the optimizer from the list of parameters. If it doesn't choose an implementation, it gets
@@ -125,18 +105,14 @@ def predict_peak(
             that it keeps until then; ``"bf16-true"``: the model, floating inputs and all that follows. An
             ``autocast("cuda")`` of the model's own is not seen.
         accumulate_grad_batches: Micro-batches of a window. The loss is divided by it.
-        ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients, as
-            ``gradient_as_bucket_view`` is False by default.
+        ddp: Adds the buckets of ``DistributedDataParallel``, which take as many bytes as the gradients.
         device: ``"cuda"``: rounded as the allocator does (512 bytes, unsplit blocks whole); ``"cpu"``: not rounded. On
             both the operators are those of a CPU: on a GPU dropout's masks are smaller, and attention with dropout
             keeps no matrix.
 
     Bounds: kernels' workspaces are not predicted; convolutions on the CPU may hold up to 1.3 times as much. Losses that
-    reduce in place (``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy``) hold as much as the output more. Nor is
-    seen what extensions allocate by themselves, or a custom ``autograd.Function`` keeps outside of tensors.
-    Checkpointing (``torch.utils.checkpoint``) is seen.
-
-    Afterwards the random generators, the default dtype and the grad mode are as before.
+    reduce in place (``mse_loss``, ``smooth_l1_loss``, ``binary_cross_entropy``) hold as much as the output more. Not
+    seen is what extensions allocate, or a custom ``autograd.Function`` keeps outside of tensors.
 
     Raises:
         TypeError: A module, an optimizer or a batch is given where a function that makes one is asked for.
@@ -145,7 +121,8 @@ def predict_peak(
         RuntimeError: The model has a recurrent layer; the step needs values that no kernel has computed, an operator
             that has no fake kernel, or tensors that are on another device.
     """
-    _check_functions(model_fn, batch_fn, optimizer_fn, loss_fn)
+    loss_fn = default_loss if loss_fn is None else loss_fn
+    _check_functions(model_fn=model_fn, batch_fn=batch_fn, optimizer_fn=optimizer_fn, loss_fn=loss_fn)
     if precision not in PRECISIONS:
         raise ValueError(f"precision must be one of {', '.join(PRECISIONS)}, got {precision!r}")
     if device not in ("cuda", "cpu"):
@@ -155,13 +132,17 @@ def predict_peak(
         batch_size = int_of_at_least(1, "batch_size", batch_size)
         batch_fn = functools.partial(batch_fn, batch_size)
     ledger = StorageLedger()
-    with _undisturbed(), ExitStack() as stack:
+    with ExitStack() as stack:
+        stack.callback(torch.set_default_dtype, torch.get_default_dtype())
+        stack.enter_context(generators_put_back())
+        stack.enter_context(torch.inference_mode(False))
+        stack.enter_context(torch.enable_grad())
         fake = FakeTensorMode(allow_non_fake_inputs=True)
         # Module.to swaps its tensors, which needs them without weak references: the memo's.
         fake.fake_tensor_converter.set_tensor_memo = lambda *_: None  # type: ignore[method-assign]
         stack.enter_context(fake)
-        stack.enter_context(CpuForCuda() if device == "cuda" else nullcontext())
-        stack.enter_context(_explained(device))
+        stack.enter_context(OnTheCpu(names=device == "cuda"))
+        stack.enter_context(_explained())
         model = _model(model_fn, precision)
         stack.enter_context(ledger)
         ledger.begin("setup")
@@ -181,7 +162,7 @@ def predict_peak(
                 ledger.arrive("inputs", tensors_in(batch))
                 ledger.begin("forward")
                 with torch.autocast("cpu", torch.bfloat16, enabled=precision == "bf16"):
-                    loss = (loss_fn or default_loss)(model, batch)
+                    loss = loss_fn(model, batch)
                 _check_loss(loss)
                 loss = loss / window_size if window_size > 1 else loss
                 ledger.begin("backward")
@@ -193,60 +174,30 @@ def predict_peak(
             model.zero_grad(set_to_none=True)
     blocks = _Blocks() if device == "cuda" else None
     timeline = ledger.history(mark, blocks)
-    peak = max(timeline, key=lambda moment: moment.total)
-    return PeakPrediction(
-        peak_bytes=peak.total,
-        by_category=peak.by_category,
-        timeline=timeline,
-        reserved_bytes=blocks.allocator.reserved if blocks else peak.total,
-        device=device,
-        precision=precision,
-        batch_size=batch_size,
-    )
+    reserved_bytes = blocks.allocator.reserved if blocks else max(moment.total for moment in timeline)
+    return PeakPrediction(timeline, reserved_bytes, device, precision, batch_size)
+
+
+_NO_DATA = ("numpy() is not supported", "Cannot access data pointer")
 
 
 @contextmanager
-def _undisturbed() -> Iterator[None]:
-    """What model_fn and the others may set stays as it was: generators, default dtype, grad mode."""
-    dtype = torch.get_default_dtype()
-    try:
-        with generators_put_back(), torch.inference_mode(False), torch.enable_grad():
-            yield
-    finally:
-        torch.set_default_dtype(dtype)
-
-
-_NEEDS_VALUES = ("numpy() is not supported", "Cannot access data pointer")
-_TWO_DEVICES = ("found at least two devices", "found two different devices")
-
-
-@contextmanager
-def _explained(device: str) -> Iterator[None]:
+def _explained() -> Iterator[None]:
     """Explain what fake tensors refuse to somebody who doesn't know of them."""
     try:
         yield
-    except (DataDependentOutputException, DynamicOutputShapeException) as error:
-        raise Unpredictable(
-            f"the step reads a value, or has a shape that depends on one ({error.func}), and a prediction has no "
-            "values: take .item(), print, boolean indexing and packed sequences out of loss_fn and the model, or use "
-            "measure_peak"
-        ) from error
-    except UnsupportedOperatorException as error:
-        raise RuntimeError(
-            f"no fake kernel is registered for {error.func}, so its outputs are unknown: register one with "
-            "torch.library.register_fake, or use measure_peak"
-        ) from error
     except RuntimeError as error:
-        # Torch has classes of their own for neither, or not in all releases.
-        if any(text in str(error) for text in _NEEDS_VALUES):
+        if isinstance(error, UnsupportedOperatorException):
             raise RuntimeError(
-                "the step hands a tensor's data to NumPy or to an extension (.numpy(), .data_ptr()), and a prediction "
-                "has no data: use torch's operators there, in custom autograd functions too, or use measure_peak"
+                f"no fake kernel is registered for {error.func}, so its outputs are unknown: register one with "
+                "torch.library.register_fake, or use measure_peak"
             ) from error
-        if any(text in str(error) for text in _TWO_DEVICES):
+        without_values = isinstance(error, DataDependentOutputException | DynamicOutputShapeException)
+        if without_values or any(text in str(error) for text in _NO_DATA):
             raise RuntimeError(
-                f"the step uses a tensor that is on another device than the rest ({error}): model_fn, batch_fn and "
-                f'loss_fn must take all of theirs, weights of classes too, from the device of device="{device}"'
+                f"the step reads a value, or has a shape that depends on one ({error}), and a prediction has no "
+                "values: take .item(), .numpy(), print, boolean indexing and packed sequences out of loss_fn and the "
+                "model, or use measure_peak"
             ) from error
         raise
 
@@ -254,25 +205,18 @@ def _explained(device: str) -> Iterator[None]:
 # --------------------------------------------------------------------------------------------- what the caller gives
 
 
-def _check_functions(model_fn: Any, batch_fn: Any, optimizer_fn: Any, loss_fn: Any) -> None:
+def _check_functions(**functions: Any) -> None:
     """A ready object in a function's place is told how to be given; a module would even be callable."""
-    if isinstance(model_fn, nn.Module) or not callable(model_fn):
-        raise TypeError(
-            f"model_fn must be a function that makes the module, got {_kind(model_fn)}: a module that exists already "
-            "is given as lambda: model, and copied without its data"
-        )
-    if not callable(batch_fn):
-        raise TypeError(f"batch_fn must be a function that makes a batch, got {_kind(batch_fn)}: write lambda: batch")
-    if not callable(optimizer_fn):
-        raise TypeError(
-            f"optimizer_fn must be a function of the list of parameters, got {_kind(optimizer_fn)}: write "
-            "lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"
-        )
-    if isinstance(loss_fn, nn.Module) or not (loss_fn is None or callable(loss_fn)):
-        raise TypeError(
-            f"loss_fn must be a function of the model and the batch, got {_kind(loss_fn)}: write "
-            "lambda model, batch: criterion(model(batch[0]), batch[1])"
-        )
+    of_what = {
+        "model_fn": ("that makes the module", "lambda: model, of which a copy without data is taken"),
+        "batch_fn": ("that makes a batch", "lambda: batch"),
+        "optimizer_fn": ("of the list of parameters", "lambda parameters: torch.optim.AdamW(parameters, lr=0.001)"),
+        "loss_fn": ("of the model and the batch", "lambda model, batch: criterion(model(batch[0]), batch[1])"),
+    }
+    for name, given in functions.items():
+        if isinstance(given, nn.Module) or not callable(given):
+            does, instead = of_what[name]
+            raise TypeError(f"{name} must be a function {does}, got {_kind(given)}: write {instead}")
 
 
 def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
@@ -280,7 +224,7 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     if not isinstance(model, nn.Module):
         raise ValueError(f"model_fn must return a torch.nn.Module, got {_kind(model)}")
     if any(isinstance(module, nn.RNNBase) for module in model.modules()):
-        raise Unpredictable(
+        raise RuntimeError(
             "the model has a recurrent layer (LSTM, GRU, RNN), and what it keeps for backward is its kernel's choice: "
             "use measure_peak"
         )
@@ -288,8 +232,9 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     given = [t for t in tensors if not isinstance(t, FakeTensor) or t.device.type == "meta"]
     if given:
         # The caller's own module must not change: a copy whose tensors have no data.
-        with FakeCopies():
-            model = copy.deepcopy(model, {id(t): without_data(t) for t in given} | _copied_generators(model))
+        # A generator is shared, as fake tensors draw no numbers from it.
+        generators = [one for one in held_by(*model.modules()) if isinstance(one, torch.Generator)]
+        model = copy.deepcopy(model, {id(t): without_data(t) for t in given} | {id(one): one for one in generators})
     elsewhere = {t.device.type for t in [*model.parameters(), *model.buffers()]} - {"cpu"}
     if elsewhere:
         raise ValueError(f'device="cpu" needs a model on the CPU, got one on {", ".join(elsewhere)}')
@@ -298,20 +243,10 @@ def _model(model_fn: Callable[[], nn.Module], precision: str) -> nn.Module:
     return model
 
 
-def _copied_generators(model: nn.Module) -> dict[int, torch.Generator]:
-    """Those that modules hold as attributes, whose states cannot be copied without their data."""
-    held = [one for one in held_by(*model.modules()) if isinstance(one, torch.Generator)]
-    with unset_fake_temporarily():
-        return {id(one): one.clone_state() for one in held}
-
-
 def _made(model_fn: Callable[[], nn.Module]) -> nn.Module:
-    """What `model_fn` returns: under the fake mode, else on the meta device, else for real."""
-    with suppress(Exception), FakeCopies():
+    with suppress(Exception):
         return model_fn()
-    with suppress(Exception), unset_fake_temporarily(), torch.device("meta"):
-        return model_fn()
-    with unset_fake_temporarily():
+    with unset_fake_temporarily():  # it reads values
         return model_fn()
 
 

@@ -63,7 +63,7 @@ def _watched(found: list[Culprit]) -> Generator[None]:
         while len(counts) < STEPS:
             yield
             counts.append(census.count())
-        grown = _grown(census, counts)
+        grown = {id(container) for container, _ in census.growing(counts)}
         found += find_culprits(census, counts)
     filled = _filled(grown, {culprit.holder for culprit in found})
     lengths: list[dict[str, int]] = []
@@ -72,12 +72,6 @@ def _watched(found: list[Culprit]) -> Generator[None]:
         lengths.append(_lengths(filled))
     with_end = {holder for holder in filled.values() if not growth([one.get(holder, 0) for one in lengths])}
     found[:] = [culprit for culprit in found if culprit.holder not in with_end]
-
-
-def _grown(census: Census, counts: list[Count]) -> set[int]:
-    """The ids of the containers that got longer."""
-    containers = census.containers()
-    return {id(containers[place]) for place in counts[-1].lengths if growth(census.lengths(place, counts))}
 
 
 def _filled(grown: set[int], culprits: set[str]) -> dict[int, str]:

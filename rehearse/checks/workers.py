@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import multiprocessing
+import weakref
 from collections import Counter
 from collections.abc import Callable, Iterator
 from itertools import islice
@@ -16,7 +17,6 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, IterableDataset
 
-from course_lib._tensors import version_of
 from course_lib._words import counted, plural
 from rehearse._fingerprints import fingerprint
 from rehearse.report import Judgement, in_a_line, not_applicable
@@ -248,13 +248,29 @@ def _values(dataset: Any) -> dict[str, Any]:
     for name, value in vars(dataset).items():
         if isinstance(value, torch.Tensor):
             if not value.is_shared():
-                values[name] = version_of(value)
+                values[name] = _version_of(value)
         elif isinstance(value, np.ndarray):
             if value.nbytes < 1 << 20:
                 values[name] = value.tobytes()
         elif isinstance(value, bool | int | float | str | tuple | None):
             values[name] = value
     return values
+
+
+class _This:
+    """A tensor by itself, and not by its numbers or its place, which a later one may have: equal while it lives."""
+
+    def __init__(self, tensor: torch.Tensor) -> None:
+        self._tensor = weakref.ref(tensor)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, _This) and self._tensor() is not None and self._tensor() is other._tensor()
+
+
+def _version_of(tensor: torch.Tensor) -> tuple[Any, ...]:
+    """Another one where a tensor was replaced, or changed in place, but through ``.data``."""
+    place = tensor.data_ptr() if tensor.layout is torch.strided else id(tensor)  # a sparse one is no one place
+    return _This(tensor), place, -1 if tensor.is_inference() else tensor._version
 
 
 def _stream_twice(loader: Any, workers: int) -> Judgement | None:

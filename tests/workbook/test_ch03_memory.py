@@ -23,7 +23,7 @@ from workbook.display import png_bytes
 
 from course_lib.memory import measure_peak
 from course_lib.memory.allocator import MIB
-from course_lib.memory.ledger import CATEGORIES, Moment, peak_by_phase
+from course_lib.memory.ledger import CATEGORIES, Moment, Peak
 
 
 def moment(phase, **held):
@@ -41,7 +41,7 @@ TIMELINE = [
 
 
 def test_the_worst_moment_of_each_phase():
-    assert {phase: held // MIB for phase, held in peak_by_phase(TIMELINE).items()} == {
+    assert {phase: held // MIB for phase, held in Peak(TIMELINE).peak_by_phase().items()} == {
         "forward": 5,
         "backward": 7,
         "step": 2,
@@ -67,7 +67,7 @@ def test_lines_are_the_peaks_of_their_phases():
 @pytest.mark.thorough
 def test_bars_of_trades_end_at_the_peak():
     def way(**held):
-        return replace(predicted(batch=2, side=32, width=8), by_category=moment("", **held).by_category)
+        return replace(predicted(batch=2, side=32, width=8), timeline=[moment("", **held)])
 
     ways = {"plain": way(parameters=2, activations=3), "other": way(parameters=2)}
     figure = figure_of_trades({8: ways, 16: ways})
@@ -99,7 +99,8 @@ def test_the_widget_predicts_what_its_controls_say():
 
 def test_the_widget_says_the_number_that_decides():
     # 6.94 GB of tensors would fit into 90% of 8 GB; the 8.38 GB that are reserved for them do not.
-    words = told(replace(predicted(batch=2, side=32, width=8), peak_bytes=6_940_000_000, reserved_bytes=8_380_000_000))
+    timeline = [Moment("before", {"activations": 0}), Moment("backward", {"activations": 6_940_000_000})]
+    words = told(replace(predicted(batch=2, side=32, width=8), timeline=timeline, reserved_bytes=8_380_000_000))
     assert "reserved for them:   8.38 GB\n8 GB card, of which 90% are 7.2 GB: does not fit" in words
 
 
