@@ -24,7 +24,7 @@ PUBLIC = {
     "launch": "run_ranks warm_up rank_device RankError RankTimeout",
     "leaks": "watch_growth",
     "loader": "MiniDataLoader",
-    "memory": "measure_peak predict_peak find_batch_size find_batch_sizes saved_bytes",
+    "memory": "measure_peak predict_peak find_batch_size find_batch_sizes peak_report saved_bytes",
     "pipeline": "trace predict_throughput simulate_pipeline",
     "resume": "ResumableDataLoader epoch_of_this_batch",
     "samplers": "TwoStreamBatchSampler ShardedBatchSampler ShuffledBatchSampler IndexPermutation "

@@ -13,7 +13,7 @@ from torch.utils.checkpoint import checkpoint
 
 from course_lib._tensors import bytes_by_storage
 from course_lib._words import readable_bytes
-from course_lib.memory import measure_peak, predict_peak, saved_bytes
+from course_lib.memory import measure_peak, peak_report, predict_peak, saved_bytes
 from course_lib.memory.allocator import CachingAllocator, rounded
 from course_lib.memory.ledger import CATEGORIES, Peak, StorageLedger
 
@@ -748,7 +748,21 @@ def test_the_allocator_never_hands_out_a_byte_twice():
         assert allocator.allocated == sum(live.values()) <= allocator.reserved
 
 
-# ------------------------------------------------------------------------------------------------------------ bytes
+# ------------------------------------------------------------------------------------------------------ the report
+
+
+def test_the_report_names_categories():
+    model = nn.Sequential(nn.Linear(1000, 500), nn.BatchNorm1d(500))
+    optimizer = adamw(model.parameters())
+    model(torch.ones(4, 1000)).sum().backward()
+    optimizer.step()
+    report = peak_report(model, optimizer)
+    lines = {line.split()[0]: line for line in report.splitlines() if line.startswith("  ")}
+    assert "1.9 MiB  501,500 elements" in lines["parameters"]
+    assert "of 4 of 4 parameters" in lines["gradients"]
+    assert "3.8 MiB  AdamW" in lines["optimizer"]
+    assert "resident" in lines
+    assert "parameters" in peak_report(optimizer=optimizer) and "resident" in peak_report()
 
 
 def test_bytes_are_readable():

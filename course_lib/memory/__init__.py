@@ -24,6 +24,7 @@ Sources: ``c10/cuda/CUDACachingAllocator.cpp``; pytorch's "Understanding CUDA me
 from course_lib.memory.batch_size import find_batch_size, find_batch_sizes
 from course_lib.memory.measuring import measure_peak
 from course_lib.memory.predicting import predict_peak
+from course_lib.memory.reporting import peak_report
 from course_lib.memory.saved import saved_bytes
 
-__all__ = ["find_batch_size", "find_batch_sizes", "measure_peak", "predict_peak", "saved_bytes"]
+__all__ = ["find_batch_size", "find_batch_sizes", "measure_peak", "peak_report", "predict_peak", "saved_bytes"]
