@@ -22,8 +22,9 @@ from course_lib.accumulation import (
     gradients_as_zeros,
 )
 from course_lib.callbacks._replaced_methods import replace_methods
-from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization, skippers_of
+from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization
 from course_lib.callbacks._windows import TellsOfWindows
+from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -156,7 +157,7 @@ class ExactAccumulation(TellsOfWindows):
                 number_of_windows=number_of_windows,
             )
         except NothingToAverage:
-            skippers = skippers_of(trainer)
+            skippers = callbacks_of_kind(trainer, SkipBadSteps)
             if not skippers:
                 raise
             skippers[0].reject_on_all_ranks("no sample of the window has a label")

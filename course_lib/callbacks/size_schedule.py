@@ -18,7 +18,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
+from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.callbacks.skip_bad_steps import attempts_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
