@@ -143,18 +143,13 @@ class ExactAccumulation(TellsOfWindows):
             return
         k = trainer.accumulate_grad_batches
         number = self._batch_idx // k + 1
-        number_of_windows = None
-        if math.isfinite(trainer.num_training_batches):
-            number_of_windows = math.ceil(trainer.num_training_batches / k)
-        elif trainer.is_last_batch:
-            number_of_windows = number
         counts, self._counts = self._counts, {}
         try:
             total = count_window(
                 sum(counts.values()),
                 micro_batches=len(counts),
                 number=number,
-                number_of_windows=number_of_windows,
+                number_of_windows=number if trainer.is_last_batch else None,
             )
         except NothingToAverage:
             skippers = callbacks_of_kind(trainer, SkipBadSteps)

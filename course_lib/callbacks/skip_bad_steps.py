@@ -27,7 +27,6 @@ from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits
-from course_lib.skipping.skips import WindowLocation
 
 
 class SkipBadSteps(TellsOfWindows):
@@ -184,12 +183,11 @@ class SkipBadSteps(TellsOfWindows):
         if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # of others, Lightning has done it
         window, loader = self._window, trainer.train_dataloader
-        location = WindowLocation(
+        skip = self._guard.judge(
             epoch=trainer.current_epoch,
             batch_indices=[micro_batch.number for micro_batch in window],
             sample_indices=lambda: _samples_of(window, loader),
         )
-        skip = self._guard.judge(**location._asdict())
         if skip is None:
             return
         self._skipping = True

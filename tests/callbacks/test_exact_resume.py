@@ -363,7 +363,7 @@ def test_sigterm_saves_what_can_be_resumed(tmp_path):
 def test_what_it_cannot_resume_it_refuses(mode):
     trainer = quiet_trainer(max_epochs=1, callbacks=[ExactResume()])
     loaders = CombinedLoader([ResumableDataLoader(range(20), 2), ResumableDataLoader(range(12), 2)], mode)
-    with pytest.raises(MisconfigurationException, match=rf'"{mode}" reads a ResumableDataLoader.*\(batches: 10, 6\)'):
+    with pytest.raises(MisconfigurationException, match=r"reads a ResumableDataLoader.*\(batches: 10, 6\)"):
         trainer.fit(CountingModule(), loaders)
     assert trainer.global_step == 0
 
