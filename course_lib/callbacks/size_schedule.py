@@ -91,13 +91,11 @@ class SizeScheduleDataModule(LightningDataModule):
     def plan(self) -> SchedulePlan:
         """The optimizer steps of the Trainer's whole run."""
         trainer = self._trainer("plan()")
-        return self.schedule.plan(
-            len(self.dataset),
+        return self._sampler.plan(
             world_size=trainer.world_size,
             max_epochs=trainer.max_epochs,
             max_steps=trainer.max_steps,
             limit_train_batches=trainer.limit_train_batches,
-            tail=self._sampler.tail,
         )
 
     def state_dict(self) -> dict[str, Any]:

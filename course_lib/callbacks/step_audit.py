@@ -51,8 +51,9 @@ class StepAudit(TellsOfWindows):
         strict: Raise a :class:`StepCountError` when the fit has ended and its last checkpoint is written, instead of
             warning.
 
-    The counts go into checkpoints and continue after a resume. A schedule that comes back from a checkpoint with
-    another horizon than the run has now, or with that of other ranks, is told by a warning.
+    The counts go into checkpoints (of ``ModelCheckpoint``; of any callback, with ``ExactResume``) and continue after a
+    resume and in a second fit of the same Trainer. A schedule that comes back from a checkpoint with another horizon
+    than the run has now, or with that of other ranks, is told by a warning.
     """
 
     def __init__(self, plan: StepPlan | None = None, *, strict: bool = False) -> None:
@@ -71,8 +72,6 @@ class StepAudit(TellsOfWindows):
         """Of the attempts: those of which no checkpoint told what became of them."""
         self.batches_per_epoch: dict[int, int] = {}
         self.stopped_early = False
-        self._updates_before_batch: int | None = None
-        """While a batch runs."""
         self._world_sizes: list[int] = []
         """The numbers of ranks that the run has had, each once."""
 
@@ -182,19 +181,14 @@ class StepAudit(TellsOfWindows):
         self.attempts += before
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._updates_before_batch = self.updates
         self.batches_per_epoch.setdefault(trainer.current_epoch, 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
         self.attempts = attempts_of(trainer)
-        self._updates_before_batch = None
         if batch is not None:  # Lightning leaves out a batch that is None
             self.batches_per_epoch[trainer.current_epoch] = batch_idx + 1
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._updates_before_batch = None  # a batch at whose start a hook returned -1 has no end
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # torch's optimizers leave out a parameter without a gradient: no gradient at all, no update. A fused one is
@@ -229,8 +223,7 @@ class StepAudit(TellsOfWindows):
     def state_dict(self) -> dict[str, Any]:
         return {
             "attempts": self.attempts,
-            # As of the last batch that ended, like the attempts.
-            "updates": self.updates if self._updates_before_batch is None else self._updates_before_batch,
+            "updates": self.updates,
             "attempts_before_audit": self.attempts_before_audit,
             "batches_per_epoch": dict(self.batches_per_epoch),
             "world_sizes": self._world_sizes,

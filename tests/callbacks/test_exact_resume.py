@@ -368,6 +368,19 @@ def test_what_it_cannot_resume_it_refuses(mode):
     assert trainer.global_step == 0
 
 
+def test_loaders_of_two_lengths_are_taken_where_no_epoch_goes_on_behind_the_shorter_one():
+    for mode, limit in (("min_size", 1.0), ("max_size_cycle", 6)):
+        trainer = quiet_trainer(max_epochs=1, callbacks=[ExactResume()], limit_train_batches=limit)
+        loaders = CombinedLoader([ResumableDataLoader(range(20), 2), ResumableDataLoader(range(12), 2)], mode)
+        trainer.fit(CountingPairs(), loaders)
+        assert trainer.global_step == 6
+
+
+class CountingPairs(CountingModule):
+    def training_step(self, batches):
+        return super().training_step(batches[0])
+
+
 def test_the_generators_of_training_are_a_function_of_the_place_in_the_run(tmp_path):
     # Neither what the process has drawn before, nor a validation, moves them; each window has its own.
     class Draws(CountingModule):
