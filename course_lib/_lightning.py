@@ -76,7 +76,6 @@ RESUMING = Private(
     "_FitLoop", "_resuming_from_checkpoint", "a second fit, behind one that was over when it was resumed"
 )
 STATES_TO_LOAD = Private("_FitLoop", "_combined_loader_states_to_load", "loaders, which go on from their states")
-LOADER_MODE = Private("CombinedLoader", "_mode", "how several training loaders are read side by side")
 LOADED_CHECKPOINT = Private("_CheckpointConnector", "_loaded_checkpoint", "what a run that is resumed had done")
 CHECKPOINT_CONNECTOR = Private("Trainer", "_checkpoint_connector", "the checkpoint that a Trainer has loaded")
 AVERAGE = Private("WeightAveraging", "_average_model", "whether an average has moved behind a clean point")

@@ -384,8 +384,7 @@ def draw_at(sample, size):
 
 
 @pytest.mark.thorough
-@pytest.mark.parametrize("reload", [False, True])
-def test_a_size_schedule_augments_alike_with_any_workers(reload):
+def test_a_size_schedule_augments_alike_with_any_workers():
     seen = {}
 
     class Collects(LightningModule):
@@ -404,12 +403,11 @@ def test_a_size_schedule_augments_alike_with_any_workers(reload):
     for workers in (0, 1, 3):
         schedule = SizeSchedule({0: (8, 3), 1: (16, 3)})
         data = SizeScheduleDataModule(
-            Augmented(), schedule, draw_at, reload=reload, num_workers=workers, collate_fn=with_draws, seed=5
+            Augmented(), schedule, draw_at, num_workers=workers, collate_fn=with_draws, seed=5
         )
-        flags = {"reload_dataloaders_every_n_epochs": 1} if reload else {}
         Trainer(
             accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=2,
-            enable_checkpointing=False, **flags,
+            enable_checkpointing=False,
         ).fit(Collects(workers), datamodule=data)  # fmt: skip
     assert seen[0] == seen[1] == seen[3] and len(seen[0]) == 16
     assert {(sample[1], sample[-1]) for samples, _ in seen[0] for sample in samples} == {(0, 8), (1, 16)}

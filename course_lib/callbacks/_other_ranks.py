@@ -41,10 +41,8 @@ def run_so_far(trainer: Trainer) -> dict[str, int]:
 
 def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] | None:
     """The ranks, and what was done before the run came to them; None: the loader's state does not say it."""
-    # Callbacks and loaders of others keep what they like: a list is a state as well.
-    callbacks = [state for state in checkpoint.get("callbacks", {}).values() if isinstance(state, dict)]
-    for callback in callbacks:
-        since = callback.get("since_ranks")
+    for state in checkpoint.get("callbacks", {}).values():  # those of others are what they like: a list, too
+        since = state.get("since_ranks") if isinstance(state, dict) else None
         if since and since["world_size"] == world_size:
             return dict(since)
     states = checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", [])
@@ -53,9 +51,5 @@ def since_ranks(checkpoint: dict[str, Any], world_size: int) -> dict[str, int] |
     num_samples = states[0].get("num_samples", states[0].get("num_primary"))
     if num_samples is None:
         return None
-    steps = checkpoint["global_step"]
-    for callback in callbacks:
-        if callback.get("uncounted_attempts") == 0 and "attempts" in callback:  # else global_step counts updates
-            steps -= callback["attempts"] - callback["updates"]
     samples = states[0]["epoch"] * num_samples + states[0]["position"]
-    return {"world_size": world_size, "steps_done": steps, "samples_done": samples}
+    return {"world_size": world_size, "steps_done": checkpoint["global_step"], "samples_done": samples}

@@ -59,37 +59,6 @@ def callbacks_of_kind(trainer: Trainer, kind: type[Kind]) -> list[Kind]:
     return [callback for callback in trainer.callbacks if isinstance(callback, kind)]  # type: ignore[attr-defined]
 
 
-class CountsSkips(Callback):
-    """What SkipBadSteps tells the callbacks that it is built on, which cannot import it."""
-
-    max_steps_means: str
-    attempts: int
-    updates: int
-    uncounted_attempts: int
-    """Skips that were taken out of ``trainer.global_step``."""
-
-    @property
-    def skipped(self) -> int:
-        return self.attempts - self.updates
-
-    def reject_on_all_ranks(self, reason: str) -> None:
-        raise NotImplementedError
-
-
-def skippers_of(trainer: Trainer) -> list[CountsSkips]:
-    """The SkipBadSteps among the callbacks."""
-    return callbacks_of_kind(trainer, CountsSkips)
-
-
-def attempts_of(trainer: Trainer) -> int:
-    """global_step: attempts, of whatever kind of optimizer and loop, and those that SkipBadSteps took out of it."""
-    return trainer.global_step + uncounted_attempts_of(trainer)
-
-
-def uncounted_attempts_of(trainer: Trainer) -> int:
-    return sum(skipper.uncounted_attempts for skipper in skippers_of(trainer))
-
-
 def accumulation_by_epoch(trainer: Trainer) -> dict[int, int] | None:
     """What a GradientAccumulationScheduler among the callbacks says; None where there is none."""
     schedulers = callbacks_of_kind(trainer, GradientAccumulationScheduler)

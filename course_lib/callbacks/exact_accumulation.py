@@ -22,8 +22,9 @@ from course_lib.accumulation import (
     gradients_as_zeros,
 )
 from course_lib.callbacks._replaced_methods import replace_methods
-from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization, skippers_of
+from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization
 from course_lib.callbacks._windows import TellsOfWindows
+from course_lib.callbacks.skip_bad_steps import SkipBadSteps
 from course_lib.samplers import count_batches_everywhere
 
 
@@ -142,21 +143,16 @@ class ExactAccumulation(TellsOfWindows):
             return
         k = trainer.accumulate_grad_batches
         number = self._batch_idx // k + 1
-        number_of_windows = None
-        if math.isfinite(trainer.num_training_batches):
-            number_of_windows = math.ceil(trainer.num_training_batches / k)
-        elif trainer.is_last_batch:
-            number_of_windows = number
         counts, self._counts = self._counts, {}
         try:
             total = count_window(
                 sum(counts.values()),
                 micro_batches=len(counts),
                 number=number,
-                number_of_windows=number_of_windows,
+                number_of_windows=number if trainer.is_last_batch else None,
             )
         except NothingToAverage:
-            skippers = skippers_of(trainer)
+            skippers = callbacks_of_kind(trainer, SkipBadSteps)
             if not skippers:
                 raise
             skippers[0].reject_on_all_ranks("no sample of the window has a label")

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import math
 from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Any
@@ -27,7 +28,7 @@ from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
-from course_lib._lightning import COMBINED_LOADER, LAST_BATCH_REACHED, LOADER_MODE, RESULTS, SHOULD_ACCUMULATE
+from course_lib._lightning import COMBINED_LOADER, LAST_BATCH_REACHED, RESULTS, SHOULD_ACCUMULATE
 from course_lib.callbacks import _going_on
 from course_lib.callbacks._clean_point import BATCHES, CleanPoint, Parts, plain_attributes, put_modes
 from course_lib.callbacks._other_ranks import since_ranks
@@ -354,14 +355,14 @@ def _refuse_what_saves_no_point(trainer: Any, module: LightningModule) -> None:
 
 
 def _refuse_loaders_and_schedules(trainer: Any) -> None:
-    combined = COMBINED_LOADER.of(trainer.fit_loop)
-    lengths = [sized_len(loader) for loader in combined.flattened]
-    resumable = [loader for loader in combined.flattened if hasattr(loader, "load_state_dict")]
-    if len(set(lengths)) > 1 and resumable and LOADER_MODE.of(combined) != "min_size":
+    loaders = COMBINED_LOADER.of(trainer.fit_loop).flattened
+    lengths = [math.inf if (length := sized_len(loader)) is None else length for loader in loaders]
+    resumable = [loader for loader in loaders if hasattr(loader, "load_state_dict")]
+    if len(set(lengths)) > 1 and resumable and trainer.num_training_batches > min(lengths):
         raise MisconfigurationException(
-            f'a CombinedLoader of the mode "{LOADER_MODE.of(combined)}" reads a {type(resumable[0]).__name__} beside a '
-            f"loader of another length (batches: {', '.join(map(str, lengths))}): the shorter one would be resumed in "
-            'another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
+            f"a CombinedLoader reads a {type(resumable[0]).__name__} beside a loader of another length (batches: "
+            f"{', '.join(map(str, lengths))}), and goes on behind the end of the shorter one, which would be resumed "
+            'in another pass. Take the mode "min_size", or one TwoStreamBatchSampler over both'
         )
     if (longest := longest_window(trainer)) > 1 and any(
         isinstance(optimizer, LBFGS) for optimizer in trainer.optimizers

@@ -18,7 +18,8 @@ from typing import Any
 from lightning.pytorch import LightningDataModule
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, attempts_of
+from course_lib.callbacks._trainer import accumulation_by_epoch
+from course_lib.callbacks.skip_bad_steps import attempts_of
 from course_lib.resume import ResumableDataLoader
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
@@ -29,12 +30,8 @@ from course_lib.steps.arguments import at_epoch
 class SizeScheduleDataModule(LightningDataModule):
     """The training loader of a :class:`~course_lib.schedules.SizeSchedule`, with its sizes, windows and lengths.
 
-    Two ways, with the same batches:
-
-    - ``reload=False``, for any schedule: one loader, whose workers may persist. The data module has the Trainer ask
-      for it in every epoch (it sets ``reload_dataloaders_every_n_epochs=1``), and gives the same one.
-    - ``reload=True``, for a schedule by epochs: a new loader in every epoch, as one would write it by hand. It needs
-      ``Trainer(reload_dataloaders_every_n_epochs=1)``.
+    There is one loader, whose workers may persist. The data module has the Trainer ask for it in every epoch (it sets
+    ``reload_dataloaders_every_n_epochs=1``), so that each is counted.
 
     ``accumulate_grad_batches`` follows from the schedule, epoch by epoch; leave it out of the Trainer, and leave out
     ``GradientAccumulationScheduler``. As always in a Trainer, the short window at an epoch's end is divided by the full
@@ -44,9 +41,9 @@ class SizeScheduleDataModule(LightningDataModule):
     ``trainer.datamodule.plan().total_steps``, and ``trainer.datamodule.lr_factor("linear")`` for one that follows the
     batch.
 
-    With ``ExactResume``, a resumed run goes on where it was stopped, also within an epoch, and on other ranks. (There,
-    where a window's length depends on the ranks, as with ``effective_batch_size``, the first update may have a shorter
-    window: a Trainer counts windows from the epoch's start.)
+    A run is resumed with ``ExactResume``: it goes on where it was stopped, also within an epoch, and on other ranks.
+    (There, where a window's length depends on the ranks, as with ``effective_batch_size``, the first update may have a
+    shorter window: a Trainer counts windows from the epoch's start.)
 
     What the samples, ``render`` and ``collate_fn`` draw at random comes again after a resume, on any number of workers
     and ranks: see :class:`~course_lib.resume.ResumableDataLoader`, whose ``seed_samples`` this takes as well.
@@ -56,7 +53,6 @@ class SizeScheduleDataModule(LightningDataModule):
         schedule: Size and batch size, by epochs, optimizer steps or samples.
         render: ``render(sample, size)`` -> the sample at that size.
         shuffle, seed, tail: Of the :class:`~course_lib.schedules.ScheduledBatchSampler`.
-        reload: See above.
         val_dataloaders: What ``val_dataloader()`` returns; Lightning takes none beside a data module.
         loader_arguments: Whatever else a ResumableDataLoader takes: ``num_workers``, ``collate_fn``, ``seed_samples`` …
 
@@ -78,7 +74,6 @@ class SizeScheduleDataModule(LightningDataModule):
         shuffle: bool = True,
         seed: int = 0,
         tail: SamplerTail = "spread",
-        reload: bool = False,
         val_dataloaders: Any = None,
         **loader_arguments: Any,
     ) -> None:
@@ -87,40 +82,28 @@ class SizeScheduleDataModule(LightningDataModule):
             raise ValueError(
                 "render says how a sample comes at a size, render(sample, size): give it, or a SizedDataset"
             )
-        if reload and schedule.unit != "epochs":
-            raise ValueError(
-                f"reload=True changes the size between epochs, and this schedule counts {schedule.unit}: use "
-                'reload=False, or unit="epochs"'
-            )
         self.dataset = dataset if render is None else SizedDataset(dataset, render)
-        self.schedule, self.reload = schedule, reload
-        self._sampler_arguments: dict[str, Any] = {"shuffle": shuffle, "seed": seed, "tail": tail}
-        self._loader_arguments = loader_arguments
+        self.schedule = schedule
+        self._sampler = ScheduledBatchSampler(len(self.dataset), schedule, shuffle=shuffle, seed=seed, tail=tail)
+        self._loader = ResumableDataLoader(self.dataset, batch_sampler=self._sampler, **loader_arguments)
         self.val_dataloaders = val_dataloaders
-        self._last = self._new_loader()
-        """The loader that the Trainer got last."""
-        self._loader: ResumableDataLoader | None = self._last
-        """The one that the Trainer gets next; None: a new one."""
         self._trainers_own: tuple[int, int] | None = None
 
     def plan(self) -> SchedulePlan:
         """The optimizer steps of the Trainer's whole run."""
         trainer = self._trainer("plan()")
-        return self.schedule.plan(
-            len(self.dataset),
+        return self._sampler.plan(
             world_size=trainer.world_size,
             max_epochs=trainer.max_epochs,
             max_steps=trainer.max_steps,
             limit_train_batches=trainer.limit_train_batches,
-            tail=self._sampler_arguments["tail"],
         )
 
     def state_dict(self) -> dict[str, Any]:
         """The loader's state; a Trainer asks a loader for its own as well, but not at the end of an epoch."""
-        return {"loader": self._last.state_dict()}
+        return {"loader": self._loader.state_dict()}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._loader = self._next_loader()
         self._loader.load_state_dict(state_dict["loader"])
 
     def setup(self, stage: str) -> None:
@@ -145,11 +128,6 @@ class SizeScheduleDataModule(LightningDataModule):
                 "accumulates them: step once for as many batches in your training_step, or give a schedule of windows "
                 "of 1 (no accumulate_grad_batches, no effective_batch_size)"
             )
-        if self.reload and trainer.reload_dataloaders_every_n_epochs != 1:
-            raise MisconfigurationException(
-                "reload=True needs Trainer(reload_dataloaders_every_n_epochs=1), got "
-                f"{trainer.reload_dataloaders_every_n_epochs}: the loader of the first epoch would be used for all"
-            )
         self._trainers_own = (trainer.reload_dataloaders_every_n_epochs, trainer.accumulate_grad_batches)
         trainer.reload_dataloaders_every_n_epochs = 1
 
@@ -161,17 +139,14 @@ class SizeScheduleDataModule(LightningDataModule):
                 "batches of the first epoch and cut the others by it. Call it first"
             )
         epoch = trainer.current_epoch
-        loader = self._next_loader()
-        self._loader = None if self.reload else loader
-        loader.set_epoch(epoch)  # before the Trainer asks for its length
+        self._loader.set_epoch(epoch)  # before the Trainer asks for its length
         # With manual optimization nobody knows how many steps an epoch makes, nor which one max_steps ends.
         countable = trainer.max_steps == -1 or trainer.lightning_module.automatic_optimization
         if epoch == trainer.global_step == 0 and countable and (trainer.max_epochs, trainer.max_steps) != (-1, -1):
             self.plan()  # which refuses a run that comes to an epoch that cannot be dealt
         windows = self.schedule.accumulate_grad_batches(trainer.world_size)
         trainer.accumulate_grad_batches = windows if isinstance(windows, int) else at_epoch(windows, epoch)
-        _end_the_epoch_before(trainer, len(loader))
-        return loader
+        return self._loader
 
     def val_dataloader(self) -> Any:
         return [] if self.val_dataloaders is None else self.val_dataloaders
@@ -198,20 +173,3 @@ class SizeScheduleDataModule(LightningDataModule):
         if self.trainer is None:
             raise RuntimeError(f"{what} asks a Trainer: call it within trainer.fit(model, datamodule=...)")
         return self.trainer
-
-    def _next_loader(self) -> ResumableDataLoader:
-        self._last = self._new_loader() if self._loader is None else self._loader
-        return self._last
-
-    def _new_loader(self) -> ResumableDataLoader:
-        sampler = ScheduledBatchSampler(len(self.dataset), self.schedule, **self._sampler_arguments)
-        return ResumableDataLoader(self.dataset, batch_sampler=sampler, **self._loader_arguments)
-
-
-def _end_the_epoch_before(trainer: Any, batches: int) -> None:
-    # A Trainer that goes on from a checkpoint of an epoch's last batch asks whether it had as many batches as there
-    # are now, in the next epoch; with fewer, it would leave as many out of that one.
-    progress = trainer.fit_loop.epoch_loop.batch_progress
-    ended = progress.is_last_batch and progress.total.completed < progress.total.processed
-    if trainer.fit_loop.restarting and ended:
-        progress.current.completed = max(progress.current.completed, batches - 1)

@@ -8,26 +8,17 @@ audit.updates, audit.attempts, audit.skipped
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sized
 from typing import Any
 
 from lightning.pytorch import LightningModule, Trainer
 from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
-from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks._trainer import (
-    accumulation_by_epoch,
-    attempts_of,
-    callbacks_of_kind,
-    refuse_another_lightning,
-    skippers_of,
-    uncounted_attempts_of,
-)
+from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind, refuse_another_lightning
 from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.callbacks.exact_resume import ExactResume
-from course_lib.loader import MiniDataLoader
+from course_lib.callbacks.skip_bad_steps import attempts_of, skips_of
 from course_lib.schedules import ScheduledBatchSampler
 from course_lib.skipping.gradients import gradients_of
 from course_lib.steps import StepPlan, plan_steps
@@ -60,8 +51,9 @@ class StepAudit(TellsOfWindows):
         strict: Raise a :class:`StepCountError` when the fit has ended and its last checkpoint is written, instead of
             warning.
 
-    The counts go into checkpoints and continue after a resume. A schedule that comes back from a checkpoint with
-    another horizon than the run has now, or with that of other ranks, is told by a warning.
+    The counts go into checkpoints (of ``ModelCheckpoint``; of any callback, with ``ExactResume``) and continue after a
+    resume and in a second fit of the same Trainer. A schedule that comes back from a checkpoint with another horizon
+    than the run has now, or with that of other ranks, is told by a warning.
     """
 
     def __init__(self, plan: StepPlan | None = None, *, strict: bool = False) -> None:
@@ -70,25 +62,18 @@ class StepAudit(TellsOfWindows):
         self.why_no_plan = ""
         self._given_plan = plan
         self._handles: list[Any] = []
-        self._restored = False
         self._reset()
 
     def _reset(self) -> None:
         self.attempts = 0
         self.updates = 0
         self.known_skips = 0
-        self.batches_per_epoch: dict[int, int] = {}
         self.attempts_before_audit = 0
-        self._skips_before_audit = 0  # of these attempts: those that SkipBadSteps took out of global_step
-        self._began = False
+        """Of the attempts: those of which no checkpoint told what became of them."""
+        self.batches_per_epoch: dict[int, int] = {}
         self.stopped_early = False
-        self._updates_of_batch = 0
-        self._in_batch = False
         self._world_sizes: list[int] = []
         """The numbers of ranks that the run has had, each once."""
-        self._max_steps_means_updates = False
-        self._steps_of_all_epochs: int | None = None
-        """Where skips put ``max_steps`` off: the steps up to ``max_epochs``, if that ends the run as well."""
 
     @property
     def skipped(self) -> int:
@@ -97,18 +82,18 @@ class StepAudit(TellsOfWindows):
     @property
     def agrees(self) -> bool:
         """Whether every planned step was made, or is a known skip; true as well where nothing could be planned."""
-        return self.plan is None or self.updates + self.attempts_before_audit == self._updates_due(self.plan)
+        return self.plan is None or self.updates == self._updates_due(self.plan)
 
     def _updates_due(self, plan: StepPlan) -> int:
-        due = self._steps_until_stop(plan) if self.stopped_early else self._attempts_due(plan)
-        return due - self.known_skips
+        end = self._attempts_until_the_end(plan)
+        put_off = end > plan.total_steps
+        # Ahead of an end that was put off, max_epochs has ended the run.
+        ends_ahead = self.stopped_early or (put_off and self.attempts < end)
+        return (self._steps_until_stop(plan) if ends_ahead else end) - self.known_skips
 
-    def _attempts_due(self, plan: StepPlan) -> int:
-        if not self._max_steps_means_updates or not 0 <= plan.max_steps <= plan.total_steps:
-            return plan.total_steps
-        # With skips, more than max_steps may have been done when the run came to its ranks: that is the total then.
-        by_max_steps = plan.max_steps + self.known_skips + self._skips_before_audit
-        return by_max_steps if self._steps_of_all_epochs is None else min(by_max_steps, self._steps_of_all_epochs)
+    def _attempts_until_the_end(self, plan: StepPlan) -> int:
+        """Those that are planned, and where ``max_steps`` ends the run those that it does not count."""
+        return plan.total_steps + (self.known_skips if plan.total_steps == plan.max_steps else 0)
 
     def _steps_until_stop(self, plan: StepPlan) -> int:
         """The steps whose micro-batches have run; behind ``max_steps`` as well, which skips may have put off."""
@@ -148,10 +133,9 @@ class StepAudit(TellsOfWindows):
             due = self._steps_until_stop(self.plan)
             lines.append(f"Training was told to stop before the planned end, when {due:,} steps were due.")
         if not self.agrees:
-            due, made = self._updates_due(self.plan), self.updates + self.attempts_before_audit
-            if (due, made) != (self.plan.total_steps, self.updates):
-                too = "many" if made > due else "few"
-                lines.append(f"In all, {due:,} updates were due and {made:,} were made: {abs(made - due):,} too {too}.")
+            if (due := self._updates_due(self.plan)) != self.plan.total_steps:
+                too = "many" if self.updates > due else "few"
+                lines.append(f"In all, {due:,} updates were due: {abs(self.updates - due):,} too {too}.")
             if not self.plan.steps_done and not self.attempts_before_audit:
                 lines += self._first_epoch_that_differs(self.plan)
         return "\n".join(lines)
@@ -169,20 +153,15 @@ class StepAudit(TellsOfWindows):
         if stage == "fit":
             refuse_another_lightning("StepAudit", trainer)
             self.tell_of_windows(trainer)
-
-    def on_fit_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        # A checkpoint's counts have been loaded by now; those of an earlier fit with this object are not wanted.
-        if not self._restored:
-            self._reset()
-        self._restored = False
-        self.plan = self._given_plan
-        self.why_no_plan = "training did not begin: no batch, or nothing left to do"
+            if trainer.fit_loop.total_batch_idx < 0:  # else a second fit of this Trainer, whose global_step goes on
+                self._reset()  # a checkpoint's counts come after this hook
+            self.plan = self._given_plan
+            self.why_no_plan = "training did not begin: no batch, or nothing left to do"
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        done = attempts_of(trainer)
         for callback in callbacks_of_kind(trainer, ExactResume):
             callback.go_on(trainer, pl_module)  # it may come later in the list
-        self._begin_at(done, trainer)
+        self._take_what_came_before(trainer)
         if trainer.world_size not in self._world_sizes:
             self._world_sizes.append(trainer.world_size)
         came_to_others = len(self._world_sizes) > 1
@@ -191,60 +170,41 @@ class StepAudit(TellsOfWindows):
             self.why_no_plan = f"the run was dealt to {ranks} ranks: plan_steps(..., **run_so_far(trainer)) plans it"
         elif self.plan is None:
             self.plan, self.why_no_plan = _plan_of(trainer, pl_module)
-        skippers = skippers_of(trainer)
-        self._max_steps_means_updates = any(skipper.max_steps_means == "updates" for skipper in skippers)
-        if self._max_steps_means_updates and self.plan is not None and not came_to_others:
-            self._steps_of_all_epochs = _steps_of_all_epochs(trainer, pl_module)
-        if done and (self.plan is not None or came_to_others):
+        if self.attempts and (self.plan is not None or came_to_others):
             _warn_of_other_horizons(trainer, self.plan)
         self._handles = [optimizer.register_step_post_hook(self._count_update) for optimizer in trainer.optimizers]
 
-    def _begin_at(self, attempts: int, trainer: Trainer) -> None:
-        self._began = True
-        self.attempts_before_audit = attempts - self.attempts
-        if self.attempts_before_audit:
-            uncounted = uncounted_attempts_of(trainer)
-            self._skips_before_audit = max(0, uncounted - self.skipped)  # those of audited attempts are known
+    def _take_what_came_before(self, trainer: Trainer) -> None:
+        before = attempts_of(trainer) - self.attempts
+        self.attempts_before_audit += before
+        self.updates += before - max(0, min(before, skips_of(trainer) - self.skipped))
+        self.attempts += before
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
-        self._settle_updates()  # of a step that was made between two batches
-        self._in_batch = True
         self.batches_per_epoch.setdefault(trainer.current_epoch, 0)
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        # Together, so that a checkpoint has all or none.
-        self.attempts = attempts_of(trainer) - self.attempts_before_audit
-        self._settle_updates()
-        self._in_batch = False
+        self.attempts = attempts_of(trainer)
         if batch is not None:  # Lightning leaves out a batch that is None
-            epoch = trainer.current_epoch
-            self.batches_per_epoch[epoch] = max(self.batches_per_epoch.get(epoch, 0), batch_idx + 1)
-
-    def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        self._in_batch = False  # a batch at whose start a hook returned -1 has no end
-
-    def _settle_updates(self) -> None:
-        self.updates += self._updates_of_batch
-        self._updates_of_batch = 0
+            self.batches_per_epoch[trainer.current_epoch] = batch_idx + 1
 
     def _count_update(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         # torch's optimizers leave out a parameter without a gradient: no gradient at all, no update. A fused one is
         # called even when the gradient scaler found a value that is not finite, and then changes nothing.
         held_back = getattr(optimizer, "found_inf", None)
         if gradients_of(optimizer) and (held_back is None or not bool(held_back)):
-            self._updates_of_batch += 1
+            self.updates += 1
 
     def on_fit_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         # Not in on_train_end, where ModelCheckpoint, which comes later, writes the last one.
         self._remove_hooks()
-        self._settle_updates()
-        if not self._began:  # nothing was left to do
-            self._begin_at(attempts_of(trainer), trainer)
-        self.known_skips = max(0, min(self.skipped, sum(skipper.skipped for skipper in skippers_of(trainer))))
-        made = self.attempts + self.attempts_before_audit
-        self.stopped_early = trainer.should_stop and self.plan is not None and made < self._attempts_due(self.plan)
+        self._take_what_came_before(trainer)  # where nothing was left to do, training has not started
+        self.known_skips = max(0, min(self.skipped, skips_of(trainer)))
+        self.stopped_early = (
+            trainer.should_stop and self.plan is not None and self.attempts < self._attempts_until_the_end(self.plan)
+        )
         if self.agrees:
             rank_zero_info(f"StepAudit: {self.explain()}")
         elif self.strict:
@@ -263,18 +223,18 @@ class StepAudit(TellsOfWindows):
     def state_dict(self) -> dict[str, Any]:
         return {
             "attempts": self.attempts,
-            "updates": self.updates + (0 if self._in_batch else self._updates_of_batch),
+            "updates": self.updates,
+            "attempts_before_audit": self.attempts_before_audit,
             "batches_per_epoch": dict(self.batches_per_epoch),
             "world_sizes": self._world_sizes,
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        self._reset()
         self.attempts = state_dict["attempts"]
         self.updates = state_dict["updates"]
+        self.attempts_before_audit = state_dict["attempts_before_audit"]
         self.batches_per_epoch = dict(state_dict["batches_per_epoch"])
         self._world_sizes = list(state_dict["world_sizes"])
-        self._restored = True
 
 
 def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan | None) -> None:
@@ -294,21 +254,8 @@ def _warn_of_other_horizons(trainer: Trainer, plan: StepPlan | None) -> None:
                 )
 
 
-def _steps_of_all_epochs(trainer: Trainer, pl_module: LightningModule) -> int | None:
-    """Without ``max_steps``; None: nothing else ends the run, or a later epoch cannot be dealt to the ranks."""
-    if trainer.max_epochs in (-1, None):
-        return None
-    try:
-        plan, _ = _plan_of(trainer, pl_module, max_steps=-1)
-    except ValueError:
-        return None
-    return None if plan is None else plan.total_steps
-
-
-def _plan_of(
-    trainer: Trainer, pl_module: LightningModule, *, max_steps: int | None = None
-) -> tuple[StepPlan | None, str]:
-    """The plan of a Trainer that is about to train, or why there is none. ``max_steps`` is the Trainer's by default."""
+def _plan_of(trainer: Trainer, pl_module: LightningModule) -> tuple[StepPlan | None, str]:
+    """The plan of a Trainer that is about to train, or why there is none."""
     if not pl_module.automatic_optimization:
         return None, "with manual optimization, the module's own code decides when to step"
     if trainer.strategy.handles_gradient_accumulation:
@@ -319,32 +266,11 @@ def _plan_of(
         return None, "the loader has no length"
     if trainer.max_steps == -1 and trainer.max_epochs in (-1, None):
         return None, "neither max_epochs nor max_steps ends this run"
-    max_steps = trainer.max_steps if max_steps is None else max_steps
-    by_epoch = accumulation_by_epoch(trainer)
-    stops_and_windows: dict[str, Any] = {
-        "max_epochs": trainer.max_epochs,
-        "max_steps": max_steps,
-        "accumulate_grad_batches": trainer.accumulate_grad_batches if by_epoch is None else by_epoch,
-    }
-    loader: Any = trainer.train_dataloader
-    sampler: Any = getattr(loader, "batch_sampler", None)
+    ends: dict[str, Any] = {"max_epochs": trainer.max_epochs, "max_steps": trainer.max_steps}
+    sampler: Any = getattr(trainer.train_dataloader, "batch_sampler", None)
     if isinstance(sampler, ScheduledBatchSampler) and not trainer.overfit_batches:  # type: ignore[attr-defined]
-        plan: StepPlan = sampler.plan(
-            max_epochs=trainer.max_epochs, max_steps=max_steps, limit_train_batches=trainer.limit_train_batches
-        )
-        return plan, ""
-    plain = type(loader) in (DataLoader, MiniDataLoader) and loader.batch_size is not None
-    if plain and isinstance(loader.sampler, Sized) and not trainer.overfit_batches:  # type: ignore[attr-defined]
-        sampler = loader.sampler
-        shared = isinstance(sampler, DistributedSampler) and not sampler.drop_last
-        plan = plan_steps(
-            len(sampler.dataset) if shared else len(sampler),
-            loader.batch_size,
-            world_size=sampler.num_replicas if shared else 1,
-            drop_last=loader.drop_last,
-            limit_train_batches=trainer.limit_train_batches,
-            **stops_and_windows,
-        )
-        return plan, ""
-    # Of any other loader only the number of batches is known: each counts as one sample.
-    return plan_steps(int(trainer.num_training_batches), 1, **stops_and_windows), ""
+        return sampler.plan(**ends, limit_train_batches=trainer.limit_train_batches), ""
+    by_epoch = accumulation_by_epoch(trainer)
+    windows = trainer.accumulate_grad_batches if by_epoch is None else by_epoch
+    # Batches are what ends an epoch: each counts as one sample.
+    return plan_steps(int(trainer.num_training_batches), 1, accumulate_grad_batches=windows, **ends), ""

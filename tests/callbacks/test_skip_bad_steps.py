@@ -10,13 +10,12 @@ from lightning.pytorch.callbacks import ModelCheckpoint, WeightAveraging
 from lightning.pytorch.plugins import MixedPrecision
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
 from torch import nn
-from torch.optim.swa_utils import AveragedModel
 from torch.utils.data import DataLoader, DistributedSampler
 
-from course_lib.callbacks import ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
+from course_lib.callbacks import ExactAccumulation, SkipBadSteps, StepAudit
 from course_lib.launch import RankError, run_ranks
 from course_lib.resume import ResumableDataLoader
-from course_lib.skipping import StepGuard, TooManySkips, read_journal
+from course_lib.skipping import TooManySkips, read_journal
 from tests.test_skipping import state_of
 from tests.trainer_oracle import quiet_trainer
 
@@ -144,19 +143,17 @@ def test_averages_that_follow_global_step_stay_with_updates():
 
     expected = averages({}, without(range(40), FAULTS, 2))
     assert averages(FAULTS, range(40), guard()) == expected
-    assert averages(FAULTS, range(40), guard(max_steps_means="attempts")) != expected
 
 
-@pytest.mark.parametrize(("means", "attempts", "updates"), [("updates", 12, 9), ("attempts", 9, 6)])
-def test_max_steps_counts_what_it_was_said_to_mean(means, attempts, updates):
-    skip, audit = guard(max_steps_means=means, spike_factor=None), StepAudit(strict=True)
+def test_max_steps_counts_updates():
+    skip, audit = guard(spike_factor=None), StepAudit(strict=True)
     faults = {0: "NaN input", 6: "NaN input", 10: "infinite loss", 30: "NaN input"}
     trainer, _ = fit(faults, audit, skip, max_steps=9, max_epochs=-1)
     assert "SkipBadSteps skipped 3 of them" in audit.explain()
     assert trainer.global_step == 9
-    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == updates
-    assert (skip.attempts, skip.updates, skip.skipped) == (attempts, updates, 3)
-    assert (audit.attempts, audit.updates, audit.skipped) == (attempts, updates, 3)
+    assert trainer.lr_scheduler_configs[0].scheduler.last_epoch == 9
+    assert (skip.attempts, skip.updates, skip.skipped) == (12, 9, 3)
+    assert (audit.attempts, audit.updates, audit.skipped) == (12, 9, 3)
 
 
 @pytest.mark.thorough
@@ -303,7 +300,7 @@ def test_a_second_fit_starts_from_zero():
     skip = guard()
     for _ in range(2):
         fit(FAULTS, skip)
-        assert (skip.attempts, skip.skipped, skip.uncounted_attempts) == (20, 5, 5)
+        assert (skip.attempts, skip.skipped) == (20, 5)
         assert skip.state_dict()["attempts"] == 20
 
 
@@ -326,12 +323,10 @@ def test_what_it_does_not_know_is_refused():
 
     with pytest.raises(MisconfigurationException, match="StepGuard"):
         quiet_trainer(callbacks=[SkipBadSteps()]).fit(Manual(), DataLoader(range(4), 2))
-    with pytest.raises(ValueError, match='max_steps_means must be "updates" or "attempts"'):
-        SkipBadSteps(max_steps_means="steps")
     with pytest.raises(ValueError, match="spike_factor"):
         SkipBadSteps(spike_factor=-1)
-    with pytest.raises(ValueError, match="max_norm must be a positive number or None, got 0"):
-        SkipBadSteps(max_norm=0)
+    with pytest.raises(ValueError, match="max_consecutive_skips must be"):
+        SkipBadSteps(max_consecutive_skips=0)
     with pytest.raises(RuntimeError, match="no training runs now"):
         SkipBadSteps().reject("too early")
 
@@ -381,96 +376,13 @@ def test_a_schedule_that_lightning_counts_in_batches_is_refused():
         quiet_trainer(max_epochs=1, callbacks=[guard()]).fit(EverySecond(), DataLoader(range(4), 2))
 
 
-# ------------------------------------------------------------------------------------------ what StepGuard takes
-
-
-def loop_of(faults, batches=range(40), fused=False, averaged=False, **arguments):
-    """The same training as ``fit``, by a loop with a StepGuard."""
-    model = Module(faults)
-    optimizer = (fused_adamw if fused else torch.optim.Adam)(model.parameters(), lr=0.01)
-    scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda n: 1 / (n + 1))
-    averages = [AveragedModel(model, use_buffers=True)] if averaged else []
-    step_guard = StepGuard(
-        model, optimizer, scheduler=scheduler, averages=averages, spike_factor=1000, min_history=1, **arguments
-    )
-    model.callback = [step_guard]
-    for number, batch in enumerate(DataLoader(batches, 2)):
-        optimizer.zero_grad()
-        step_guard.begin()
-        step_guard.backward(model.training_step(batch, number))
-        step_guard.step()
-    step_guard.flush()
-    counters = step_guard.attempts, step_guard.updates, step_guard.skipped
-    return counters, state_of(model, optimizer, scheduler), state_of(*averages)
-
-
-def fused_adamw(parameters, lr):
-    return torch.optim.AdamW(parameters, lr=lr, fused=True)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [
-        {"max_norm": 0.1},
-        {"fused": True, "max_norm": 0.1},
-        {"averaged": True},
-        {"averaged": True, "max_norm": 0.1, "fused": True},
-    ],
-    ids=str,
-)
-def test_it_takes_what_a_guard_in_a_loop_takes(arguments):
-    expected = loop_of(FAULTS, **arguments)
-    rest = dict(arguments)
-    make_optimizer = fused_adamw if rest.pop("fused", False) else torch.optim.Adam
-    skip = guard(**{name: value for name, value in rest.items() if name != "averaged"})
-    model = Module(FAULTS, make_optimizer, skip)
-    averages = [AveragedModel(model, use_buffers=True)] if rest.get("averaged") else []
-    if averages:
-        skip = guard(averages=averages, max_norm=rest.get("max_norm"))
-        model.callback = [skip]
-    trainer = quiet_trainer(max_epochs=1, callbacks=[skip])
-    trainer.fit(model, DataLoader(range(40), 2))
-    ours = state_of(model, trainer.optimizers[0], trainer.lr_scheduler_configs[0].scheduler)
-    assert ((skip.attempts, skip.updates, skip.skipped), ours, state_of(*averages)) == expected
-    assert expected[0] == (20, 15, 5) and trainer.global_step == 15
-
-
-@pytest.mark.parametrize("stop", [3, 7])
-def test_averages_go_on_after_a_resume(stop, tmp_path):
-    def run(path=None, **flags):
-        model = Module({8: "NaN input"})
-        average = AveragedModel(model, use_buffers=True)
-        skip = SkipBadSteps(averages=average)
-        trainer = Trainer(
-            accelerator="cpu", logger=False, enable_progress_bar=False, enable_model_summary=False, max_epochs=1,
-            default_root_dir=tmp_path, callbacks=[skip, ExactResume()], enable_checkpointing=False, **flags,
-        )  # fmt: skip
-        trainer.fit(model, ResumableDataLoader(range(20), 2), ckpt_path=path)
-        trainer.save_checkpoint(tmp_path / f"{stop}.ckpt")
-        return state_of(average, model)
-
-    whole = run()
-    run(max_steps=stop)
-    assert run(tmp_path / f"{stop}.ckpt") == whole
-    torch.load(tmp_path / f"{stop}.ckpt", weights_only=True)
-    with pytest.raises(MisconfigurationException, match=r"the checkpoint has 1 average, and SkipBadSteps was given 0"):
-        quiet_trainer(max_epochs=2, callbacks=[SkipBadSteps()]).fit(
-            Module(), ResumableDataLoader(range(20), 2), ckpt_path=tmp_path / f"{stop}.ckpt"
-        )
-
-
 def test_what_does_not_go_together_is_refused():
     def refusal(callbacks, make_optimizer=torch.optim.Adam, **flags):
         with pytest.raises((MisconfigurationException, ValueError)) as caught:
             fit({}, *callbacks, make_optimizer=make_optimizer, **flags)
         return str(caught.value)
 
-    both = refusal([SkipBadSteps(max_norm=1.0)], gradient_clip_val=2.0)
-    assert both == "max_norm=1 and the Trainer's gradient_clip_val=2 would both clip: give one of them"
     assert "must step without a closure, got LBFGS" in refusal([SkipBadSteps()], torch.optim.LBFGS)
-    assert "averages must be made of the guard's model" in refusal(
-        [SkipBadSteps(averages=AveragedModel(Module().net[0]))]
-    )
 
 
 @pytest.mark.thorough
