@@ -39,14 +39,22 @@ def gathered(numbers: Sequence[float], group: dist.ProcessGroup | None = None) -
     """The numbers of each rank, in the order of the ranks; every rank gives as many. One collective.
 
     A rank that cannot answer gives NaN, as its exception would leave the others waiting; it raises afterwards.
+
+    Raises:
+        RuntimeError: A rank ended, or did not answer within the group's timeout.
     """
-    row = torch.tensor(numbers, dtype=torch.float64)
-    rows = [row]
-    if world_size_of(group) > 1:
-        row = row.to(rank_device(group))
-        rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
+    if world_size_of(group) == 1:
+        return [[float(number) for number in numbers]]
+    row = torch.tensor(numbers, dtype=torch.float64, device=rank_device(group))
+    rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
+    try:
         dist.all_gather(rows, row, group=group)
-    return [row.tolist() for row in rows]
+        return [row.tolist() for row in rows]
+    except RuntimeError as error:
+        raise RuntimeError(
+            "a rank did not answer: it ended, failed, or went another way, such as one with fewer batches. Its own "
+            "message says which"
+        ) from error
 
 
 def those_with_nan(numbers: Iterable[float]) -> str:
@@ -97,10 +105,14 @@ def reduction_of(model: nn.Module) -> Reduction:
     return Reduction([], shards, mesh.get_group())
 
 
-def any_outside(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> bool:
-    """Whether some parameter is none of those that DDP reduces; never, where there is no DDP."""
+def refuse_what_is_outside_ddp(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> None:
+    """Raise a ValueError where there is DDP, and a parameter that is trained is in none."""
     reduced = {parameter for replica in replicas for parameter in replica.parameters()}
-    return bool(replicas) and any(parameter not in reduced for parameter in parameters)
+    if replicas and any(parameter.requires_grad and parameter not in reduced for parameter in parameters):
+        raise ValueError(
+            "some parameters that are trained are outside DistributedDataParallel: their gradients would stay each "
+            "rank's own, and the ranks would part. Wrap all that is trained"
+        )
 
 
 _NEVER_REDUCED: WeakKeyDictionary[DistributedDataParallel, dict[str, Tensor]] = WeakKeyDictionary()

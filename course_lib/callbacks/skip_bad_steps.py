@@ -28,7 +28,6 @@ from course_lib.skipping.detector import SpikeDetector
 from course_lib.skipping.gradients import gradients_of
 from course_lib.skipping.lr_schedules import follow_skip, goes_by_lr_factor
 from course_lib.skipping.requirements import check_limits
-from course_lib.skipping.skips import WindowLocation
 
 
 class SkipBadSteps(CountsSkips, TellsOfWindows):
@@ -62,7 +61,7 @@ class SkipBadSteps(CountsSkips, TellsOfWindows):
         averages: ``AveragedModel(module)``, made before the fit, or several: updated after each update, and saved and
             restored with the callback.
         max_norm: Clip the accepted gradients to this norm, in place of the Trainer's ``gradient_clip_val``.
-        spike_factor, history, min_history, max_consecutive_skips, journal, timeout: See :class:`StepGuard`.
+        spike_factor, history, min_history, max_consecutive_skips, journal: See :class:`StepGuard`.
 
     Attributes:
         attempts: Optimizer steps that the Trainer tried.
@@ -89,7 +88,6 @@ class SkipBadSteps(CountsSkips, TellsOfWindows):
         min_history: int = 16,
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
-        timeout: float = 60.0,
     ) -> None:
         if max_steps_means not in ("updates", "attempts"):
             raise ValueError(f'max_steps_means must be "updates" or "attempts", got {max_steps_means!r}')
@@ -109,7 +107,6 @@ class SkipBadSteps(CountsSkips, TellsOfWindows):
             min_history=min_history,
             max_consecutive_skips=max_consecutive_skips,
             journal=journal,
-            timeout=timeout,
         )
         self._restored: Mapping[str, Any] = {}
         self._fetched = 0
@@ -199,12 +196,11 @@ class SkipBadSteps(CountsSkips, TellsOfWindows):
         if scaler is not None and has_gradient and getattr(optimizer, "_step_supports_amp_scaling", False):
             scaler.unscale_(optimizer)  # of others, Lightning has done it
         window, loader = self._window, trainer.train_dataloader
-        location = WindowLocation(
+        skip = self._guard.judge(
             epoch=trainer.current_epoch,
             batch_indices=[micro_batch.number for micro_batch in window],
             sample_indices=lambda: _samples_of(window, loader),
         )
-        skip = self._guard.judge(**location._asdict())
         self._read_counters()
         if skip is None:
             return
