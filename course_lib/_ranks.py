@@ -118,17 +118,14 @@ def refuse_what_is_outside_ddp(replicas: list[DistributedDataParallel], paramete
 _NEVER_REDUCED: WeakKeyDictionary[DistributedDataParallel, dict[str, Tensor]] = WeakKeyDictionary()
 
 
-def refuse_what_ddp_never_reduces(replicas: Iterable[object]) -> None:
-    """Raise where a parameter is trained that was frozen when DDP wrapped it; what is no DDP is passed over.
+def refuse_what_ddp_never_reduces(replicas: Iterable[DistributedDataParallel]) -> None:
+    """Raise a ValueError where a parameter is trained that was frozen when DDP wrapped it.
 
     DDP asks once what is trained. What is unfrozen later gets no sum over the ranks, and nothing says so: the ranks
     part. (What DDP has been told to ignore is its caller's to reduce.)
-
-    Raises:
-        ValueError: There is one; with its name.
     """
     for replica in replicas:
-        if not isinstance(replica, DistributedDataParallel) or dist.get_world_size(replica.process_group) == 1:
+        if dist.get_world_size(replica.process_group) == 1:
             continue
         if replica not in _NEVER_REDUCED:
             _NEVER_REDUCED[replica] = _never_reduced(replica)
@@ -137,8 +134,7 @@ def refuse_what_ddp_never_reduces(replicas: Iterable[object]) -> None:
                 raise ValueError(
                     f"{name} was frozen when DistributedDataParallel wrapped the model, and is trained now: DDP "
                     "reduces what was trained then alone, so each rank would step by its own gradient. Wrap it "
-                    "unfrozen, and freeze it afterwards (a Trainer has wrapped it in on_fit_start), with "
-                    "find_unused_parameters=True"
+                    "unfrozen, and freeze it afterwards, with find_unused_parameters=True"
                 )
 
 

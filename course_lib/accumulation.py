@@ -98,15 +98,15 @@ def accumulate(
 
     One small collective a window (the count, before the first forward) and one gradient reduction, in the last
     micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
-    of windows. Gradients are added to those that are there: zero them before, step after. All of the window's
-    micro-batches are held at once, so let `loss_sum_fn` move each to the GPU. A layer that an early micro-batch uses
-    and the last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks only at the last one.
+    of windows. Gradients are added to those that are there: zero them before, step after. A layer that an early
+    micro-batch uses and the last one doesn't needs DDP's `find_unused_parameters=True`.
 
     Args:
         model: A plain module, one that is or holds a `DistributedDataParallel` (Fabric's wrapper does), or one sharded
-            by `fully_shard`, whose ranks need as many micro-batches in a window. Where a plain module meets several
-            ranks, its gradients are averaged over them in one all-reduce.
+            by `fully_shard`, whose ranks need as many micro-batches in a window. A plain module's gradients are
+            averaged over several ranks in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
+            Let `loss_sum_fn` move each to the GPU.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. Where one argument at most has no
             default, it is called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
         count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over. 0 is allowed: over

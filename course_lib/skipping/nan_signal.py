@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -40,10 +40,10 @@ class NanSignal:
         self._multiply_by(factor.reshape(()), _one_that_is_reached(loss, parameters))
         return loss * factor
 
-    def reject(self, reason: str, parameters: Iterable[Tensor]) -> None:
+    def reject(self, reason: str, parameters: Sequence[Tensor]) -> None:
         """Make the gradients of all parameters NaN, from the next backward until ``reset``: nothing masks them all."""
         self.rejections.append(reason)
-        self._multiply_by(torch.tensor(math.nan), parameters)
+        self._multiply_by(torch.full((), math.nan, device=parameters[0].device), parameters)
 
     def beside(self, norm: Tensor) -> Tensor:
         """The norm and, after it, NaN where this rank found its window bad: one tensor, so that the host waits once."""
