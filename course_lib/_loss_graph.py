@@ -14,9 +14,9 @@ PASSES_ON = (
 
 
 def is_mean(loss: Tensor, count: float) -> bool:
-    """Whether the loss, or the first of the terms that it adds up, is a mean or a ratio: small weights and casts aside.
+    """Whether the loss, or the first of the terms that it adds up, is a mean, or a sum over ``count`` divided by it.
 
-    A weight of 2 or more may be the count that makes a mean a sum again, and a whole loss times 1 is the caller's word.
+    A weight of 1 or more may be the count that makes a mean a sum again, or the caller's word that it is one.
     """
     node: Any = loss.grad_fn
     while node is not None:
@@ -25,10 +25,9 @@ def is_mean(loss: Tensor, count: float) -> bool:
         number = _number(node) if len(parents) == 1 else None
         if name == "MeanBackward" or getattr(node, "_saved_reduction", None) == REDUCTION_MEAN:
             return True
-        if name == "DivBackward" and (len(parents) == 2 or (number == count and count > 2)):  # by 2 it may be a half
+        if name == "DivBackward" and number == count > 2:  # by 2 it may be a half
             return True
-        by_the_caller = node is loss.grad_fn and number == 1
-        if name == "MulBackward" and (number is None or abs(number) >= 2 or by_the_caller):
+        if name == "MulBackward" and (number is None or abs(number) >= 1):
             return False
         node = parents[0] if parents and name in PASSES_ON else None
     return False

@@ -39,14 +39,22 @@ def gathered(numbers: Sequence[float], group: dist.ProcessGroup | None = None) -
     """The numbers of each rank, in the order of the ranks; every rank gives as many. One collective.
 
     A rank that cannot answer gives NaN, as its exception would leave the others waiting; it raises afterwards.
+
+    Raises:
+        RuntimeError: A rank ended, or did not answer within the group's timeout.
     """
-    row = torch.tensor(numbers, dtype=torch.float64)
-    rows = [row]
-    if world_size_of(group) > 1:
-        row = row.to(rank_device(group))
-        rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
+    if world_size_of(group) == 1:
+        return [[float(number) for number in numbers]]
+    row = torch.tensor(numbers, dtype=torch.float64, device=rank_device(group))
+    rows = [torch.empty_like(row) for _ in range(world_size_of(group))]
+    try:
         dist.all_gather(rows, row, group=group)
-    return [row.tolist() for row in rows]
+        return [row.tolist() for row in rows]
+    except RuntimeError as error:
+        raise RuntimeError(
+            "a rank did not answer: it ended, failed, or went another way, such as one with fewer batches. Its own "
+            "message says which"
+        ) from error
 
 
 def those_with_nan(numbers: Iterable[float]) -> str:
@@ -97,26 +105,27 @@ def reduction_of(model: nn.Module) -> Reduction:
     return Reduction([], shards, mesh.get_group())
 
 
-def any_outside(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> bool:
-    """Whether some parameter is none of those that DDP reduces; never, where there is no DDP."""
+def refuse_what_is_outside_ddp(replicas: list[DistributedDataParallel], parameters: Iterable[Tensor]) -> None:
+    """Raise a ValueError where there is DDP, and a parameter that is trained is in none."""
     reduced = {parameter for replica in replicas for parameter in replica.parameters()}
-    return bool(replicas) and any(parameter not in reduced for parameter in parameters)
+    if replicas and any(parameter.requires_grad and parameter not in reduced for parameter in parameters):
+        raise ValueError(
+            "some parameters that are trained are outside DistributedDataParallel: their gradients would stay each "
+            "rank's own, and the ranks would part. Wrap all that is trained"
+        )
 
 
 _NEVER_REDUCED: WeakKeyDictionary[DistributedDataParallel, dict[str, Tensor]] = WeakKeyDictionary()
 
 
-def refuse_what_ddp_never_reduces(replicas: Iterable[object]) -> None:
-    """Raise where a parameter is trained that was frozen when DDP wrapped it; what is no DDP is passed over.
+def refuse_what_ddp_never_reduces(replicas: Iterable[DistributedDataParallel]) -> None:
+    """Raise a ValueError where a parameter is trained that was frozen when DDP wrapped it.
 
     DDP asks once what is trained. What is unfrozen later gets no sum over the ranks, and nothing says so: the ranks
     part. (What DDP has been told to ignore is its caller's to reduce.)
-
-    Raises:
-        ValueError: There is one; with its name.
     """
     for replica in replicas:
-        if not isinstance(replica, DistributedDataParallel) or dist.get_world_size(replica.process_group) == 1:
+        if dist.get_world_size(replica.process_group) == 1:
             continue
         if replica not in _NEVER_REDUCED:
             _NEVER_REDUCED[replica] = _never_reduced(replica)
@@ -125,8 +134,7 @@ def refuse_what_ddp_never_reduces(replicas: Iterable[object]) -> None:
                 raise ValueError(
                     f"{name} was frozen when DistributedDataParallel wrapped the model, and is trained now: DDP "
                     "reduces what was trained then alone, so each rank would step by its own gradient. Wrap it "
-                    "unfrozen, and freeze it afterwards (a Trainer has wrapped it in on_fit_start), with "
-                    "find_unused_parameters=True"
+                    "unfrozen, and freeze it afterwards, with find_unused_parameters=True"
                 )
 
 

@@ -28,7 +28,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -39,10 +39,10 @@ from course_lib._arguments import int_of_at_least
 from course_lib._loss_graph import is_mean
 from course_lib._ranks import (
     Reduction,
-    any_outside,
     gathered,
     reduction_of,
     refuse_what_ddp_never_reduces,
+    refuse_what_is_outside_ddp,
     those_with_nan,
     world_size_of,
 )
@@ -54,20 +54,21 @@ __all__ = ["Accumulated", "accumulate", "windows"]
 def windows(batches: Iterable[Any], k: int) -> Iterator[MicroBatchWindow]:
     """Group micro-batches into windows of `k`, the short last one included: none is lost, none waits for an epoch.
 
-    Each window is a list, with its `number` and the `number_of_windows` in this epoch, as far as it is known.
-    Where `batches` has no length, one batch is fetched ahead, to know which window is the last: a loader's
-    `state_dict`, read between two windows, is then one batch ahead as well.
+    Each window is a list, with its `number` and, where `batches` has a length, the `number_of_windows`. Nothing is
+    fetched ahead: between two windows a loader's `state_dict` is that of the windows before.
+
+    Bounds: where streams without a length give the ranks different numbers of windows, the ranks find it when they meet
+    in windows of different numbers, or wait in `accumulate` until the process group's limit of time.
 
     Raises:
-        ValueError: `k` is not a positive int; or `batches` has the length 0, and this is one of several ranks. (Where a
-            stream gives one rank nothing, the others wait in `accumulate`, until the process group's limit of time.)
+        ValueError: `k` is not a positive int; or `batches` has the length 0, and this is one of several ranks.
     """
     k = int_of_at_least(1, "k", k)
     try:
         number_of_windows = math.ceil(len(batches) / k) if isinstance(batches, Sized) else None
     except TypeError:  # a DataLoader over an IterableDataset
         number_of_windows = None
-    if number_of_windows == 0 and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
+    if number_of_windows == 0 and world_size_of() > 1:
         raise ValueError(
             f"rank {dist.get_rank()} of {dist.get_world_size()} has no batch: ranks that have one would wait for it in "
             "accumulate. Give all ranks as many batches (course_lib.samplers deals them so)"
@@ -81,10 +82,7 @@ class MicroBatchWindow(list[Any]):
     number: int
     """1 for the iteration's first window: of an epoch that a resumed loader goes on with, the first of the rest."""
     number_of_windows: int | None
-    """How many this rank's epoch has, by ``len``; None while that isn't known, and this is not the last.
-
-    A resumed loader's ``len`` counts what was done before as well: there ``number`` ends below it.
-    """
+    """How many this rank's epoch has, by ``len``, which counts what a resumed loader has done before; else None."""
 
 
 def accumulate(
@@ -100,30 +98,30 @@ def accumulate(
 
     One small collective a window (the count, before the first forward) and one gradient reduction, in the last
     micro-batch's backward. Ranks may hold different numbers of samples and of micro-batches, but equal numbers
-    of windows. Gradients are added to those that are there: zero them before, step after. All of the window's
-    micro-batches are held at once, so let `loss_sum_fn` move each to the GPU. A layer that an early micro-batch uses
-    and the last one doesn't needs DDP's `find_unused_parameters=True`, as DDP looks only at the last one.
+    of windows. Gradients are added to those that are there: zero them before, step after. A layer that an early
+    micro-batch uses and the last one doesn't needs DDP's `find_unused_parameters=True`.
 
     Args:
         model: A plain module, one that is or holds a `DistributedDataParallel` (Fabric's wrapper does), or one sharded
-            by `fully_shard`, whose ranks need as many micro-batches in a window. Where a plain module meets several
-            ranks, its gradients are averaged over them in one all-reduce.
+            by `fully_shard`, whose ranks need as many micro-batches in a window. A plain module's gradients are
+            averaged over several ranks in one all-reduce.
         window: This rank's micro-batches, at least one; from `windows`, which lets ranks find unequal numbers of them.
+            Let `loss_sum_fn` move each to the GPU.
         loss_sum_fn: `loss_sum_fn(model, micro_batch)` -> the *summed* loss, 0-dim. Where one argument at most has no
             default, it is called as `loss_sum_fn(micro_batch)`; it too must run the forward through `model`, once.
-        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over. 0 is allowed: a sum
-            over nothing is 0, and so is its gradient. Count what the *loss* sees: a causal language
-            model doesn't predict the first token of a row, so `(batch["labels"] != -100).sum()` counts too many. In
-            transformers the pair is `loss_sum_fn=lambda model, batch: model(**batch, num_items_in_batch=1).loss` and
-            `count_fn=lambda batch: (batch["labels"][:, 1:] != -100).sum()`.
+        count_fn: `count_fn(micro_batch)` -> how many samples, tokens or weights that sum runs over. 0 is allowed: over
+            nothing, the gradient is taken as 0, be the loss a sum or a mean. Count what the *loss* sees: a causal
+            language model doesn't predict the first token of a row, so `(batch["labels"] != -100).sum()` counts too
+            many. In transformers the pair is `loss_sum_fn=lambda model, batch: model(**batch,
+            num_items_in_batch=1).loss` and `count_fn=lambda batch: (batch["labels"][:, 1:] != -100).sum()`.
         group: The ranks to count over; default: those of DDP or the shards, else the default group, else this process.
         backward: What runs a backward pass: `fabric.backward`, or `lambda loss: scaler.scale(loss).backward()`.
 
     Raises:
         ValueError: On every rank alike: an empty window, a total count of 0, a count below 0, different numbers of
-            windows (of shards: of micro-batches, too), tensor parallelism, FSDP1, parameters outside DDP or frozen when
-            it was made, `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is a mean over more
-            than one, as far as its graph tells (see `checked_loss_sum`), or of shards a NaN over a count of 0.
+            windows (of shards: of micro-batches, too), what `reduction_of` refuses, parameters outside DDP or frozen
+            when it was made, `static_graph=True`. On the rank it concerns: a loss that is not 0-dim or is a mean over
+            more than one, as far as its graph tells (see `checked_loss_sum`), or of shards a NaN over a count of 0.
         RuntimeError: A rank did not answer, or the forward went past DDP, which would leave the ranks unequal.
     """
     reduction = reduction_of(model)
@@ -132,19 +130,20 @@ def accumulate(
     # Count over all ranks ahead of the first forward: in it DDP may wait for a rank that has raised here.
     micro_batches = list(window)
     counts, refused = _counts(count_fn, micro_batches)
-    total = count_window(
+    group = group or reduction.group
+    global_count = count_window(
         sum(counts),
         micro_batches=len(micro_batches),
         equally_many=bool(reduction.shards),
         number=getattr(window, "number", None),
         number_of_windows=getattr(window, "number_of_windows", None),
-        group=group or reduction.group,
+        group=group,
         refused=refused,
     )
 
     # The gradient of the mean over all ranks' samples: DDP, fully_shard and, for a plain module, what is below average
     # over the ranks, which is undone here.
-    scale = total.world_size / total.global_count
+    scale = world_size_of(group) / global_count
     loss_of = loss_sum_fn if _takes_one(loss_sum_fn) else functools.partial(loss_sum_fn, model)
     loss_sums: list[Tensor] = []
     for position, (batch, count) in enumerate(zip(micro_batches, counts, strict=True), start=1):
@@ -154,19 +153,16 @@ def accumulate(
         with nullcontext() if last else _no_reduction(reduction):
             with _forward_through(reduction.replicas if last else []):
                 loss = checked_loss_sum(loss_of(batch), count)
-            if count or not bool(loss.isnan()):
-                backward(loss * scale)
-            elif reduction.shards:  # the gradients of a module's shards can't be made zeros on their way
-                raise ValueError("the loss over a count of 0 must be 0, got NaN: sum it, in place of mean times count")
-            else:  # a mean over nothing
+            if not count:  # a mean over nothing is NaN, and so are its gradients
+                if reduction.shards and bool(loss.isnan()):  # these can't be made zeros on their way
+                    raise ValueError("the loss over a count of 0 must be 0, got NaN: sum it, no mean times the count")
                 loss = loss.nan_to_num()
-                if last and reduction.replicas:
-                    with gradients_as_zeros(model):
-                        backward(loss * scale)
+            with nullcontext() if count else gradients_as_zeros(model):
+                backward(loss * scale)
         loss_sums.append(loss.detach().to(torch.promote_types(loss.dtype, torch.float32)))
-    if total.world_size > 1 and not (reduction.replicas or reduction.shards):
+    if world_size_of(group) > 1 and not (reduction.replicas or reduction.shards):
         _average_gradients(model, group)
-    return Accumulated(torch.stack(loss_sums).sum(), sum(counts), total.global_count)
+    return Accumulated(torch.stack(loss_sums).sum(), sum(counts), global_count)
 
 
 @dataclass(frozen=True)
@@ -183,27 +179,15 @@ class Accumulated:
 
 def _windows(batches: Iterable[Any], k: int, number_of_windows: int | None) -> Iterator[MicroBatchWindow]:
     iterator = iter(batches)
-    ahead: list[Any] = []
     for number in itertools.count(1):
-        window = MicroBatchWindow(ahead + list(itertools.islice(iterator, k - len(ahead))))
+        window = MicroBatchWindow(itertools.islice(iterator, k))
         if not window:
             return
         window.number, window.number_of_windows = number, number_of_windows
-        if number_of_windows is None:
-            ahead = list(itertools.islice(iterator, 1))
-            if not ahead:
-                window.number_of_windows = number
         yield window
 
 
 # ------------------------------------------------------------------------------------- the count over all ranks
-
-
-class WindowTotal(NamedTuple):
-    """The count of a window over all ranks, and how many ranks there are."""
-
-    global_count: float
-    world_size: int
 
 
 class NothingToAverage(ValueError):
@@ -219,75 +203,46 @@ def count_window(
     number_of_windows: int | None = None,
     group: dist.ProcessGroup | None = None,
     refused: Exception | None = None,
-) -> WindowTotal:
-    """Add this rank's count of a window to those of all ranks of `group`, and let them find that they don't match.
+) -> float:
+    """This rank's count of a window added to those of all ranks of `group`, which find here that they don't match.
 
     `equally_many`: all ranks must have as many micro-batches. `number` (from 1) and `number_of_windows` are None where
     they aren't known. `refused` is this rank's own error, raised after the others have been told (by a `count` of NaN).
-    One collective of three numbers.
+    One collective of four numbers.
     """
-    if number_of_windows is not None:
-        windows_here = float(number_of_windows)
-    else:  # not said; or more than `number`, and nobody knows how many
-        windows_here = math.nan if number is None else number + 0.5
-    try:
-        rows = [_Row(*row) for row in gathered([count, micro_batches, windows_here], group)]
-    except RuntimeError as error:
-        raise RuntimeError(
-            "a rank did not take part in counting this window: it ended, failed, or had fewer windows. Its own "
-            "message says which; windows() lets the ranks compare their numbers of windows beforehand"
-        ) from error
+    rows = gathered([count, micro_batches, number or 0, number_of_windows or 0], group)
     if refused is not None:
         raise refused
-    _check_rows(rows, equally_many)
-    total = sum(row.counted for row in rows)
-    if not total > 0:
-        window = "the window" if number is None else f"window {number}"
-        raise NothingToAverage(
-            f"the total count of {window} must be above 0, got 0 over {counted(len(rows), 'rank')}: there is "
-            "nothing to average. Leave such micro-batches out on all ranks, or take larger windows"
-        )
-    return WindowTotal(total, len(rows))
-
-
-class _Row(NamedTuple):
-    """What a rank says of its window."""
-
-    counted: float
-    micro_batches: float
-    windows: float
-    """How many it has in all; a half above the window's number where there are more; NaN where it isn't said."""
-
-    def windows_said(self) -> str:
-        if math.isnan(self.windows):
-            return "not said"
-        return f"{self.windows:.0f}" if self.windows.is_integer() else f"more than {math.floor(self.windows)}"
-
-
-def _check_rows(rows: list[_Row], equally_many: bool) -> None:
-    if where := those_with_nan(row.counted for row in rows):
+    counts = [row[0] for row in rows]
+    if where := those_with_nan(counts):
         raise ValueError(f"a count was refused on {where}, whose own message says why: no rank can average this window")
-    if any(row.micro_batches == 0 for row in rows):
-        empty = ", ".join(f"rank {rank}" for rank, row in enumerate(rows) if row.micro_batches == 0)
-        where = f" on {empty}" if len(rows) > 1 else ""
+    of_each_rank = [int(row[1]) for row in rows]
+    by_rank = ", ".join(f"rank {rank}: {held}" for rank, held in enumerate(of_each_rank))
+    if 0 in of_each_rank:
         raise ValueError(
-            f"a window must hold at least one micro-batch, got an empty one{where}: "
-            "every rank takes part in the gradient's reduction, be it with a micro-batch whose count is 0"
+            f"a window must hold at least one micro-batch, got an empty one ({by_rank}): every rank takes part in the "
+            "gradient's reduction, be it with a micro-batch whose count is 0"
         )
-    if equally_many and len({row.micro_batches for row in rows}) > 1:
-        told = ", ".join(f"rank {rank}: {row.micro_batches:.0f}" for rank, row in enumerate(rows))
+    if equally_many and len(set(of_each_rank)) > 1:
         raise ValueError(
-            f"the ranks of a sharded model must have as many micro-batches in a window, got {told}: each forward "
+            f"the ranks of a sharded model must have as many micro-batches in a window, got {by_rank}: each forward "
             "gathers the shards of all. Deal as many to all ranks (course_lib.samplers does)"
         )
-    said = [row.windows for row in rows if not math.isnan(row.windows)]
-    ends = [windows for windows in said if windows.is_integer()]
-    if ends and max(said) > min(ends):
-        told = ", ".join(f"rank {rank}: {row.windows_said()}" for rank, row in enumerate(rows))
+    places = [f"window {int(number) or '?'} of {int(of) or '?'}" for _, _, number, of in rows]
+    if len(set(places)) > 1:
         raise ValueError(
-            f"the ranks have different numbers of windows ({told}): the longer ones would wait forever. Give all "
-            "ranks as many batches (course_lib.samplers deals them so), or cut all to as many with itertools.islice"
+            "the ranks have different numbers of windows ("
+            + ", ".join(f"rank {rank}: {place}" for rank, place in enumerate(places))
+            + "): the longer ones would wait forever. Give all ranks as many batches (course_lib.samplers deals them "
+            "so), or cut all to as many with itertools.islice"
         )
+    if not sum(counts) > 0:
+        raise NothingToAverage(
+            f"the total count of {'the window' if number is None else f'window {number}'} must be above 0, got 0 over "
+            f"{counted(len(rows), 'rank')}: there is nothing to average. Leave such micro-batches out on all ranks, or "
+            "take larger windows"
+        )
+    return sum(counts)
 
 
 # ------------------------------------------------------------------------------------------- what the caller gives
@@ -308,7 +263,7 @@ def _counts(count_fn: Callable[[Any], Any], micro_batches: list[Any]) -> tuple[l
 def checked_count(count: float | Tensor) -> float:
     """The count as a float, or a ValueError."""
     try:
-        number = math.nan if isinstance(count, str | bytes) else float(count)
+        number = float(count)
     except (TypeError, ValueError, RuntimeError):
         number = math.nan
     if not 0 <= number < math.inf:
@@ -319,12 +274,12 @@ def checked_count(count: float | Tensor) -> float:
 def checked_loss_sum(loss: Tensor, count: float) -> Tensor:
     """The loss itself, or a ValueError where it is no sum over `count` samples, as far as its graph tells.
 
-    Seen: a mean, a sum divided by `count` (above 2), or a ratio (Dice), also as the first of several terms, divided,
-    negated, cast, reshaped, or times a number below 2. One over features is taken for a mean: `loss * 1` passes.
+    Seen: a mean, or a sum divided by `count` (above 2), also as the first of several terms, divided, negated, cast,
+    reshaped, or times a number below 1. One over features is taken for a mean: `loss * 1` passes.
 
-    Bounds, not seen: a mean that is times 2 or more (its count, perhaps) or a learned weight, added to a sum, or gone
-    through another function (`clamp`, `sqrt`, a compiled one); a median; a `nanmean` that leaves some out; a sum
-    divided by another count than `count_fn`'s.
+    Bounds, not seen: a mean that is times 1 or more (its count, perhaps) or a learned weight, added to a sum, or gone
+    through another function (`clamp`, `sqrt`, a compiled one); a median; a ratio (Dice); a `nanmean` that leaves some
+    out; a sum divided by another count than `count_fn`'s.
     """
     if not isinstance(loss, Tensor) or loss.dim():
         got = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, Tensor) else repr(loss)
@@ -352,11 +307,7 @@ def _takes_one(fn: Callable[..., Any]) -> bool:
 
 
 def _check_reduction(model: nn.Module, reduction: Reduction, group: dist.ProcessGroup | None) -> None:
-    if any_outside(reduction.replicas, (parameter for parameter in model.parameters() if parameter.requires_grad)):
-        raise ValueError(
-            "model holds parameters outside DistributedDataParallel, whose gradients would stay each rank's own: wrap "
-            "all that is trained"
-        )
+    refuse_what_is_outside_ddp(reduction.replicas, model.parameters())
     refuse_what_ddp_never_reduces(reduction.replicas)
     for replica in reduction.replicas:
         if replica.static_graph:

@@ -2,16 +2,12 @@
 
 import pytest
 import torch
-from lightning.pytorch import LightningModule
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from course_lib.accumulation import accumulate
-from course_lib.callbacks import StepAudit
 from course_lib.launch import RankError, run_ranks
-from course_lib.resume import ResumableDataLoader
 from course_lib.skipping import StepGuard
-from tests.trainer_oracle import quiet_trainer
 
 
 def small_net(frozen):
@@ -61,37 +57,3 @@ def test_a_loop_refuses_what_ddp_never_reduces(kind):
     assert torch.equal(first.value, second.value)
     [alone] = run_ranks(train_in_a_loop, 1, args=(kind, True), timeout=120)
     assert not torch.equal(alone.value, small_net(True)[0].weight)
-
-
-class Thaws(LightningModule):
-    def __init__(self, frozen_first):
-        super().__init__()
-        self.net = small_net(frozen_first)
-
-    def on_fit_start(self):
-        self.net[0].requires_grad_(False)
-
-    def on_train_epoch_start(self):
-        self.net[0].requires_grad_(self.current_epoch > 0)
-
-    def training_step(self, batch):
-        return self.net(batch).square().mean()
-
-    def configure_optimizers(self):
-        return torch.optim.SGD(self.parameters(), 0.1)
-
-
-def train_in_a_trainer(rank, frozen_first):
-    module = Thaws(frozen_first)
-    strategy = "ddp_find_unused_parameters_true"
-    trainer = quiet_trainer(devices=2, strategy=strategy, max_epochs=2, callbacks=[StepAudit(strict=True)])
-    trainer.fit(module, ResumableDataLoader(torch.randn(8, 3), batch_size=2))
-    return module.net[0].weight.detach().clone()
-
-
-@pytest.mark.thorough
-def test_a_trainer_refuses_what_ddp_never_reduces():
-    with pytest.raises(RankError, match=r"net\.0\.weight was frozen when DistributedDataParallel wrapped the model"):
-        run_ranks(train_in_a_trainer, 2, args=(True,), timeout=120)
-    first, second = run_ranks(train_in_a_trainer, 2, args=(False,), timeout=120)
-    assert torch.equal(first.value, second.value)

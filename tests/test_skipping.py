@@ -250,13 +250,12 @@ def test_a_guard_adds_no_collective_and_a_vote_adds_one():
     assert (voted, skipped_by_vote) == (plain - plain // 6 + 6, 1)
 
 
-def test_a_vote_is_anybodys_and_may_be_waited_for_later():
+def test_a_vote_is_anybodys():
     def ask(rank):
-        ballot = vote(rank == 1, async_op=True)
-        return ballot.wait(), ballot.wait(), vote(False), vote(True)
+        return vote(rank == 1), vote(False), vote(True)
 
-    assert [result.value for result in run_ranks(ask)] == [(True, True, False, True)] * 2
-    assert vote(True) is True and vote(False, async_op=True).wait() is False
+    assert [result.value for result in run_ranks(ask)] == [(True, False, True)] * 2
+    assert vote(True) is True and vote(False) is False
 
 
 @pytest.mark.thorough
@@ -413,7 +412,7 @@ def test_every_second_batch_bad_for_200_steps(tmp_path):
     assert lines[1] == {
         "run": lines[0]["run"], "attempt": 4, "updates": 2, "epoch": 0, "batch_indices": [3],
         "sample_indices": [15, 16, 17, 18, 19], "rank": 0, "reason": "non-finite loss", "caused_here": True,
-        "norm": "nan", "norm_limit": None, "overflow": False,
+        "norm": "nan", "norm_limit": None,
     }  # fmt: skip
 
 
@@ -486,17 +485,17 @@ def test_a_line_that_a_crash_cut_off_costs_no_other(tmp_path):
 def test_a_journal_without_skips_and_no_journal(tmp_path, capsys):
     make_guard(journal=tmp_path / "j.jsonl")
     assert summarize(tmp_path / "j.jsonl") == "0 attempts skipped."
-    assert main([str(tmp_path / "none.jsonl")]) == 1
+    with pytest.raises(SystemExit, match="1"):
+        main([str(tmp_path / "none.jsonl")])
     assert capsys.readouterr().err == f"cannot read {tmp_path / 'none.jsonl'}: No such file or directory\n"
 
 
 @pytest.mark.skipif(not os.path.exists("/dev/full"), reason="a device that is always full")
 def test_training_goes_on_with_a_full_disk_and_says_so_once():
-    guard = make_guard(journal="/dev/full")
     with pytest.warns(UserWarning, match="/dev/full.*training goes on"):
-        skip_one(guard)
+        guard = make_guard(journal="/dev/full")
     assert [skip_one(guard) for _ in range(3)] == [False] * 3  # a second warning would be an error
-    assert guard.skipped == 4
+    assert guard.skipped == 3
 
 
 def test_training_goes_on_with_a_read_only_disk_and_says_so_once(tmp_path, monkeypatch):
@@ -513,18 +512,6 @@ def test_training_goes_on_with_a_read_only_disk_and_says_so_once(tmp_path, monke
 
 
 # ------------------------------------------------------------------------------------------ bad input
-
-
-def test_a_rank_alone_with_its_guard_raises_within_the_timeout():
-    def lonely(rank):
-        model = DistributedDataParallel(make_model())
-        if rank == 0:
-            StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1), timeout=0.5)
-        else:
-            loss_of(model, make_batch(0)).backward()
-
-    with pytest.raises(RankError, match=r"rank 0 made a StepGuard, and rank 1 did not within 0.5 s"):
-        run_ranks(lonely, timeout=120)
 
 
 def test_what_one_rank_knows_too_late_is_an_error_and_no_silent_update():
@@ -657,17 +644,10 @@ def test_bad_arguments(arguments, message):
         make_guard(**arguments)
 
 
-def test_what_is_no_model_and_no_state_of_a_guard_is_refused():
+def test_what_is_no_model_is_refused():
     model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     with pytest.raises(ValueError, match=r"model must be a torch\.nn\.Module, got SGD"):
-        StepGuard(optimizer, model)
-    guard = StepGuard(model, optimizer)
-    with pytest.raises(
-        ValueError, match=r"no state of a StepGuard: it has no 'attempts', only \['param_groups', 'state'\]"
-    ):
-        guard.load_state_dict(optimizer.state_dict())
-    assert guard.attempts == 0
+        StepGuard(torch.optim.SGD(model.parameters(), lr=0.1), model)
 
 
 def test_a_loss_of_many_elements_is_refused():
@@ -942,13 +922,6 @@ def test_a_detector_without_a_scale_judges_nothing():
     assert detector.limit < math.inf
 
 
-def test_a_schedule_that_follows_a_metric_is_refused():
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    with pytest.raises(ValueError, match="got ReduceLROnPlateau: step it yourself"):
-        StepGuard(model, optimizer, scheduler=torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
-
-
 def test_a_forward_past_the_model_is_noticed_in_the_first_window():
     model = make_model()
     guard = StepGuard(model, torch.optim.SGD(model.parameters(), lr=0.1))
@@ -973,7 +946,7 @@ def head_outside(rank):
 
 
 def test_parameters_that_ddp_does_not_reduce_are_refused():
-    with pytest.raises(RankError, match="the optimizer holds parameters outside DistributedDataParallel"):
+    with pytest.raises(RankError, match="some parameters that are trained are outside DistributedDataParallel"):
         run_ranks(head_outside, timeout=120, backend="gloo")
 
 
@@ -991,18 +964,7 @@ def test_parameters_that_are_not_the_models_are_refused():
     assert not guard.step() and state_of(model, head) == before
 
 
-# ------------------------------------------------------------------------------------------ one guard a model
-
-
-def test_a_second_guard_of_a_model_closes_the_first():
-    model = make_model(batch_norm=False)
-    for module in (model, nn.Sequential(model), model[-1]):
-        first = StepGuard(model, torch.optim.SGD(model[0].parameters(), lr=0.1))
-        second = StepGuard(module, torch.optim.SGD(model[-1].parameters(), lr=0.1))
-        with pytest.raises(RuntimeError, match="Of parameters that two optimizers step together, make one guard"):
-            first.step()
-        second.backward(loss_of(module, make_batch(0)) if module is not model[-1] else module(torch.ones(1, 6)).sum())
-        assert second.step()
+# ------------------------------------------------------------------------------------------ guards and copies
 
 
 def test_the_parts_of_a_gan_have_guards_of_their_own():
@@ -1011,18 +973,6 @@ def test_the_parts_of_a_gan_have_guards_of_their_own():
     for part, size, bad in ((0, 2, True), (1, 4, False)):
         guards[part].backward(both[part](torch.full((3, size), NAN if bad else 1.0)).sum())
     assert [guard.step() for guard in guards] == [False, True]
-
-
-def test_a_guard_made_again_takes_the_place_of_the_first():
-    # As a notebook's cell does that is run twice: the optimizer is another one, of the same parameters.
-    model = make_model()
-    first, second = make_guard(model), make_guard(model)
-    second.backward(loss_of(model, make_batch(0)))
-    assert second.step()
-    for use in (lambda: first.backward(loss_of(model, make_batch(0))), first.step, lambda: first.reject("late")):
-        with pytest.raises(RuntimeError, match=r"this guard was closed, by close\(\) or because another"):
-            use()
-    assert len(model._forward_pre_hooks) == 1
 
 
 def test_a_guard_that_nobody_holds_is_gone():
@@ -1070,12 +1020,6 @@ def test_a_file_of_a_guarded_model_needs_nothing_of_this_library(tmp_path):
     done = subprocess.run([sys.executable, "-c", code, tmp_path / "model.pt"], capture_output=True, text=True)
     assert done.stdout == "torch.Size([2, 1])\n", done.stderr
     assert guard.model is model
-
-
-def test_an_average_of_another_model_is_refused():
-    model = make_model()
-    with pytest.raises(ValueError, match="averages must be made of the guard's model"):
-        make_guard(model, averages=AveragedModel(model[0]))
 
 
 def test_an_optimizer_whose_step_needs_a_closure_is_refused():
@@ -1210,16 +1154,6 @@ def test_what_a_forward_writes_to_a_trained_parameter_is_not_taken_back():
     norms = model.words.weight.detach().norm(dim=1)
     looked_up, others = 0.5, 3**0.5
     torch.testing.assert_close(norms, torch.tensor([others, looked_up, looked_up, others, others, others]))
-
-
-def test_what_cannot_be_averaged_or_stepped_is_told_before_a_step():
-    model = make_model()
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    assert len(StepGuard(model, optimizer, averages=nn.ModuleList([AveragedModel(model)])).averages) == 1
-    with pytest.raises(ValueError, match="got one of str, which has no update_parameters"):
-        StepGuard(model, optimizer, averages={"ema": AveragedModel(model)})
-    with pytest.raises(ValueError, match=r"scheduler must be one that has a step\(\), got list"):
-        StepGuard(model, optimizer, scheduler=[LambdaLR(optimizer, lambda step: 1.0)])
 
 
 def test_journals_whose_name_has_brackets_are_found_on_all_ranks(tmp_path):

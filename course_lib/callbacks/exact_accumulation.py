@@ -14,6 +14,7 @@ from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signatu
 from torch.optim import Optimizer
 
 from course_lib._lightning import SHOULD_ACCUMULATE
+from course_lib._ranks import world_size_of
 from course_lib.accumulation import (
     NothingToAverage,
     checked_count,
@@ -142,14 +143,10 @@ class ExactAccumulation(TellsOfWindows):
         if not self._counts:  # done already; or one device, and training_step returned None for the whole window
             return
         k = trainer.accumulate_grad_batches
-        number = self._batch_idx // k + 1
         counts, self._counts = self._counts, {}
         try:
-            total = count_window(
-                sum(counts.values()),
-                micro_batches=len(counts),
-                number=number,
-                number_of_windows=number if trainer.is_last_batch else None,
+            self.global_count = count_window(
+                sum(counts.values()), micro_batches=len(counts), number=self._batch_idx // k + 1
             )
         except NothingToAverage:
             skippers = callbacks_of_kind(trainer, SkipBadSteps)
@@ -157,10 +154,9 @@ class ExactAccumulation(TellsOfWindows):
                 raise
             skippers[0].reject_on_all_ranks("no sample of the window has a label")
             return
-        self.global_count = total.global_count
         for parameter in pl_module.parameters():
             if parameter.grad is not None:
-                parameter.grad.mul_(k * total.world_size / total.global_count)
+                parameter.grad.mul_(k * world_size_of() / self.global_count)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         self._replaced.close()

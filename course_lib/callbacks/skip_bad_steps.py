@@ -53,7 +53,7 @@ class SkipBadSteps(TellsOfWindows):
         sample_indices: ``sample_indices(batch)`` -> the batch's indices in the dataset, for the journal. Default: asked
             from the loader's sampler, where its order is a function of (seed, epoch): ``course_lib.samplers``, a
             ``DistributedSampler``, no shuffling. With a Trainer's own shuffling on one device they stay unknown.
-        spike_factor, history, min_history, max_consecutive_skips, journal, timeout: See :class:`StepGuard`.
+        spike_factor, history, min_history, max_consecutive_skips, journal: See :class:`StepGuard`.
 
     Attributes:
         attempts: Optimizer steps that the Trainer tried.
@@ -78,7 +78,6 @@ class SkipBadSteps(TellsOfWindows):
         min_history: int = 16,
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
-        timeout: float = 60.0,
     ) -> None:
         SpikeDetector(spike_factor, history=history, min_history=min_history)  # raises now, not when training starts
         check_limits(None, max_consecutive_skips)
@@ -89,7 +88,6 @@ class SkipBadSteps(TellsOfWindows):
             min_history=min_history,
             max_consecutive_skips=max_consecutive_skips,
             journal=journal,
-            timeout=timeout,
         )
         self._guard: StepGuard | None = None
         self._state: Mapping[str, Any] = {}

@@ -53,19 +53,18 @@ class BufferSnapshot:
             )
 
     @torch.no_grad()
-    def put_back(self) -> None:
-        """Restore all buffers, in the tensors that held them; one that a module has replaced as well."""
-        for held in self._held or ():
-            held.module._buffers[held.name] = held.buffer
-            held.buffer.copy_(held.copy)
+    def put_back(self, where: Tensor | None = None) -> None:
+        """Restore all buffers, in the tensors that held them: one that a module has replaced as well.
 
-    @torch.no_grad()
-    def put_back_where(self, bad: Tensor) -> None:
-        """The same where a 0-dim bool tensor is true. Nothing is read by the host."""
+        With ``where``, a 0-dim bool tensor, where that is true. Nothing is read by the host.
+        """
         for held in self._held or ():
             now = held.module._buffers[held.name]
-            if now is not None:
-                now.copy_(torch.where(bad.to(now.device), held.copy, now))
+            if where is None or now is None:
+                held.buffer.copy_(held.copy)
+            else:
+                held.buffer.copy_(torch.where(where.to(now.device), held.copy, now))
+            held.module._buffers[held.name] = held.buffer
 
     def drop(self) -> None:
         self._held = None
@@ -90,6 +89,6 @@ class _TakeAtForward:
             snapshot.take()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # What a copy, or a file, has in this hook's place: an empty dict's `get`, which gives a forward's inputs back
-        # as they came, and needs nothing of this library.
+        # What a copy, or a file, has in this hook's place: an empty dict's `get`, which does nothing, and needs nothing
+        # of this library.
         return getattr, ({}, "get")

@@ -18,11 +18,10 @@ LEAST_SPREAD = 0.1
 class SpikeDetector:
     """Judge a norm against those that were accepted before it: robustly, and never fed what it rejected.
 
-    A mean and a standard deviation are moved by the very values that they should find: one spike of 1e6 widens them for
-    as long as it is remembered. The median and the median absolute deviation (MAD) stay within the range of the good
-    norms until half of the history is bad. The limit is ``median + factor · max(1.4826 · MAD, 0.1 · median)``: with a
-    factor of 10 at least twice the median. A jump that lasts is rejected as well, until ``max_consecutive_skips`` ends
-    the run.
+    A mean and a standard deviation are moved by the very values that they should find. The median and the median
+    absolute deviation (MAD) stay within the range of the good norms until half of the history is bad. The limit is
+    ``median + factor · max(1.4826 · MAD, 0.1 · median)``: with a factor of 10 at least twice the median. A jump that
+    lasts is rejected as well, until ``max_consecutive_skips`` ends the run.
 
     Args:
         factor: How many robust standard deviations above the median are still accepted; None accepts all finite norms.

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import os
-import weakref
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
+from datetime import UTC, datetime
 from typing import Any
 
 import torch
@@ -14,7 +14,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from course_lib._ranks import rank_of_this_process, reduction_of, refuse_what_ddp_never_reduces, world_size_of
+from course_lib._ranks import (
+    gathered,
+    rank_of_this_process,
+    reduction_of,
+    refuse_what_ddp_never_reduces,
+    world_size_of,
+)
 from course_lib._tensors import parameters_of
 from course_lib.skipping import requirements
 from course_lib.skipping.buffers import BufferSnapshot
@@ -24,7 +30,7 @@ from course_lib.skipping.gradients import gradient_norm, gradients_of, norm_of_a
 from course_lib.skipping.journal import Journal
 from course_lib.skipping.lr_schedules import follow_skip
 from course_lib.skipping.nan_signal import NanSignal, own_reason
-from course_lib.skipping.ranks import meet_other_ranks, vote
+from course_lib.skipping.ranks import vote
 from course_lib.skipping.skips import (
     NO_GRADIENT,
     NON_FINITE_GRADIENT,
@@ -36,23 +42,18 @@ from course_lib.skipping.skips import (
     WindowLocation,
 )
 
-_guards: weakref.WeakSet[StepGuard] = weakref.WeakSet()
-"""Those that judge steps now."""
-
 
 class StepGuard:
     """Update, or skip on all ranks: parameters, optimizer state, buffers, schedule, scaler and averages stay.
 
-    A window is what lies behind one ``step()``: one micro-batch, or several that are accumulated. Each rank decides by
-    the norm of its gradients after DDP's reduction, which are the same everywhere, so that no collective is needed:
-
-    - not finite: a NaN or an infinity on any rank (``backward`` sees to it that a loss that is not finite arrives);
-    - above what the accepted norms before it allow, with ``spike_factor`` (see :class:`SpikeDetector`): decided by the
-      norm's last bit, so on devices of one kind;
-    - none at all: no parameter got a gradient.
+    A window is what lies behind one ``step()``: one micro-batch, or several that are accumulated. It is skipped where
+    the gradients are not finite (``backward`` sees to it that a loss that is not finite arrives in them), where their
+    norm is above what the accepted ones before it allow (``spike_factor``), and where no parameter has one. Each rank
+    decides by the gradients after DDP's reduction, which are the same everywhere: no collective is needed. Gradients
+    stay, as after ``optimizer.step()``: zero them.
 
     What one rank alone knows goes the same way: :meth:`reject` before the window's last backward. By :func:`vote` and
-    :meth:`skip` all ranks skip before their forward. Gradients stay, as after ``optimizer.step()``: zero them.
+    :meth:`skip` all ranks skip before their forward.
 
     Where ``fully_shard`` has sharded the model, the ranks hold different gradients: one small vote a step tells all of
     them the norm over all shards, and who has rejected.
@@ -61,11 +62,12 @@ class StepGuard:
     ``scaler`` nor ``averages``, the device decides and the host does not wait for it: ``step`` returns a 0-dim bool
     tensor, and counters, journal and schedule follow at the next ``step``, before its update, or at ``flush()``.
 
-    A parameter has one guard, the last that was made: the one before is closed. Copies and files of a model have none.
+    A guard is made on every rank, in the same order, as DDP is: one collective agrees on the run's name. A copy or a
+    file of its model has none.
 
-    Bounds, not taken back: the random generators (dropout has drawn its masks, so the run goes on with others than one
-    that never saw the batch); what a forward writes to a parameter (``nn.Embedding(max_norm=1)``, a codebook: make it a
-    buffer); and state that is neither parameter nor buffer, that of DDP's communication hooks included.
+    Bounds, not taken back: the random generators (dropout has drawn its masks); what a forward writes to a parameter
+    (``nn.Embedding(max_norm=1)``, a codebook: make it a buffer); and state that is neither parameter nor buffer. A
+    spike is decided by the norm's last bit, so ranks need devices of one kind.
 
     Args:
         model: What the forward goes through: a ``DistributedDataParallel``, a module sharded by ``fully_shard``, a
@@ -78,20 +80,20 @@ class StepGuard:
         scheduler: Stepped after each update, never after a skip. A ``LambdaLR`` asks for its factor again after a skip,
             at the same count, so that a rate of ``course_lib.schedules`` can go by attempts, as the sizes do: ``lambda
             update: factor(guard.attempts)``.
-        scaler: A ``torch.amp.GradScaler`` of this optimizer alone; ``step`` unscales, steps and updates it. Where
-            finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as skipped.
-            A loss that is not finite, a spike and ``reject`` leave the scaler as it was. To tell the two apart the
-            ranks vote, but only in windows whose gradients are not finite. Not for shards.
+        scaler: A ``torch.amp.GradScaler`` of this optimizer alone, and no shards'; ``step`` unscales, steps and updates
+            it. Where finite losses overflow in half precision, the scale is lowered as usual, and the attempt counts as
+            skipped; any other skip leaves it as it was. To tell the two apart the ranks vote, but only in windows whose
+            gradients are not finite.
         averages: ``AveragedModel`` (or several): its ``update_parameters`` is called after each update.
-        max_norm: Clip the accepted gradients to this norm, by the norm that the guard has taken anyway. A loop that
-            clips before ``step`` hides spikes from the guard, and by value (``clip_grad_value_``) infinities too.
-        spike_factor: How many robust standard deviations above the median a norm may be; None judges no norm.
+        max_norm: Clip the accepted gradients to this norm. A loop that clips before ``step`` hides spikes from the
+            guard, and by value (``clip_grad_value_``) infinities too.
+        spike_factor: How many robust standard deviations above the median a norm may be (:class:`SpikeDetector`); None
+            judges no norm.
         history: How many accepted norms are remembered.
         min_history: How many there must be before one is judged.
         max_consecutive_skips: This many skips in a row end the run with :class:`TooManySkips`; None: never.
         journal: Where to write a line for each skip; other ranks write beside it. See :class:`Journal`.
         group: The ranks that step together. Default: those of DDP or the shards, else the default group.
-        timeout: Seconds to wait for the other ranks to make their guard.
 
     Attributes:
         attempts: Steps tried: updates and skips.
@@ -101,7 +103,6 @@ class StepGuard:
     Raises:
         ValueError: An argument out of range, an optimizer that needs a closure or holds parameters that the model does
             not have, tensor parallelism, FSDP1, a mesh of two dimensions.
-        RuntimeError: Another rank made no guard within ``timeout`` seconds.
     """
 
     def __init__(
@@ -119,7 +120,6 @@ class StepGuard:
         max_consecutive_skips: int | None = 50,
         journal: str | os.PathLike[str] | None = None,
         group: dist.ProcessGroup | None = None,
-        timeout: float = 60.0,
     ) -> None:
         reduction = reduction_of(model)
         self.scaler = scaler if scaler is not None and scaler.is_enabled() else None
@@ -129,18 +129,14 @@ class StepGuard:
         requirements.check_limits(max_norm, max_consecutive_skips)
         self.model, self.optimizer, self.scheduler = model, optimizer, scheduler
         self.averages = (averages,) if hasattr(averages, "update_parameters") else tuple(averages)
-        requirements.check_averages(model, self.averages)
         self.max_norm, self.max_consecutive_skips = max_norm, max_consecutive_skips
         self.detector = SpikeDetector(spike_factor, history=history, min_history=min_history)
         self._replicas, self._sharded = reduction.replicas, bool(reduction.shards)
         self._group = group or reduction.group
         self._world_size, self._rank = world_size_of(self._group), rank_of_this_process()
         self._on_device = takes_found_inf(optimizer) and not (self.scaler or self.averages or self._sharded)
-        for other in list(_guards):
-            if not set(model.parameters()).isdisjoint(other.model.parameters()):
-                other.close()
-        _guards.add(self)
-        self._run = meet_other_ranks(self._group, timeout)
+        made = gathered([datetime.now(UTC).timestamp()], self._group)[0][0]
+        self._run = datetime.fromtimestamp(made, UTC).isoformat(timespec="microseconds")
         self._journal = None if journal is None else Journal(journal, self._rank)
         self._attempts = self._updates = 0
         self._skips_in_a_row: list[Skip] = []
@@ -179,12 +175,10 @@ class StepGuard:
         So they are where those of the loss itself are finite (a constant, no valid target, a mean over an empty mask).
         For whoever calls backward otherwise: ``fabric.backward(guard.mark(loss))``.
         """
-        self._check_in_charge()
         return self._signal.mark(loss, parameters_of(self.optimizer))
 
     def reject(self, reason: str) -> None:
         """Have all ranks skip this window, for what this rank alone knows: no collective, before its last backward."""
-        self._check_in_charge()
         self._signal.reject(str(reason), parameters_of(self.optimizer))
 
     def step(
@@ -203,11 +197,11 @@ class StepGuard:
             RuntimeError: A window was rejected after its last backward, or a loss was not finite and its gradients
                 were: other ranks have not heard of it.
         """
-        self._check_in_charge()
+        refuse_what_ddp_never_reduces(self._replicas)
         self.flush()
         location = WindowLocation(epoch, batch_indices, sample_indices)
         gradients = gradients_of(self.optimizer)
-        if self._on_device and self._have_stepped(gradients) and self._host_would_wait(gradients):
+        if self._device_decides(gradients):
             return self._step_on_device(location, gradients)
         scaler = self.scaler if gradients else None
         if scaler is not None:
@@ -227,37 +221,24 @@ class StepGuard:
         self._raise_if_too_many()
         return skip is None
 
-    def judge(
-        self,
-        *,
-        epoch: int | None = None,
-        batch_indices: int | Iterable[int] | None = None,
-        sample_indices: Samples = None,
-    ) -> Skip | None:
+    def judge(self, **location: Any) -> Skip | None:
         """The first half of ``step()``, for trainers that call the optimizer themselves: None, or what is skipped.
 
         When it returns, buffers are restored, counters moved and the journal is written. The caller must update if it
         is None, and only then; optimizer, scaler, schedule and averages are the caller's. ``flush()`` afterwards
-        raises :class:`TooManySkips`. Gradients are expected to be unscaled.
+        raises :class:`TooManySkips`. Gradients are expected to be unscaled. Arguments as of ``step``.
         """
-        self._check_in_charge()
-        return self._judge(WindowLocation(epoch, batch_indices, sample_indices), gradients_of(self.optimizer))
+        refuse_what_ddp_never_reduces(self._replicas)
+        return self._judge(WindowLocation(**location), gradients_of(self.optimizer))
 
-    def skip(
-        self,
-        reason: str,
-        *,
-        epoch: int | None = None,
-        batch_indices: int | Iterable[int] | None = None,
-        sample_indices: Samples = None,
-        caused_here: bool | None = None,
-    ) -> bool:
-        """Skip this window unseen, and return False: all ranks alike, after a vote, and ahead of a forward of DDP's."""
-        self._check_in_charge()
+    def skip(self, reason: str, **location: Any) -> bool:
+        """Skip this window unseen, and return False: all ranks alike, after a vote, and ahead of a forward of DDP's.
+
+        Arguments as of ``step``.
+        """
         self.flush()
         self.abandon()
-        location = WindowLocation(epoch, batch_indices, sample_indices)
-        self._count_skip(str(reason), location, None, math.inf, bad_here=bool(caused_here), overflow=False)
+        self._count_skip(str(reason), WindowLocation(**location), None, math.inf, caused_here=False)
         self._raise_if_too_many()
         return False
 
@@ -288,10 +269,9 @@ class StepGuard:
         self._raise_if_too_many()
 
     def close(self) -> None:
-        """Let the model go: its forwards no longer copy buffers, and it may have another guard."""
+        """Let the model go: its forwards no longer copy buffers."""
         self._settle()
         self._end_window()
-        _guards.discard(self)
         self._buffers.hook.remove()
 
     def state_dict(self) -> dict[str, Any]:
@@ -301,7 +281,6 @@ class StepGuard:
         return own | {"norms": list(self.detector.accepted), "skips": [asdict(skip) for skip in self._skips_in_a_row]}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        requirements.check_state(state)
         self._settle()
         self._end_window()  # a forward before the checkpoint was loaded began none
         self._attempts, self._updates = int(state["attempts"]), int(state["updates"])
@@ -313,22 +292,13 @@ class StepGuard:
 
     # --------------------------------------------------------------------------------------------- the decision
 
-    def _check_in_charge(self) -> None:
-        if self not in _guards:
-            raise RuntimeError(
-                "this guard was closed, by close() or because another guard was made of the same parameters: use that "
-                "one, or make another. Of parameters that two optimizers step together, make one guard of one "
-                "optimizer; of parts that step apart (a generator, a discriminator), a guard of each part's module"
-            )
-        refuse_what_ddp_never_reduces(self._replicas)
-
     def _judge(self, location: WindowLocation, gradients: list[Tensor]) -> Skip | None:
         if gradients:
             self._buffers.check_taken()
         total = gradient_norm(gradients)
-        value, loss_factor = self._signal.beside(total).tolist()  # what waits for a device, once
+        value, factor = self._signal.beside(total).tolist()  # what waits for a device, once
         norm = value if gradients else None
-        own = own_reason(self._signal.rejections, loss_factor)
+        own = own_reason(self._signal.rejections, factor)
         if self._sharded:
             norm = norm_of_all_shards(norm if own is None else math.nan, self._group)
             total.fill_(math.nan if norm is None else norm)
@@ -343,12 +313,29 @@ class StepGuard:
         return skip
 
     def _conclude(self, location: WindowLocation, norm: float | None, limit: float, own: str | None) -> Skip | None:
-        """Count a window as an update, or as the skip that is returned."""
+        """Count a window as an update, or as the skip that is returned; ``own`` is why this rank itself finds it bad.
+
+        The ranks agree on whether, and each has its own words for why.
+        """
         not_finite = norm is not None and not math.isfinite(norm)
-        overflow = self.scaler is not None and not_finite and not vote(own is not None, group=self._group)
-        reason = OVERFLOW if overflow else self._reason(norm, limit, own)
+        if self.scaler is not None and not_finite and not vote(own is not None, group=self._group):
+            reason: str | None = OVERFLOW
+        elif norm is None:
+            reason = own or NO_GRADIENT
+        elif not_finite:
+            reason = own or NON_FINITE_GRADIENT
+        elif norm > limit:
+            reason = SPIKE
+        elif own is not None and self._world_size > 1:
+            raise RuntimeError(
+                f"rank {self._rank} found its window bad ({own}), and the reduced gradients don't show it: the other "
+                "ranks would update. Call reject() before the window's last backward, and run the backward with "
+                "guard.backward(loss), or on guard.mark(loss)"
+            )
+        else:
+            reason = own
         if reason is not None:
-            return self._count_skip(reason, location, norm, limit, bad_here=own is not None, overflow=overflow)
+            return self._count_skip(reason, location, norm, limit, caused_here=own is not None)
         assert norm is not None
         self._attempts += 1
         self._updates += 1
@@ -356,24 +343,8 @@ class StepGuard:
         self.detector.accept(norm)
         return None
 
-    def _reason(self, norm: float | None, limit: float, own: str | None) -> str | None:
-        """Why this window is skipped, or None: the ranks agree on whether, and each has its ``own`` words for why."""
-        if norm is None:
-            return own or NO_GRADIENT
-        if not math.isfinite(norm):
-            return own or NON_FINITE_GRADIENT
-        if norm > limit:
-            return SPIKE
-        if own is not None and self._world_size > 1:
-            raise RuntimeError(
-                f"rank {self._rank} found its window bad ({own}), and the reduced gradients don't show it: the other "
-                "ranks would update. Call reject() before the window's last backward, and run the backward with "
-                "guard.backward(loss), or on guard.mark(loss)"
-            )
-        return own
-
     def _count_skip(
-        self, reason: str, location: WindowLocation, norm: float | None, limit: float, *, bad_here: bool, overflow: bool
+        self, reason: str, location: WindowLocation, norm: float | None, limit: float, *, caused_here: bool
     ) -> Skip:
         self._attempts += 1
         skip = Skip(
@@ -382,10 +353,9 @@ class StepGuard:
             updates=self._updates,
             rank=self._rank,
             reason=reason,
-            caused_here=True if bad_here or self._world_size == 1 else None,
+            caused_here=True if caused_here or self._world_size == 1 else None,
             norm=norm,
             norm_limit=limit if math.isfinite(limit) else None,
-            overflow=overflow,
             **location.fields(),
         )
         self._skips_in_a_row.append(skip)
@@ -416,10 +386,11 @@ class StepGuard:
     def _host_would_wait(self, gradients: list[Tensor]) -> bool:
         return gradients[0].device.type != "cpu"
 
-    def _have_stepped(self, gradients: list[Tensor]) -> bool:
-        """A parameter's first step makes its state, whatever found_inf says: that one is decided on the host."""
-        with_gradient = (p for p in parameters_of(self.optimizer) if p.grad is not None)
-        return bool(gradients) and self._stepped.issuperset(with_gradient)
+    def _device_decides(self, gradients: list[Tensor]) -> bool:
+        """Not of a parameter's first step, which makes its state, whatever found_inf says."""
+        if not (self._on_device and gradients and self._host_would_wait(gradients)):
+            return False
+        return self._stepped.issuperset(p for p in parameters_of(self.optimizer) if p.grad is not None)
 
     def _step_on_device(self, location: WindowLocation, gradients: list[Tensor]) -> Tensor:
         self._buffers.check_taken()
@@ -427,10 +398,10 @@ class StepGuard:
         evidence = self._signal.beside(norm)
         bad = ~torch.isfinite(norm) | (norm > limit)
         if self._world_size == 1:
-            bad |= evidence[1].isnan() | bool(self._signal.rejections)
+            bad |= evidence[1].isnan()
         if self.max_norm is not None:
             torch.nn.utils.clip_grads_with_norm_(parameters_of(self.optimizer), self.max_norm, norm)
-        self._buffers.put_back_where(bad)
+        self._buffers.put_back(where=bad)
         self._pending = PendingDecision(location, limit, self._signal.rejections, HostCopy(evidence))
         self._end_window()
         step_unless(self.optimizer, bad)
@@ -441,7 +412,7 @@ class StepGuard:
         if self._pending is None:
             return
         pending, self._pending = self._pending, None
-        norm, loss_factor = pending.evidence.read()
-        own = own_reason(pending.rejections, loss_factor)
+        norm, factor = pending.evidence.read()
+        own = own_reason(pending.rejections, factor)
         if self._conclude(pending.location, norm, pending.limit, own) is None:
             self._after_update()

@@ -27,42 +27,32 @@ class Journal:
     """
 
     def __init__(self, path: str | os.PathLike[str], rank: int = 0) -> None:
-        self.path = path_of_rank(Path(path), rank)
-        self._prepared = False
+        path = Path(path)
+        self.path = path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
         self._warned = False
-        self._attempt(b"")
+        self._append(b"")  # what can't be written to is told now, and a run without a skip has a file
 
     def write(self, skip: Skip) -> None:
         line = json.dumps({name: _jsonable(value) for name, value in asdict(skip).items()}, allow_nan=False)
-        self._attempt(line.encode() + b"\n")
+        self._append(line.encode() + b"\n")
 
-    def _attempt(self, line: bytes) -> None:
+    def _append(self, line: bytes) -> None:
         try:
-            self._append(line)
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            with self.path.open("a+b", buffering=0) as file:
+                if file.tell():
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":  # what a crash or a full disk has cut off costs no other line
+                        line = b"\n" + line
+                file.write(line)
         except OSError as error:
             if not self._warned:
                 self._warned = True
                 warnings.warn(
                     f"the journal of skipped steps can't be written to {self.path} ({error.strerror or error}): "
                     "training goes on, and what is skipped meanwhile is not recorded",
-                    stacklevel=5,
+                    stacklevel=4,
                 )
-
-    def _append(self, line: bytes) -> None:
-        if not self._prepared:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
-        with self.path.open("a+b", buffering=0) as file:
-            if not self._prepared and file.tell():
-                file.seek(-1, os.SEEK_END)
-                line = b"\n" * (file.read(1) != b"\n") + line  # what a crash has cut off costs no other line
-            if line:
-                file.write(line)
-        self._prepared = True
-
-
-def path_of_rank(path: Path, rank: int) -> Path:
-    """Where a rank's lines are: ``journal.jsonl``, ``journal.rank1.jsonl``, …"""
-    return path if rank == 0 else path.with_name(f"{path.stem}.rank{rank}{path.suffix}")
 
 
 def read_journal(path: str | os.PathLike[str]) -> tuple[list[Skip], int]:

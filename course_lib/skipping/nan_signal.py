@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -21,7 +21,7 @@ class NanSignal:
 
     def __init__(self) -> None:
         self.rejections: list[str] = []
-        self._loss_factor: Tensor | None = None  # 1, or NaN from the first loss on that was not finite
+        self._factor: Tensor | None = None  # 1, or NaN from the first loss on that was not finite, or was rejected
         self._hooks: dict[Tensor, Any] = {}
 
     def mark(self, loss: Tensor, parameters: Iterable[Tensor]) -> Tensor:
@@ -37,48 +37,41 @@ class NanSignal:
         if loss.device.type == "cpu" and math.isfinite(loss.item()):  # a loss on another device is not waited for
             return loss
         factor = loss.detach() * 0 + 1
-        before = self._loss_factor
-        self._loss_factor = factor.reshape(()) if before is None else before * factor.reshape(())
-        self._hook(_one_that_is_reached(loss, parameters), self._times_loss_factor)
+        self._multiply_by(factor.reshape(()), _one_that_is_reached(loss, parameters))
         return loss * factor
 
-    def reject(self, reason: str, parameters: Iterable[Tensor]) -> None:
+    def reject(self, reason: str, parameters: Sequence[Tensor]) -> None:
         """Make the gradients of all parameters NaN, from the next backward until ``reset``: nothing masks them all."""
         self.rejections.append(reason)
-        self._hook(parameters, _all_nan)
+        self._multiply_by(torch.full((), math.nan, device=parameters[0].device), parameters)
 
     def beside(self, norm: Tensor) -> Tensor:
-        """The norm and, after it, NaN where a marked loss was not finite: one tensor, so that the host waits once."""
-        factor = torch.ones_like(norm) if self._loss_factor is None else self._loss_factor.to(norm)
+        """The norm and, after it, NaN where this rank found its window bad: one tensor, so that the host waits once."""
+        factor = torch.ones_like(norm) if self._factor is None else self._factor.to(norm)
         return torch.stack([norm, factor])
 
     def reset(self) -> None:
         self.rejections = []
-        self._loss_factor = None
+        self._factor = None
         for hook in self._hooks.values():
             hook.remove()
         self._hooks = {}
 
-    def _hook(self, parameters: Iterable[Tensor], function: Callable[[Tensor], Tensor]) -> None:
+    def _multiply_by(self, factor: Tensor, parameters: Iterable[Tensor]) -> None:
+        self._factor = factor if self._factor is None else self._factor * factor
         for parameter in parameters:
             if parameter.requires_grad and parameter not in self._hooks:
-                self._hooks[parameter] = parameter.register_hook(function)
+                self._hooks[parameter] = parameter.register_hook(self._times_factor)
 
-    def _times_loss_factor(self, gradient: Tensor) -> Tensor:
-        if self._loss_factor is None:  # the window has ended
-            return gradient
-        return _all_nan(gradient) if self.rejections else gradient * self._loss_factor.to(gradient.device)
+    def _times_factor(self, gradient: Tensor) -> Tensor:
+        return gradient if self._factor is None else gradient * self._factor.to(gradient.device)
 
 
-def own_reason(rejections: list[str], loss_factor: float) -> str | None:
+def own_reason(rejections: list[str], factor: float) -> str | None:
     """Why this rank itself finds a window bad; None where it doesn't."""
-    if not rejections and loss_factor == 1:
+    if factor == 1:
         return None
     return "; ".join(rejections) or NON_FINITE_LOSS
-
-
-def _all_nan(gradient: Tensor) -> Tensor:
-    return gradient * math.nan
 
 
 def _one_that_is_reached(loss: Tensor, parameters: Iterable[Tensor]) -> Iterable[Tensor]:

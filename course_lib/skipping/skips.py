@@ -43,8 +43,11 @@ class Skip:
     """Of the gradients after the reduction; None where there were none."""
     norm_limit: float | None
     """What a norm had to stay below; None where norms were not judged."""
-    overflow: bool = False
-    """The loss was finite, and its scaled gradients were not: the scale is lowered, and no batch is at fault."""
+
+    @property
+    def overflow(self) -> bool:
+        """The loss was finite, and its scaled gradients were not: the scale is lowered, and no batch is at fault."""
+        return self.reason == OVERFLOW
 
     def place(self) -> str:
         parts = [f"attempt {self.attempt}"]
@@ -62,12 +65,10 @@ class TooManySkips(RuntimeError):
 
     def __init__(self, skips: Sequence[Skip]) -> None:
         self.skips = list(skips)
-        told = [f"{skip.place()}: {skip.reason}" for skip in self.skips]
-        if len(told) > 20:
-            told[10:-10] = [f"… {len(told) - 20:,} more (in the error's `skips`) …"]
+        told = "\n".join(f"  {skip.place()}: {skip.reason}" for skip in self.skips)
         super().__init__(
             f"{len(self.skips):,} steps in a row were skipped, as many as max_consecutive_skips allows. Parameters and "
-            "optimizer are as they were before the first of them:\n  " + "\n  ".join(told)
+            f"optimizer are as they were before the first of them:\n{told}"
         )
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -77,9 +78,9 @@ class TooManySkips(RuntimeError):
 class WindowLocation(NamedTuple):
     """Where a window is in the data, as the loop gave it: read only when the window is skipped, as reading may wait."""
 
-    epoch: int | None
-    batch_indices: int | Iterable[int] | None
-    sample_indices: Samples
+    epoch: int | None = None
+    batch_indices: int | Iterable[int] | None = None
+    sample_indices: Samples = None
 
     def fields(self) -> dict[str, Any]:
         """The fields of a :class:`Skip`, in plain ints."""

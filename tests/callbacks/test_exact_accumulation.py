@@ -412,11 +412,6 @@ BAD_ON_BOTH = {
         lambda rank: ragged(4 + rank),
         "the ranks have different numbers of batches (rank 0: 4, rank 1: 5)",
     ),
-    "streams of other numbers of windows": (
-        Classifier,
-        lambda rank: DataLoader(Stream(ragged(6 + 3 * rank)), batch_size=None),
-        "the ranks have different numbers of windows (rank 0: 2, rank 1: more than 2)",
-    ),
 }
 
 
