@@ -100,6 +100,8 @@ def test_largest_size(remembered):
     fitted = fit(10**9, max_batch_size=48)
     assert fitted.batch_size == 48
     assert fit(10**9, max_batch_size=1).batch_size == 1
+    assert fit(PEAKS(1), max_batch_size=2).batch_size == 1
+    assert fit(PEAKS(2), max_batch_size=3).batch_size == 2
 
 
 def test_a_table_per_shape():

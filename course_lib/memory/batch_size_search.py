@@ -104,9 +104,10 @@ class Search:
     def largest_predicted(self) -> int:
         """The largest allowed size of which a prediction says that it fits. Other ranks are not asked."""
         # CUDA's allocator rounds to 512 bytes. Of very small batches, that rounding would be taken for the slope.
-        small = 64 if self.device.type == "cuda" else 2
-        for size in (small, 2 * small):
-            self.predict(min(size, self.beyond - 1))
+        most = self.beyond - 1
+        small = max(1, min(64 if self.device.type == "cuda" else 2, most // 2))
+        for size in (small, min(2 * small, most)):
+            self.predict(size)
         fits = 0
         for _ in range(MAX_PREDICTIONS):
             size = self.rounded(self.largest_expected(above=fits))
@@ -146,7 +147,7 @@ class Search:
     def on_lines(self, size: int) -> int:
         """The highest of the lines through the two known sizes that are nearest."""
         near = sorted(sorted(self.points, key=lambda known: abs(known - size))[:2])
-        if size in near or len(near) == 1:  # of one alone, no other size is considered
+        if size in near:
             return max(self.points[size])
         first, second = (self.points[known] for known in near)
         if len(first) != len(second):  # other operators at another size
