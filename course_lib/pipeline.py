@@ -27,7 +27,7 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 
 from course_lib._arguments import int_of_at_least
-from course_lib._draws import twin_of
+from course_lib._sample_seeds import twin_of
 
 __all__ = ["predict_throughput", "simulate_pipeline", "trace"]
 

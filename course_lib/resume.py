@@ -27,7 +27,7 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, DistributedSampler, IterableDataset
 
-from course_lib._draws import epoch_of_this_batch, iterator_with_draws
+from course_lib._sample_seeds import epoch_of_this_batch, iterator_with_draws
 from course_lib.samplers import EpochBatchSampler, ShuffledBatchSampler
 from course_lib.samplers.epoch import SamplerTail
 

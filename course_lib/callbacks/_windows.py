@@ -9,7 +9,7 @@ from lightning.pytorch.callbacks import OnExceptionCheckpoint
 from lightning.pytorch.utilities.rank_zero import rank_zero_warn
 
 from course_lib._lightning import TIME_BETWEEN_SAVES
-from course_lib.callbacks._going_on import begun_window
+from course_lib.callbacks._refused_resumes import begun_window
 from course_lib.callbacks._trainer import callbacks_of_kind, longest_window
 from course_lib.callbacks.exact_resume import ExactResume
 

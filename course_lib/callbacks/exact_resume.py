@@ -29,7 +29,7 @@ from torch.optim import LBFGS
 
 from course_lib._generators import seed_generators
 from course_lib._lightning import COMBINED_LOADER, LAST_BATCH_REACHED, RESULTS, SHOULD_ACCUMULATE
-from course_lib.callbacks import _going_on
+from course_lib.callbacks import _clean_point, _refused_resumes
 from course_lib.callbacks._clean_point import BATCHES, CleanPoint, Parts, plain_attributes, put_modes
 from course_lib.callbacks._other_ranks import since_ranks
 from course_lib.callbacks._replaced_methods import (
@@ -120,7 +120,7 @@ class ExactResume(Callback):
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         self._leave(trainer)
         self._parts = Parts(trainer)
-        _going_on.count_batches_again(trainer)  # one epoch may be longer than another
+        _clean_point.count_batches_again(trainer)  # one epoch may be longer than another
         self._seed_generators(trainer)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
@@ -156,7 +156,7 @@ class ExactResume(Callback):
         self._end(trainer)
 
     def _end(self, trainer: Trainer) -> None:
-        _going_on.ask_the_loops_again(trainer)
+        _clean_point.ask_the_loops_again(trainer)
         self._replaced.close()
 
     def _come_to(self, trainer: Trainer, **where: Any) -> None:
@@ -165,14 +165,14 @@ class ExactResume(Callback):
         self._seed_generators(trainer)
 
     def _leave(self, trainer: Trainer) -> None:
-        _going_on.ask_the_loops_again(trainer)
+        _clean_point.ask_the_loops_again(trainer)
         if self._stands and self._point is not None:
             self._point.see_what_was_saved(trainer)
         self._stands = False
 
     def _end_batch(self, trainer: Trainer) -> None:
         if not SHOULD_ACCUMULATE.of(trainer.fit_loop.epoch_loop)():
-            self._come_to(trainer, validation_waits=_going_on.validation_is_due(trainer))
+            self._come_to(trainer, validation_waits=_clean_point.validation_is_due(trainer))
 
     def _end_validation(self, trainer: Trainer) -> None:
         point, begun = self._point, trainer.fit_loop.epoch_loop.batch_progress.total.ready
@@ -279,10 +279,10 @@ class ExactResume(Callback):
         if trainer.fit_loop.epoch_loop.batch_progress.total.ready:
             self._refuse(trainer, "this Trainer has trained before, and keeps what no checkpoint sets: make a new one")
         loops = copy.deepcopy(checkpoint["loops"]["fit_loop"])
-        _going_on.say_that_batches_are_counted_again(checkpoint)
+        _clean_point.say_that_batches_are_counted_again(checkpoint)
         self._since_ranks = since_ranks(checkpoint, trainer.world_size)
         if own is None:
-            self._refuse(trainer, _going_on.begun_window(trainer, checkpoint))
+            self._refuse(trainer, _refused_resumes.begun_window(trainer, checkpoint))
             return
         if (version := own.get("version", 1)) != VERSION:
             self._refuse(
@@ -291,7 +291,7 @@ class ExactResume(Callback):
                 "with the course_lib that saved it",
             )
             return
-        self._refuse(trainer, _going_on.why_refused(trainer, own["point"], loops))
+        self._refuse(trainer, _refused_resumes.why_refused(trainer, own["point"], loops))
         self._to_go_on = own["point"] and own["point"] | {"loops": loops}
 
     def go_on(self, trainer: Trainer, pl_module: LightningModule) -> None:
@@ -301,11 +301,11 @@ class ExactResume(Callback):
         self._parts = Parts(trainer)
         own, self._to_go_on = self._to_go_on, None
         where = {"between_epochs": own["between_epochs"], "validation_waits": own["validation_waits"]}
-        self._refuse(trainer, _going_on.why_a_monitor_cannot_go_on(trainer, own["gathered"]))
+        self._refuse(trainer, _refused_resumes.why_a_monitor_cannot_go_on(trainer, own["gathered"]))
         # Not as a Trainer tells it, which has counted the epoch's batches for the ranks that there are now.
         is_over = own["between_epochs"] or own["loops"][BATCHES]["is_last_batch"]
-        self._refuse(trainer, _going_on.why_loaders_are_elsewhere(trainer, is_over=is_over))
-        _going_on.put_loaders(trainer, between_epochs=own["between_epochs"], is_over=is_over)
+        self._refuse(trainer, _refused_resumes.why_loaders_are_elsewhere(trainer, is_over=is_over))
+        _clean_point.put_loaders(trainer, between_epochs=own["between_epochs"], is_over=is_over)
         device = trainer.strategy.root_device
         trainer.callback_metrics.update({name: value.to(device) for name, value in own["logged"].items()})
         if own["stopped_early"] and callbacks_of_kind(trainer, EarlyStopping):
@@ -325,7 +325,7 @@ class ExactResume(Callback):
                 "made. Where training goes by it, make it a buffer, or give it back from get_extra_state"
             )
         self._point = CleanPoint.of(trainer, self._parts, self.state_key, loops=own["loops"], **where)
-        _going_on.put_loops(trainer, **where)
+        _clean_point.put_loops(trainer, **where)
 
     def _refuse(self, trainer: Trainer, why: str) -> None:
         if why and self.strict:

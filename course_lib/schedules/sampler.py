@@ -16,7 +16,7 @@ from course_lib.samplers.permutation import BLOCK
 from course_lib.schedules.schedule import SizeSchedule
 from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import SizedIndex
-from course_lib.schedules.walk import RunPosition, ScheduledEpochs, Walk
+from course_lib.schedules.stage_steps import RunPosition, ScheduledEpochs, Walk
 
 
 class ScheduledBatchSampler(StepsSampler):

@@ -23,8 +23,8 @@ from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.batch_sizes import fit_budget, pixels
 from course_lib.schedules.schedule_plan import SchedulePlan
 from course_lib.schedules.sized import Size, checked_size, size_text
+from course_lib.schedules.stage_steps import RunPosition, Walk
 from course_lib.schedules.stages import SizeStage, Stages, Unit
-from course_lib.schedules.walk import RunPosition, Walk
 from course_lib.steps.arguments import ShortWindow, checked_run, refuse_within_an_epoch
 
 

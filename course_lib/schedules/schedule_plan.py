@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 from course_lib.schedules.sized import size_text
+from course_lib.schedules.stage_steps import ScheduledEpochs
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.schedules.walk import ScheduledEpochs
 from course_lib.steps import StepPlan
 
 LrRule = Literal["linear", "sqrt", "none"]

@@ -47,11 +47,13 @@ PLANTED = {
         "callbacks/_clean_point.py", "for name, value in self.module.items() if name in state", "for name, value in ()"
     ),
     "a validation that waits is passed over": Planted(
-        "callbacks/exact_resume.py", "validation_waits=_going_on.validation_is_due(trainer)", "validation_waits=False"
+        "callbacks/exact_resume.py",
+        "validation_waits=_clean_point.validation_is_due(trainer)",
+        "validation_waits=False",
     ),
     "batches are counted once": Planted(
         "callbacks/exact_resume.py",
-        "_going_on.count_batches_again(trainer)  # one epoch may be longer",
+        "_clean_point.count_batches_again(trainer)  # one epoch may be longer",
         "pass  # one epoch",
     ),
     "a window's tail is dropped": Planted("accumulation.py", "if not window:", "if len(window) < k:"),

@@ -1,8 +1,4 @@
-"""A Trainer put at the clean point of a checkpoint: its loops, its loaders, what is still to come; or why it cannot.
-
-Lightning reads from its counters where a checkpoint was saved, and passes over what was to come next. Here a checkpoint
-says it: behind which batch or epoch it was, and whether a validation waits.
-"""
+"""Why a checkpoint is not one to go on from, in a sentence; or ``""``."""
 
 from __future__ import annotations
 
@@ -11,55 +7,13 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from lightning.pytorch.loops.evaluation_loop import RestartStage
 from torch.utils.data import DataLoader, IterableDataset
 
-from course_lib._lightning import (
-    COMBINED_LOADER,
-    DATA_FETCHER,
-    EVALUATION_STAGE,
-    RESTARTING,
-    RESUMING,
-    STATES_TO_LOAD,
-    VALIDATION_IS_DUE,
-    count_limited,
-)
+from course_lib._lightning import COMBINED_LOADER
 from course_lib._words import counted
 from course_lib.callbacks._clean_point import BATCHES, EPOCHS
 from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind
-from course_lib.resume import COUNTED_AGAIN, ResumableDataLoader
-
-
-def put_loops(trainer: Trainer, *, between_epochs: bool, validation_waits: bool) -> None:
-    """Have the loops make next what comes behind a clean point."""
-    fit_loop = trainer.fit_loop
-    epoch_loop = fit_loop.epoch_loop
-    RESTARTING.put(fit_loop, False)  # else an epoch that is resumed within does not step its ReduceLROnPlateau
-    epoch_loop.val_loop.restarting = False  # a validation is made whole
-    if between_epochs:
-        epoch_loop.restarting = False
-        RESUMING.put(fit_loop, False)  # the epoch's order is drawn when it begins, behind our seeds
-        fit_loop.reset_restart_stage()
-        return
-    if validation_waits:
-        EVALUATION_STAGE.put(epoch_loop.val_loop, RestartStage.RESTARTED_MID_EVALUATION)
-    # At an epoch's end the loop takes a validation that is due and does not wait for one that has been made.
-    stays = validation_waits or epoch_loop.batch_progress.is_last_batch
-    VALIDATION_IS_DUE.put(epoch_loop, lambda _: stays)
-
-
-def ask_the_loops_again(trainer: Trainer) -> None:
-    """Whether a validation is due: from the first batch on, the loop says it itself."""
-    vars(trainer.fit_loop.epoch_loop).pop(VALIDATION_IS_DUE.name, None)
-
-
-def validation_is_due(trainer: Trainer) -> bool:
-    """Behind this batch, and not only because the run has been told to stop."""
-    told, trainer.should_stop = trainer.should_stop, False
-    try:
-        return bool(VALIDATION_IS_DUE.of(trainer.fit_loop.epoch_loop)(DATA_FETCHER.of(trainer.fit_loop)))
-    finally:
-        trainer.should_stop = told
+from course_lib.resume import ResumableDataLoader
 
 
 def why_loaders_are_elsewhere(trainer: Trainer, *, is_over: bool) -> str:
@@ -104,54 +58,6 @@ def _order_is_known(loader: Any) -> bool:
         return False
     parts = [type(part).__module__ for part in (batches, sampler) if part is not None]
     return all(module.startswith(("torch.utils.data.", "torchdata.")) for module in parts)
-
-
-def put_loaders(trainer: Trainer, *, between_epochs: bool, is_over: bool) -> None:
-    """Where an epoch's batches have all been read, at the next epoch; else behind those of the clean point."""
-    fit_loop = trainer.fit_loop
-    stateful = [one for one in COMBINED_LOADER.of(fit_loop).flattened if hasattr(one, "load_state_dict")]
-    # Lightning loads no states between epochs, nor where the module has asked for the number of batches before.
-    not_loaded = list(zip(stateful, STATES_TO_LOAD.of(fit_loop), strict=False))
-    STATES_TO_LOAD.put(fit_loop, [])
-    for loader, state in not_loaded:
-        if not (is_over and isinstance(loader, ResumableDataLoader)):
-            loader.load_state_dict(state)
-            if is_over:
-                iter(loader)  # over what is left of the epoch that ended: nothing
-    for loader in stateful if is_over else ():
-        if isinstance(loader, ResumableDataLoader):
-            loader.set_epoch(trainer.current_epoch + (not between_epochs))
-    count_batches_again(trainer)
-    if not_loaded and not is_over:
-        iter(DATA_FETCHER.of(fit_loop))
-
-
-def say_that_batches_are_counted_again(checkpoint: dict[str, Any]) -> None:
-    """Have a resumable loader take its state from this checkpoint on other ranks, which it would refuse."""
-    for state in checkpoint["loops"]["fit_loop"]["state_dict"].get("combined_loader", []):
-        if isinstance(state, dict) and "position" in state:  # others refuse a key that they do not know
-            state[COUNTED_AGAIN] = True
-
-
-def count_batches_again(trainer: Any) -> None:
-    """Give a Trainer the number of batches that its training loaders have in the epoch at which they stand now.
-
-    It counts once, before it restores a loader, and for all epochs. On other ranks the rest of an epoch has another
-    length, and the next ones have a third.
-    """
-    fit_loop = trainer.fit_loop
-    combined = COMBINED_LOADER.of(fit_loop)
-    lengths: list[Any] = [sized_len(loader) for loader in combined.flattened]
-    if None in lengths or not any(isinstance(loader, ResumableDataLoader) for loader in combined.flattened):
-        return
-    limits = [count_limited(length, trainer.limit_train_batches) for length in lengths]
-    if limits == combined.limits and fit_loop.max_batches in limits:
-        return
-    combined.limits = limits
-    iter(DATA_FETCHER.of(fit_loop))  # counts, and a resumable loader fetches nothing before its first batch is wanted
-    fit_loop.max_batches = sized_len(combined)
-    if isinstance(trainer.val_check_interval, float) and fit_loop.max_batches != float("inf"):
-        trainer.val_check_batch = max(1, int(fit_loop.max_batches * trainer.val_check_interval))
 
 
 def why_refused(trainer: Trainer, own: dict[str, Any] | None, loops: dict[str, Any]) -> str:
