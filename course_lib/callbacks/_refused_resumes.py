@@ -7,7 +7,13 @@ from typing import Any
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Trainer
 from lightning.pytorch.callbacks import EarlyStopping, ModelCheckpoint
-from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data import (
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SubsetRandomSampler,
+    WeightedRandomSampler,
+)
 
 from course_lib._lightning import COMBINED_LOADER
 from course_lib._words import counted
@@ -34,9 +40,15 @@ def why_loaders_are_elsewhere(trainer: Trainer, *, is_over: bool) -> str:
         return ""
     done = counted(trainer.fit_loop.epoch_loop.batch_progress.current.ready, "batch", "batches")
     for loader in loaders:
-        if hasattr(loader, "load_state_dict") and sized_len(loader) is not None:
+        what = ""
+        if sized_len(loader) is None:
+            what = "has no length, and is read ahead"
+        elif not hasattr(loader, "load_state_dict"):
+            what = "does not know where it was"
+        elif _draws_its_order_anew(loader):
+            what = "knows how many batches it gave, and not the order that its sampler drew"
+        if not what:
             continue
-        what = "does not know where it was" if sized_len(loader) is not None else "has no length, and is read ahead"
         return (
             f"this checkpoint was saved within an epoch, after {done}, and a {type(loader).__name__} {what}: some "
             "samples would come twice, or never. Take a course_lib.resume.ResumableDataLoader, or resume from a "
@@ -58,6 +70,13 @@ def _order_is_known(loader: Any) -> bool:
         return False
     parts = [type(part).__module__ for part in (batches, sampler) if part is not None]
     return all(module.startswith(("torch.utils.data.", "torchdata.")) for module in parts)
+
+
+def _draws_its_order_anew(loader: Any) -> bool:
+    """Whether it has one of torch's own samplers that draw, which torchdata's loader reads again up to its place."""
+    samplers = (getattr(loader, "sampler", None), getattr(getattr(loader, "batch_sampler", None), "sampler", None))
+    drawing = (RandomSampler, SubsetRandomSampler, WeightedRandomSampler)
+    return any(type(one) in drawing for one in samplers) and not isinstance(loader, ResumableDataLoader)
 
 
 def why_refused(trainer: Trainer, own: dict[str, Any] | None, loops: dict[str, Any]) -> str:

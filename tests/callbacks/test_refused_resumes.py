@@ -13,7 +13,7 @@ from lightning.pytorch.callbacks import (
     WeightAveraging,
 )
 from lightning.pytorch.utilities.exceptions import MisconfigurationException
-from torch.utils.data import DataLoader, RandomSampler
+from torch.utils.data import DataLoader, RandomSampler, WeightedRandomSampler
 
 from course_lib.callbacks import CheckpointError, ExactAccumulation, ExactResume, SkipBadSteps, StepAudit
 from course_lib.resume import ResumableDataLoader
@@ -120,6 +120,24 @@ def test_an_order_by_a_generator_of_its_own_is_refused_at_an_epochs_end_as_well(
     fit(ExactResume(), Saves(tmp_path), data=of_its_own())
     with pytest.raises(CheckpointError, match="from a generator of its own, or from a sampler without a state"):
         fit(ExactResume(), data=of_its_own(), ckpt_path=tmp_path / "0-5.ckpt")
+
+
+class CountsItsBatches(DataLoader):
+    """Has a state as torchdata's: how many batches it gave, and of a sampler of torch's no more."""
+
+    def state_dict(self):
+        return {"given": 1}
+
+    def load_state_dict(self, state):
+        pass
+
+
+@TOLD
+def test_an_order_that_a_sampler_drew_is_refused_within_an_epoch(saved, tmp_path):
+    drawn = CountsItsBatches(SAMPLES, 2, sampler=WeightedRandomSampler([1.0] * 12, 12))
+    with pytest.raises(CheckpointError, match="knows how many batches it gave, and not the order that its sampler"):
+        fit(ExactResume(), data=drawn, ckpt_path=saved / "1-1.ckpt")
+    fit(ExactResume(), Saves(tmp_path), data=CountsItsBatches(SAMPLES, 2), ckpt_path=saved / "1-1.ckpt")
 
 
 @TOLD
