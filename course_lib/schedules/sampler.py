@@ -57,6 +57,8 @@ class ScheduledBatchSampler(StepsSampler):
         rank: int | None = None,
     ) -> None:
         self._place = RunPosition()
+        self._rest: tuple[tuple[Any, ...], ScheduledEpochs] | None = None
+        """What was found last for an iteration, and for which."""
         super().__init__(shuffle=shuffle, seed=seed, tail=tail, num_replicas=num_replicas, rank=rank)
         self.num_samples = int_of_at_least(1, "num_samples", num_samples)
         self.max_index = self.num_samples - 1
@@ -139,7 +141,12 @@ class ScheduledBatchSampler(StepsSampler):
 
     def _steps(self, position: int, world_size: int) -> ScheduledEpochs:
         """What an iteration has, which knows by itself where it begins."""
-        return self._walk(world_size).rest_of_epoch(self._here(world_size))
+        # A state asks several times in each step of a run, and to get there the epochs before are walked through.
+        dealt = self.schedule, self.num_samples, self.tail, world_size
+        asked = *dealt, self.epoch, self._position, self.steps_before, self._place
+        if self._rest is None or self._rest[0] != asked:
+            self._rest = asked, self._walk(world_size).rest_of_epoch(self._here(world_size))
+        return self._rest[1]
 
     def _walk(self, world_size: int) -> Walk:
         return Walk(self.schedule, self.num_samples, self.tail, world_size)
