@@ -18,8 +18,6 @@ def join_pretended_group(rank: int, world_size: int) -> None:
         from torch.testing._internal.distributed.fake_pg import FakeStore
 
         dist.init_process_group("fake", rank=rank, world_size=world_size, store=FakeStore())
-        groups: Any = dist.distributed_c10d._world.pg_map
-        groups[dist.group.WORLD] = ("fake", PretendedStore())
 
 
 def pretended_environment(rank: int, world_size: int) -> SimpleNamespace:
@@ -41,27 +39,6 @@ def pretended_environment(rank: int, world_size: int) -> SimpleNamespace:
         validate_settings=known,
         teardown=known,
     )
-
-
-class PretendedStore:
-    """A process group's store in which all other ranks have set what this one sets."""
-
-    def __init__(self) -> None:
-        self._values: dict[str, bytes] = {}
-        self._last = b""
-
-    def set(self, key: str, value: str | bytes) -> None:
-        self._last = value if isinstance(value, bytes) else value.encode()
-        self._values[key] = self._last
-
-    def get(self, key: str) -> bytes:
-        return self._values.get(key, self._last)
-
-    def wait(self, keys: list[str], timeout: object = None) -> None:
-        """Nothing is waited for."""
-
-    def check(self, keys: list[str]) -> bool:
-        return True
 
 
 _forgotten: list[Any] = []
