@@ -831,33 +831,41 @@ def test_a_sharded_model_accumulates_the_big_batchs_gradient(world_size, dtype):
             assert_near(ours.double(), theirs, 1e-12 if dtype == torch.float64 else 1e-6)
 
 
+def refusal_of(model, window, fn=loss_sum, **arguments):
+    with pytest.raises(ValueError) as caught:  # noqa: PT011 - the messages are compared by the caller
+        accumulate(model, window, fn, count, **arguments)
+    return str(caught.value)
+
+
+def assert_each_rank_says(messages, refusals_by_name):
+    for result in run_ranks(refusals_by_name, timeout=120):
+        for name, message in messages.items():
+            assert message in result.value[name]
+
+
 def test_what_a_sharded_models_ranks_cannot_do_is_an_error_of_all():
     def told_of_each(rank):
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.fsdp import fully_shard
 
-        def told(model, window, fn=loss_sum):
-            with pytest.raises(ValueError) as caught:  # noqa: PT011 - the messages are compared by the caller
-                accumulate(model, window, fn, count)
-            return str(caught.value)
-
         part = nn.ModuleList([nn.Linear(1, 1), sharded_net(rank)])
         pairs = init_device_mesh("cpu", (1, 2), mesh_dim_names=("copies", "shards"))
         return {
-            "unequal": told(sharded_net(rank), batches_of(*[3] * (rank + 1))),
-            "mean over nothing": told(sharded_net(rank), batches_of(3, masked=3) + batches_of(3), mean_times_count),
-            "partly": told(part, batches_of(3)),
-            "two dimensions": told(fully_shard(make_net(), mesh=pairs), batches_of(3)),
+            "unequal": refusal_of(sharded_net(rank), batches_of(*[3] * (rank + 1))),
+            "mean over nothing": refusal_of(
+                sharded_net(rank), batches_of(3, masked=3) + batches_of(3), mean_times_count
+            ),
+            "partly": refusal_of(part, batches_of(3)),
+            "two dimensions": refusal_of(fully_shard(make_net(), mesh=pairs), batches_of(3)),
         }
 
-    for result in run_ranks(told_of_each, timeout=120):
-        for name, message in {
-            "unequal": "must have as many micro-batches in a window, got rank 0: 1, rank 1: 2",
-            "mean over nothing": "the loss over a count of 0 must be 0, got NaN",
-            "partly": "(0 for parameters outside fully_shard, whose gradients would stay each rank's own)",
-            "two dimensions": "over one mesh of one dimension, got 1 meshes, of [2] dimensions",
-        }.items():
-            assert message in result.value[name]
+    messages = {
+        "unequal": "must have as many micro-batches in a window, got rank 0: 1, rank 1: 2",
+        "mean over nothing": "the loss over a count of 0 must be 0, got NaN",
+        "partly": "(0 for parameters outside fully_shard, whose gradients would stay each rank's own)",
+        "two dimensions": "over one mesh of one dimension, got 1 meshes, of [2] dimensions",
+    }
+    assert_each_rank_says(messages, told_of_each)
 
 
 def test_models_whose_reduction_it_does_not_know_are_refused():
@@ -865,37 +873,31 @@ def test_models_whose_reduction_it_does_not_know_are_refused():
         from torch.distributed.device_mesh import init_device_mesh
         from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-        mesh = init_device_mesh("cpu", (2,))
-
-        def told(model, window=None, **arguments):
-            with pytest.raises(ValueError) as caught:  # noqa: PT011 - the messages are compared by the caller
-                accumulate(model, window or batches_of(3), loss_sum, count, **arguments)
-            return str(caught.value)
+        mesh, parts = init_device_mesh("cpu", (2,)), {"0": ColwiseParallel(), "2": RowwiseParallel()}
 
         alone = [dist.new_group([number]) for number in range(2)][rank]
         replica = DistributedDataParallel(make_net())
         with replica.no_sync():
-            within = told(replica)
+            within = refusal_of(replica, batches_of(3))
         words = [(torch.tensor([0, 1, 1]), torch.tensor([0, 1, 2]))]
         return {
-            "static": told(DistributedDataParallel(make_net(), static_graph=True)),
+            "static": refusal_of(DistributedDataParallel(make_net(), static_graph=True), batches_of(3)),
             "within no_sync": within,
-            "of a smaller group": told(replica, group=alone),
-            "partly": told(nn.ModuleList([replica, nn.Linear(1, 1)])),
-            "sparse": told(nn.Embedding(2, 4, sparse=True), words),
-            "DTensor": told(parallelize_module(make_net(), mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})),
+            "of a smaller group": refusal_of(replica, batches_of(3), group=alone),
+            "partly": refusal_of(nn.ModuleList([replica, nn.Linear(1, 1)]), batches_of(3)),
+            "sparse": refusal_of(nn.Embedding(2, 4, sparse=True), words),
+            "DTensor": refusal_of(parallelize_module(make_net(), mesh, parts), batches_of(3)),
         }
 
-    for result in run_ranks(told_of_each, timeout=120):
-        for name, message in {
-            "DTensor": "over one mesh of one dimension, got DTensor parameters (tensor parallelism)",
-            "static": "static_graph=True does not go with no_sync in the first window",
-            "within no_sync": "accumulate was called within no_sync(), where DDP reduces nothing: call it outside",
-            "of a smaller group": "group has 1 ranks, the model's gradients are averaged over 2: leave group out",
-            "partly": "some parameters that are trained are outside DistributedDataParallel",
-            "sparse": "sparse gradients of a plain module are not averaged over ranks: wrap it in DDP",
-        }.items():
-            assert message in result.value[name]
+    messages = {
+        "DTensor": "over one mesh of one dimension, got DTensor parameters (tensor parallelism)",
+        "static": "static_graph=True does not go with no_sync in the first window",
+        "within no_sync": "accumulate was called within no_sync(), where DDP reduces nothing: call it outside",
+        "of a smaller group": "group has 1 ranks, the model's gradients are averaged over 2: leave group out",
+        "partly": "some parameters that are trained are outside DistributedDataParallel",
+        "sparse": "sparse gradients of a plain module are not averaged over ranks: wrap it in DDP",
+    }
+    assert_each_rank_says(messages, told_of_each)
 
 
 def test_a_masked_mean_of_nothing_in_the_last_micro_batch_spoils_no_rank():
