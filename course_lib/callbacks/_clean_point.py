@@ -267,9 +267,9 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
         unsaved = {name: part._buffers[name] for name in part._non_persistent_buffers_set}
         for name, value in (*vars(part).items(), *unsaved.items()):
             if isinstance(value, Tensor):
-                values[f"{path}.{name}".lstrip(".")] = (id(value), value._version)
+                values[_joined(path, name)] = (id(value), value._version)
             elif isinstance(value, bool | int | float | str) and not name.startswith("_") and name != "training":
-                values[f"{path}.{name}".lstrip(".")] = value
+                values[_joined(path, name)] = value
     return values
 
 

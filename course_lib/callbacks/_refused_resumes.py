@@ -40,20 +40,22 @@ def why_loaders_are_elsewhere(trainer: Trainer, *, is_over: bool) -> str:
         return ""
     done = counted(trainer.fit_loop.epoch_loop.batch_progress.current.ready, "batch", "batches")
     for loader in loaders:
-        what = ""
-        if sized_len(loader) is None:
-            what = "has no length, and is read ahead"
-        elif not hasattr(loader, "load_state_dict"):
-            what = "does not know where it was"
-        elif _draws_its_order_anew(loader):
-            what = "knows how many batches it gave, and not the order that its sampler drew"
-        if not what:
-            continue
-        return (
-            f"this checkpoint was saved within an epoch, after {done}, and a {type(loader).__name__} {what}: some "
-            "samples would come twice, or never. Take a course_lib.resume.ResumableDataLoader, or resume from a "
-            "checkpoint of an epoch's end"
-        )
+        if what := _why_its_place_is_lost(loader):
+            return (
+                f"this checkpoint was saved within an epoch, after {done}, and a {type(loader).__name__} {what}: some "
+                "samples would come twice, or never. Take a course_lib.resume.ResumableDataLoader, or resume from a "
+                "checkpoint of an epoch's end"
+            )
+    return ""
+
+
+def _why_its_place_is_lost(loader: Any) -> str:
+    if sized_len(loader) is None:
+        return "has no length, and is read ahead"
+    if not hasattr(loader, "load_state_dict"):
+        return "does not know where it was"
+    if _draws_its_order_anew(loader):
+        return "knows how many batches it gave, and not the order that its sampler drew"
     return ""
 
 

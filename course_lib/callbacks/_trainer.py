@@ -69,6 +69,11 @@ def longest_window(trainer: Trainer) -> int:
     return max(trainer.accumulate_grad_batches, *(accumulation_by_epoch(trainer) or {0: 1}).values())
 
 
+def has_trained(trainer: Trainer) -> bool:
+    """Whether a micro-batch has run in it: in a second fit, its ``global_step`` and its counters go on."""
+    return trainer.fit_loop.total_batch_idx >= 0
+
+
 def finders_of(trainer: Trainer) -> list[Callback]:
     """Those that try fits of their own when a ``fit`` starts."""
     return [*callbacks_of_kind(trainer, LearningRateFinder), *callbacks_of_kind(trainer, BatchSizeFinder)]

@@ -42,6 +42,7 @@ from course_lib.callbacks._replaced_methods import (
 from course_lib.callbacks._trainer import (
     callbacks_of_kind,
     finders_of,
+    has_trained,
     longest_window,
     refuse_another_lightning,
     refuse_stochastic_averaging,
@@ -276,7 +277,7 @@ class ExactResume(Callback):
             if own and not own.get("point"):
                 return  # what a finder puts back when it has found: nothing is trained yet
             self._refuse(trainer, "a finder of batch sizes or rates would train ahead of what is resumed: leave it out")
-        if trainer.fit_loop.epoch_loop.batch_progress.total.ready:
+        if has_trained(trainer):
             self._refuse(trainer, "this Trainer has trained before, and keeps what no checkpoint sets: make a new one")
         loops = copy.deepcopy(checkpoint["loops"]["fit_loop"])
         _clean_point.say_that_batches_are_counted_again(checkpoint)

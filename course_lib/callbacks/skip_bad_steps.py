@@ -19,7 +19,7 @@ from torch.utils.data import BatchSampler, DistributedSampler, SequentialSampler
 
 from course_lib._tensors import parameters_of
 from course_lib.callbacks._replaced_methods import replace_methods
-from course_lib.callbacks._trainer import callbacks_of_kind, require_plain_optimization
+from course_lib.callbacks._trainer import callbacks_of_kind, has_trained, require_plain_optimization
 from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.skipping import StepGuard
@@ -138,7 +138,7 @@ class SkipBadSteps(TellsOfWindows):
             other_strategies="whose ranks may not hold the same gradients: they could not decide alike",
         )
         self.tell_of_windows(trainer)
-        if trainer.fit_loop.total_batch_idx < 0:  # else a second fit of this Trainer, whose global_step goes on
+        if not has_trained(trainer):
             self._state = {}  # a checkpoint's comes after this hook
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:

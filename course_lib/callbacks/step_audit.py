@@ -15,7 +15,12 @@ from lightning.pytorch.callbacks import StochasticWeightAveraging
 from lightning.pytorch.utilities.rank_zero import rank_zero_info, rank_zero_warn
 from torch.optim import Optimizer
 
-from course_lib.callbacks._trainer import accumulation_by_epoch, callbacks_of_kind, refuse_another_lightning
+from course_lib.callbacks._trainer import (
+    accumulation_by_epoch,
+    callbacks_of_kind,
+    has_trained,
+    refuse_another_lightning,
+)
 from course_lib.callbacks._windows import TellsOfWindows
 from course_lib.callbacks.exact_resume import ExactResume
 from course_lib.callbacks.skip_bad_steps import attempts_of, skips_of
@@ -153,7 +158,7 @@ class StepAudit(TellsOfWindows):
         if stage == "fit":
             refuse_another_lightning("StepAudit", trainer)
             self.tell_of_windows(trainer)
-            if trainer.fit_loop.total_batch_idx < 0:  # else a second fit of this Trainer, whose global_step goes on
+            if not has_trained(trainer):
                 self._reset()  # a checkpoint's counts come after this hook
             self.plan = self._given_plan
             self.why_no_plan = "training did not begin: no batch, or nothing left to do"
