@@ -35,7 +35,6 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from course_lib._arguments import int_of_at_least
 from course_lib._loss_graph import is_mean
 from course_lib._ranks import (
     Reduction,
@@ -46,7 +45,7 @@ from course_lib._ranks import (
     those_with_nan,
     world_size_of,
 )
-from course_lib._words import counted
+from course_lib._words import counted, int_of_at_least
 
 __all__ = ["Accumulated", "accumulate", "windows"]
 

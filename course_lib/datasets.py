@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, IterableDataset, get_worker_info
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 
 __all__ = ["IntegerStream", "Integers", "load_digits", "load_words"]
 

@@ -26,8 +26,8 @@ from typing import Any
 
 from torch.utils.data import DataLoader, Dataset, IterableDataset, IterDataPipe, MapDataPipe, get_worker_info
 
-from course_lib._arguments import int_of_at_least
 from course_lib._sample_seeds import twin_of
+from course_lib._words import int_of_at_least
 
 __all__ = ["predict_throughput", "simulate_pipeline", "trace"]
 

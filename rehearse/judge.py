@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 from rehearse._own_files import landlock_version
 from rehearse.checks.bad_step import one_bad_batch
 from rehearse.checks.changes import judge_changes

@@ -20,8 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lib._arguments import int_of_at_least
-from course_lib._words import counted, first_of
+from course_lib._words import counted, first_of, int_of_at_least
 from rehearse._processes import ended_in_order
 from rehearse.checks.scripts.changes import judge_changes
 from rehearse.checks.scripts.dealing import judge_dealing

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from course_lib.schedules import ScheduledBatchSampler, SizeSchedule
 from course_lib.steps import max_steps_for, plan_steps
-from course_lib.steps.epochs import Window
+from course_lib.steps.counting import Window
 from tests.operations import operations
 from tests.test_schedules import STEPWISE, by_hand, random_schedule
 

@@ -18,7 +18,7 @@ from course_lib.launch import run_ranks
 from course_lib.samplers import ShardedBatchSampler, ShuffledBatchSampler, TwoStreamBatchSampler
 from course_lib.schedules import ScheduledBatchSampler, SizedDataset, SizeSchedule
 from course_lib.steps import max_steps_for, plan_steps
-from course_lib.steps.epochs import Window
+from course_lib.steps.counting import Window
 from tests import effort
 from tests.uneven_batches import UnevenBatches
 

@@ -7,8 +7,8 @@ import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from typing import Any
 
-from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back
+from course_lib._words import int_of_at_least
 from course_lib.conformance.rules import JUDGED_IN_ORDER, RESTS_ON
 from course_lib.conformance.tried import NOT_OFFERED, Breach, named_arguments
 from course_lib.conformance.violations import RULES, ConformanceReport, Shape, Violation, listed, named_rules

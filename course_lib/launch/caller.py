@@ -16,7 +16,7 @@ import psutil
 import torch
 import torch.distributed as dist
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 from course_lib.launch.ends import RankError, RankResult, readable_places
 from course_lib.launch.server import connect, forks_ranks
 from course_lib.launch.travel import Call, pack_call, pack_surroundings, unpack_exception

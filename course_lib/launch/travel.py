@@ -21,7 +21,7 @@ from typing import Any
 
 import cloudpickle
 
-from course_lib._job import variables_of_a_job
+from course_lib._processes import variables_of_a_job
 
 _ID_OF_CLASS = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_CLASS
 _CLASS_OF_ID = cloudpickle.cloudpickle._DYNAMIC_CLASS_TRACKER_BY_ID

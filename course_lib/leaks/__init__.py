@@ -1,7 +1,7 @@
 """What grows from step to step until a run is out of memory, and who holds it.
 
 `watch` has `watch_growth`. It lets `census` count what is alive after each step, and `processes` what this process and
-its children hold; `culprits` turns the numbers that grow into names, for which `holders` asks Python who holds an
+its children hold; `culprits` turns the numbers that grow into names, for which `naming` asks Python who holds an
 object, and `graphs` what a tensor's graph keeps.
 """
 

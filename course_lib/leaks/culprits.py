@@ -22,7 +22,7 @@ from course_lib._tensors import bytes_by_storage
 from course_lib._words import counted, readable_bytes
 from course_lib.leaks.census import Census, Count, series_of, tensors_in
 from course_lib.leaks.graphs import graph_roots
-from course_lib.leaks.holders import holder_of, is_ours, kind_of
+from course_lib.leaks.naming import holder_of, is_ours, kind_of
 from course_lib.leaks.trend import growth, slowest_third
 
 SMALL = 1024

@@ -24,8 +24,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from course_lib._arguments import int_of_at_least
-from course_lib._words import counted
+from course_lib._words import counted, int_of_at_least
 from course_lib.leaks.census import Census, series_of
 from course_lib.leaks.culprits import Culprit, find_culprits
 

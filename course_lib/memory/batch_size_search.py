@@ -19,9 +19,8 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_map
 
-from course_lib._arguments import int_of_at_least
 from course_lib._tensors import bytes_by_storage, needs_closure, parameters_of
-from course_lib._words import readable_bytes
+from course_lib._words import int_of_at_least, readable_bytes
 from course_lib.memory.ledger import tensors_in
 from course_lib.memory.measuring import device_of_parameters, measure_peak
 from course_lib.memory.predicting import PeakPrediction, default_loss, predict_peak

@@ -23,10 +23,9 @@ from torch._subclasses.fake_tensor import (
 from torch.optim import Optimizer
 from torch.utils._pytree import tree_leaves, tree_map
 
-from course_lib._arguments import int_of_at_least
 from course_lib._generators import generators_put_back, held_by
 from course_lib._tensors import parameters_of
-from course_lib._words import readable_bytes
+from course_lib._words import int_of_at_least, readable_bytes
 from course_lib.memory.allocator import CachingAllocator
 from course_lib.memory.fakes import OnTheCpu, without_data
 from course_lib.memory.ledger import Entry, Peak, Storage, StorageLedger, tensors_in

@@ -14,9 +14,12 @@ Every sampler has ``set_epoch``, ``state_dict`` and ``load_state_dict``, and a p
 trainers call ``batch_sampler.sampler.set_epoch``. Without ``num_replicas`` and ``rank`` they are those of the process
 group, read when iterated. Seeds are mixed by ``numpy.random.SeedSequence``: ``seed + epoch`` would give
 (seed 0, epoch 1) the order of (seed 1, epoch 0).
+
+Ranks are dealt their part in `dealing_evenly` (samples in turn: `shuffled`, `two_streams`) and `dealing_whole_batches`
+(batches of any size: `sharded`); `in_steps` is the base of those that deal in steps, `epoch` that of all.
 """
 
-from course_lib.samplers.counting import count_batches_everywhere
+from course_lib.samplers.batches_everywhere import count_batches_everywhere
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.samplers.permutation import IndexPermutation
 from course_lib.samplers.sharded import ShardedBatchSampler

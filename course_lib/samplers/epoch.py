@@ -14,8 +14,8 @@ from typing import Any, Literal, Self
 
 from torch.utils.data import SequentialSampler
 
-from course_lib._arguments import int_of_at_least
 from course_lib._ranks import rank_of_this_process, world_size_of
+from course_lib._words import int_of_at_least
 
 SamplerTail = Literal["spread", "drop", "pad"]
 """What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""

@@ -7,11 +7,11 @@ from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any, Protocol
 
-from course_lib._arguments import int_of_at_least
 from course_lib._ranks import world_size_of
+from course_lib._words import int_of_at_least
 from course_lib.samplers.epoch import EpochBatchSampler
 from course_lib.steps import StepPlan
-from course_lib.steps.epochs import EqualBatches
+from course_lib.steps.counting import EqualBatches
 from course_lib.steps.planning import Dealing, plan_dealt
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 
 Ints = NDArray[np.int64]
 

@@ -14,9 +14,9 @@ from torch.utils.data import DistributedSampler, Sampler
 
 from course_lib._generators import GLOBAL, generators_put_back, held_by, seed_generator
 from course_lib._occurrences import Repeats, with_occurrences
+from course_lib.samplers.dealing_whole_batches import WholeBatchSteps
 from course_lib.samplers.epoch import EpochBatchSampler, SamplerTail
 from course_lib.samplers.in_steps import StepsSampler
-from course_lib.samplers.whole_batches import WholeBatchSteps
 
 
 class ShardedBatchSampler(StepsSampler):

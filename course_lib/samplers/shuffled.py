@@ -7,10 +7,10 @@ from typing import Any
 
 import numpy as np
 
-from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import with_occurrences
+from course_lib._words import int_of_at_least
+from course_lib.samplers.dealing_evenly import Steps
 from course_lib.samplers.epoch import SamplerTail
-from course_lib.samplers.equal_steps import Steps
 from course_lib.samplers.in_steps import StepsSampler
 from course_lib.samplers.permutation import IndexPermutation
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from numbers import Real
 from typing import Any, NamedTuple
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 from course_lib.schedules.sized import Size, size_text
 
 

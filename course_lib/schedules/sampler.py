@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from course_lib._arguments import int_of_at_least
 from course_lib._occurrences import with_occurrences
+from course_lib._words import int_of_at_least
 from course_lib.samplers import IndexPermutation
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.in_steps import StepsSampler

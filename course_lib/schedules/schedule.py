@@ -18,7 +18,7 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any, get_args
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.schedules.batch_sizes import fit_budget, pixels
 from course_lib.schedules.schedule_plan import SchedulePlan

@@ -18,7 +18,7 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 
 Size = int | tuple[int, ...]
 """The side of a square image, (height, width), or a number of tokens."""

@@ -16,7 +16,7 @@ from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.in_steps import refuse_empty_batches
 from course_lib.schedules.sized import size_text
 from course_lib.schedules.stages import SizeStage, Stages
-from course_lib.steps.epochs import Epochs, EqualBatches
+from course_lib.steps.counting import Epochs, EqualBatches
 
 
 class RunPosition(NamedTuple):

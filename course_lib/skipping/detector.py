@@ -7,7 +7,7 @@ import statistics
 from collections import deque
 from collections.abc import Iterable
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 
 SIGMA = 1.4826
 """A normal distribution's standard deviation is this many median absolute deviations."""

@@ -7,10 +7,9 @@ from typing import Any
 from torch import nn
 from torch.optim import Optimizer
 
-from course_lib._arguments import int_of_at_least
 from course_lib._ranks import Reduction, refuse_what_is_outside_ddp
 from course_lib._tensors import needs_closure, parameters_of
-from course_lib._words import counted
+from course_lib._words import counted, int_of_at_least
 from course_lib.skipping.lr_schedules import goes_by_lr_factor
 
 

@@ -11,6 +11,7 @@ clocks, and gradient accumulation, ranks and the short end of an epoch set them 
     Window(optimizer_step=49, epoch=9, start=32, stop=40, carried=0, per_rank_samples=452)
 
 Everything is a closed form: a plan for 10**12 samples is as quick as one for ten.
+`planning` turns arguments and samplers into a plan, `counting` counts batches, windows and steps, `plan` says them.
 """
 
 from course_lib.steps.plan import StepPlan

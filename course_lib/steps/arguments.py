@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 
 PerEpoch = int | Mapping[int, int]
 """One value for all epochs, or ``{first epoch: value}`` where it changes on the way."""

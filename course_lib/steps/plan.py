@@ -9,10 +9,9 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any, Self, SupportsIndex, overload
 
-from course_lib._arguments import int_of_at_least
-from course_lib._words import counted
+from course_lib._words import counted, int_of_at_least
 from course_lib.steps.arguments import PerEpoch, RunToPlan
-from course_lib.steps.epochs import Epochs, Window, end_of_run, in_a_row
+from course_lib.steps.counting import Epochs, Window, end_of_run, in_a_row
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -6,9 +6,9 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
-from course_lib._arguments import int_of_at_least
+from course_lib._words import int_of_at_least
 from course_lib.steps.arguments import PerEpoch, ShortWindow, at_epoch, by_epoch, checked_run, refuse_within_an_epoch
-from course_lib.steps.epochs import Epochs, EqualBatches
+from course_lib.steps.counting import Epochs, EqualBatches
 from course_lib.steps.plan import StepPlan
 
 

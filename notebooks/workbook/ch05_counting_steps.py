@@ -13,7 +13,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 
 from course_lib.steps import StepPlan, plan_steps
-from course_lib.steps.epochs import Epochs
+from course_lib.steps.counting import Epochs
 from workbook.ch05_exercises import (
     EXERCISES,
     count_by_hand,

@@ -6,7 +6,7 @@ import os
 
 import torch
 
-from course_lib._job import variables_of_a_job
+from course_lib._processes import variables_of_a_job
 from course_lib.devices import usable_device
 
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from course_lib._words import counted
 from course_lib.leaks.census import Census, Count
 from course_lib.leaks.culprits import Culprit, find_culprits
-from course_lib.leaks.holders import holder_of
+from course_lib.leaks.naming import holder_of
 from course_lib.leaks.trend import growth
 from rehearse.report import Judgement, not_applicable
 from rehearse.runs.run import Enough, TrainingRun

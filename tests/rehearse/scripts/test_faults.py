@@ -135,9 +135,7 @@ def test_a_check_that_fails_by_itself_leaves_what_the_others_say(monkeypatch):
     assert (judgement.findings, judgement.facts) == (right.findings, right.facts)
 
 
-@pytest.mark.parametrize(
-    ("seconds", "tried", "why"), [(100.0, 6, ""), (12.0, 2, ", as the seconds given were over")]
-)
+@pytest.mark.parametrize(("seconds", "tried", "why"), [(100.0, 6, ""), (12.0, 2, ", as the seconds given were over")])
 def test_plays_with_other_answers_take_no_longer_in_all_than_the_seconds_given(seconds, tried, why, monkeypatch):
     """Each takes 4 s of CPU time, two at a time; nothing is told of what is cut by the rest of the seconds."""
     places = [f"train.py:{line}" for line in range(6)]

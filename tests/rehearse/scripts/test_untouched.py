@@ -347,7 +347,7 @@ def test_the_door_of_the_shell(tmp_path: Path):
 @pytest.mark.thorough
 def test_files_of_the_folder_are_not_taken_for_parts_of_the_command(tmp_path: Path):
     for name in ("preflight", "rehearsal", "judge", "report", "script", "scripts", "checks", "runs", "fits"):
-        (tmp_path / f"{name}.py").write_text("raise RuntimeError('another project\'s')")
+        (tmp_path / f"{name}.py").write_text("raise RuntimeError('another project's')")
     (tmp_path / "train.py").write_text((SCRIPTS / "classifier.py").read_text())
     done = shell("train.py", "--epochs", "2", folder=tmp_path)
     assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("Ready: ")

@@ -6,7 +6,7 @@ from bisect import bisect_right
 from itertools import groupby, pairwise
 
 from course_lib.samplers.epoch import SamplerTail
-from course_lib.steps.epochs import EqualBatches
+from course_lib.steps.counting import EqualBatches
 
 Part = tuple[int, int]
 """Begin and end in the epoch's order of what a rank has in a step; behind the order's end it begins again."""

@@ -8,7 +8,7 @@ import numpy as np
 
 from course_lib.samplers.epoch import SamplerTail
 from course_lib.samplers.permutation import BLOCK, Ints
-from course_lib.steps.epochs import EqualBatches
+from course_lib.steps.counting import EqualBatches
 
 
 class Steps:
