@@ -38,7 +38,8 @@ COUNTED_AGAIN = "counted_again"
 
 
 class ResumableDataLoader(DataLoader[Any]):
-    """torch's DataLoader over a batch sampler that knows its position.
+    """torch's DataLoader with ``state_dict`` and ``load_state_dict``: a run goes on within an epoch, on any workers and
+    ranks.
 
     Args:
         dataset: Map-style, with a length.
@@ -79,8 +80,6 @@ class ResumableDataLoader(DataLoader[Any]):
 
     With ``seed_samples=False``, ``__getitems__`` is asked where there is one, and draws are a function of (seed, epoch,
     position where the iteration began, number of workers).
-
-    Bounds: on a 2-core machine (torch 2.13, NumPy 2.4) seeding takes about 10 µs a sample and 0.1 ms a batch.
 
     Raises:
         ValueError: The batch sampler cannot say its position (wrap it: ``ShardedBatchSampler(batch_sampler)``) or may

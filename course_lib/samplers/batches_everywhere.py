@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.distributed as dist
-
-from course_lib._ranks import in_group
+from course_lib._ranks import gathered
 
 
 def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
@@ -20,16 +18,13 @@ def count_batches_everywhere(loader: Any, *, group: Any = None) -> int:
 
     Raises:
         ValueError: The ranks' counts differ; the message names each rank's.
+        RuntimeError: A rank did not answer.
     """
-    count = len(loader)
-    if not in_group():
-        return count
-    counts: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(counts, count, group=group)
+    counts = [int(count) for [count] in gathered([len(loader)], group)]
     if len(set(counts)) > 1:
         told = ", ".join(f"rank {rank}: {number}" for rank, number in enumerate(counts))
         raise ValueError(
             f"the ranks have different numbers of batches ({told}): they would go on out of step, and hang at the end. "
             "Shard with ShardedBatchSampler or ShuffledBatchSampler, which give all ranks as many"
         )
-    return count
+    return counts[0]

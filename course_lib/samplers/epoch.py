@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping
 from typing import Any, Literal, Self
 
-from torch.utils.data import SequentialSampler
+from torch.utils.data import Sampler, SequentialSampler
 
 from course_lib._ranks import rank_of_this_process, world_size_of
 from course_lib._words import int_of_at_least
@@ -21,7 +21,7 @@ SamplerTail = Literal["spread", "drop", "pad"]
 """What becomes of the samples that fill no whole step: smaller batches, left out, or filled up with repeated ones."""
 
 
-class EpochBatchSampler(ABC):
+class EpochBatchSampler(Sampler[list[int]], ABC):
     """What the samplers here share: the epoch, the position in its order, and this rank's part of each step.
 
     A *step* is one batch on every rank. The state is a global position: how much of the epoch's order all ranks
@@ -85,7 +85,7 @@ class EpochBatchSampler(ABC):
     def _identity(self) -> dict[str, Any]:
         """What a state must share with the sampler that loads it."""
 
-    def _check(self, position: int, world_size: int) -> None:  # noqa: B027
+    def _check(self, position: int, world_size: int) -> None:
         """Raise a ValueError if what is left cannot be dealt to so many ranks."""
 
     # ----------------------------------------------------------------------------------------- what it has from here
