@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import operator
 import pickle
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -36,3 +37,11 @@ def _digest(value: Any, update: Callable[[bytes], None]) -> None:
             _digest(part, update)
     else:
         update(pickle.dumps(value))
+
+
+def number_of(index: Any) -> int:
+    """An index; of one that is no whole number, as a slice, a number for it."""
+    try:
+        return operator.index(index)
+    except TypeError:
+        return fingerprint(index)

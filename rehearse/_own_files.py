@@ -38,15 +38,18 @@ class WritesAFile(PermissionError):
     """The trial would have written to a file of the reader's."""
 
 
-def write_only_below(folder: Path) -> None:
-    """Redirect what is written, for the rest of this process and of those that it starts."""
+def write_only_below(folder: Path, *, written: str = "") -> None:
+    """Redirect what is written, for the rest of this process and of those that it starts.
+
+    ``written``: the name of the folder in it that holds the twins; one that is there already is gone on with.
+    """
     sys.dont_write_bytecode = True
     tempfile.tempdir = str(folder)
     os.environ["TMPDIR"] = str(folder)
     inside = os.path.realpath(folder)
     # Of the sockets that workers are sent tensors by: a folder of this process's, made anew.
     multiprocessing.current_process()._config.pop("tempdir", None)  # type: ignore[attr-defined]
-    OwnFiles(inside).redirect()
+    OwnFiles(inside, written or f"written-{os.getpid()}").redirect()
     _refuse_outside(inside)
     _restrict_by_landlock(inside)
 
@@ -54,14 +57,14 @@ def write_only_below(folder: Path) -> None:
 class OwnFiles:
     """The twins of the paths that a trial writes to, below its folder."""
 
-    def __init__(self, inside: str) -> None:
-        self.inside, self.root = inside, os.path.join(inside, f"written-{os.getpid()}")
+    def __init__(self, inside: str, written: str) -> None:
+        self.inside, self.root = inside, os.path.join(inside, written)
         self.removed: set[str] = set()
         self.linked: set[str] = set()
         self.open = io.open
         self.real = {name: getattr(os, name) for name in (*READING, *WRITING, *REMOVING)}
         self.real |= {name: getattr(os, name) for name in ("open", "mkdir", "scandir", "rename", "replace")}
-        os.mkdir(self.root)
+        os.makedirs(self.root, exist_ok=True)
 
     def place(self, path: Any, *, writes: bool = False, whole: bool = False) -> Any:
         """Where a path is found. ``writes``: and may be changed; ``whole``: what it held is not needed."""

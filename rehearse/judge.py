@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from course_lib._words import int_of_at_least
+from rehearse._checkpoints import is_by_the_author
 from rehearse._own_files import landlock_version
 from rehearse.checks.bad_step import one_bad_batch
 from rehearse.checks.changes import judge_changes
@@ -57,7 +58,6 @@ from rehearse.report import (
     not_judged,
     report_of,
 )
-from rehearse.runs.checkpoints import is_by_the_author
 from rehearse.runs.copies import Answer, now_trying, progress_shown, try_on_copies
 from rehearse.runs.few_samples import FEWEST, Trial, judged_by
 from rehearse.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer

@@ -28,6 +28,22 @@ CHAPTERS = {
     "setup": "10_check_your_run",
 }
 """The checks, in the order in which they are made, and the chapter that explains each."""
+COMPARED = {
+    "length": "each loop over a loader with what len says of it",
+    "horizon": "where each rate ends with where it was to end",
+    "dealing": "what each rank is given with what the others are",
+    "order": "the order of each epoch with those of the others",
+    "resume": "a run that is stopped and goes on with one that is not",
+    "workers": "what each worker gives with what the others do",
+    "window": "the backward passes behind each step with the micro-batches of its window",
+    "no_sync": "where gradients are averaged with where the ranks step",
+    "bad_step": "what one batch of NaN leaves with what the run means to skip",
+    "growth": "what is alive behind each step with what was before",
+    "changes": "the lengths of the epochs with the one that is counted by",
+    "setup": "what gets gradients with what optimizers hold, and modes with what they were",
+    "validation": "the samples that are evaluated with those that are trained",
+}
+"""What a check that has passed has held against what."""
 
 
 COLUMNS = 88
@@ -61,6 +77,8 @@ class Kind(Enum):
 
     FAILED = "Failed to be judged"
     """An error, or a limit of time or size: nobody knows what it would have found."""
+    OPEN = "Nobody judged"
+    """The run has what the check asks for, and it could not be tried, or hangs on what a rehearsal does not know."""
     NOT_APPLICABLE = "Not applicable to this run"
     LEFT_OUT = "Left out"
     """It takes longer, and was not asked for."""
@@ -82,6 +100,8 @@ class Judgement:
     notes: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
     not_judged: dict[str, Unjudged] = field(default_factory=dict)
+    compared: dict[str, str] = field(default_factory=dict)
+    """Of a check, what it has held against what, where it is more than :data:`COMPARED` says."""
     refuses: bool = False
     """Whether the run does not start at all, so that nothing else can be tried."""
 
@@ -98,6 +118,7 @@ class Judgement:
         self.notes += [note for note in other.notes if note not in self.notes]
         self.facts.update(other.facts)
         self.not_judged.update(other.not_judged)
+        self.compared.update(other.compared)
 
 
 def not_judged(check: str, why: str, kind: Kind = Kind.FAILED) -> Judgement:
@@ -118,7 +139,7 @@ class RehearsalReport:
     passed: tuple[str, ...]
     """The names of the checks that were made and found nothing."""
     not_judged: Mapping[str, str]
-    """Check, and why it was not judged, whatever the kind: see ``failed`` and ``left_out``."""
+    """Check, and why it was not judged, whatever the kind: see ``failed``, ``open`` and ``left_out``."""
     notes: tuple[str, ...]
     """Choices, and what is worth knowing; they leave ``ok`` alone."""
     facts: Mapping[str, Any]
@@ -127,10 +148,14 @@ class RehearsalReport:
     """The checks that the caller left out."""
     seconds: float
     failed: tuple[str, ...] = ()
-    """Those of ``not_judged`` that an error or a limit kept from being judged. Those that are in neither ``failed`` nor
-    ``left_out`` ask for something that this kind of run does not have."""
+    """Those of ``not_judged`` that an error or a limit kept from being judged. Those that are in none of ``failed``,
+    ``open`` and ``left_out`` ask for something that this kind of run does not have."""
+    open: tuple[str, ...] = ()
+    """Those of ``not_judged`` that ask for something which this run has, and which could not be tried."""
     left_out: tuple[str, ...] = ()
     """Those of ``not_judged`` that take longer, and were not asked for."""
+    compared: Mapping[str, str] = field(default_factory=dict)
+    """What each check that has passed has held against what."""
     allowed: tuple[str, ...] = ()
     """The checks that the caller accepts without a judgement (``allow_unjudged``)."""
 
@@ -143,8 +168,8 @@ class RehearsalReport:
 
     @property
     def unknown(self) -> tuple[str, ...]:
-        """The checks that failed to be judged and are not allowed to."""
-        return tuple(name for name in self.failed if name not in self.allowed)
+        """What this run has and nobody judged, and is not allowed to be so."""
+        return tuple(name for name in (*self.failed, *self.open) if name not in self.allowed)
 
     def to_dict(self) -> dict[str, Any]:
         """The same as plain values, for JSON."""
@@ -157,12 +182,14 @@ class RehearsalReport:
             width = max(map(len, self.facts)) + 2
             lines += ["\nThe run:", *(f"  {name:<{width}}{_shown(value)}" for name, value in self.facts.items())]
         if self.passed:
-            lines += ["", _filled(f"Passed: {', '.join(self.passed)}.", "  ")]
+            lines += ["\nNothing was found where these were held against each other:"]
+            lines += [_filled(f"  {name}: {what}", "      ") for name, what in self.compared.items()]
         if self.skipped:
             lines += [_filled(f"Left out, as asked: {', '.join(self.skipped)}.", "  ")]
-        others = [name for name in self.not_judged if name not in {*self.failed, *self.left_out}]
+        others = [name for name in self.not_judged if name not in {*self.failed, *self.open, *self.left_out}]
         sections = {
             Kind.FAILED.value: self._reasons(self.failed),
+            Kind.OPEN.value: self._reasons(self.open),
             Kind.NOT_APPLICABLE.value: self._reasons(others),
             Kind.LEFT_OUT.value: self._reasons(self.left_out),
             "Notes": self.notes,
@@ -174,26 +201,18 @@ class RehearsalReport:
 
     @property
     def verdict(self) -> str:
-        """One sentence that names how many of the checks were judged."""
-        judged = len({*self.passed, *(finding.check for finding in self.findings)})
-        of = f"{judged} of {len(self.passed) + len(self._not_passed)} checks judged"
+        """``"Ready."``, ``"Ready, but nobody judged: order, resume."``, ``"Not ready: 2 findings."``"""
         if self.findings:
-            return f"Not ready: {counted(len(self.findings), 'finding')}, {of}."
-        if self.unknown and not self.passed and not self.skipped:
-            return f"Not known: the run could not be tried, {of}."
-        if self.unknown:
-            return f"Not known: {', '.join(self.unknown)} failed to be judged; nothing was found, {of}."
-        return f"Ready: {of}." if self.passed else f"Nothing was judged: {of}."
-
-    @property
-    def _not_passed(self) -> set[str]:
-        return {*(finding.check for finding in self.findings), *self.not_judged, *self.skipped}
+            return f"Not ready: {counted(len(self.findings), 'finding')}."
+        if not self.passed:
+            return "Not known: the run could not be tried." if self.unknown else "Nothing was judged."
+        return f"Ready, but nobody judged: {', '.join(self.unknown)}." if self.unknown else "Ready."
 
     def _reasons(self, names: Iterable[str]) -> list[str]:
         """A line for each reason, with the checks that share it."""
         checks: dict[str, list[str]] = {}
         for name in names:
-            accepted = " (accepted)" if name in self.allowed and name in self.failed else ""
+            accepted = " (accepted)" if name in self.allowed and name in (*self.failed, *self.open) else ""
             checks.setdefault(self.not_judged[name], []).append(f"{name}{accepted}")
         return [f"{', '.join(of)}: {why}" for why, of in checks.items()]
 
@@ -228,16 +247,19 @@ def report_of(
     """The report on a run to which these checks were made."""
     findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
     found = {finding.check for finding in findings}
+    passed = [name for name in checks if name not in {*found, *judgement.not_judged, *skip}]
     open_checks = {name: why for name, why in judgement.not_judged.items() if name not in found and name not in skip}
     return RehearsalReport(
         findings=findings,
-        passed=tuple(name for name in checks if name not in {*found, *open_checks, *skip}),
+        passed=tuple(passed),
+        compared={name: judgement.compared.get(name, COMPARED[name]) for name in passed},
         not_judged={name: unjudged.why for name, unjudged in open_checks.items()},
         notes=tuple(dict.fromkeys(judgement.notes)),
         facts=judgement.facts,
         skipped=tuple(skip),
         seconds=seconds,
         failed=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.FAILED),
+        open=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.OPEN),
         left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
         allowed=tuple(allowed),
     )

@@ -9,7 +9,7 @@ The checks are those of :func:`rehearse.rehearse`, by the same names, on the jou
 from __future__ import annotations
 
 import dataclasses
-import functools
+import itertools
 import os
 import secrets
 import shutil
@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from course_lib._words import counted, first_of, int_of_at_least
+from course_lib._words import counted, int_of_at_least
 from rehearse._processes import ended_in_order
 from rehearse.checks.scripts.changes import judge_changes
 from rehearse.checks.scripts.dealing import judge_dealing
@@ -28,9 +28,11 @@ from rehearse.checks.scripts.horizon import judge_horizon
 from rehearse.checks.scripts.length import judge_length
 from rehearse.checks.scripts.no_sync import judge_no_sync
 from rehearse.checks.scripts.order import judge_order
+from rehearse.checks.scripts.resume import judge_resume
 from rehearse.checks.scripts.setup import judge_setup
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
+from rehearse.checks.scripts.workers import judge_workers
 from rehearse.report import (
     CHAPTERS,
     Judgement,
@@ -39,26 +41,21 @@ from rehearse.report import (
     Unjudged,
     checked,
     guarded,
-    not_applicable,
     not_judged,
     report_of,
 )
-from rehearse.scripts.journal import CUT, ENDED, FAILED, REFUSED, Comparison, Journal
+from rehearse.scripts.events import Delivered, Event, Forward, PassBegun, PassEnded, ScheduleStep, Step
+from rehearse.scripts.journal import CUT, ENDED, FAILED, REFUSED, Journal
+from rehearse.scripts.lives import SecondLife, second_life
 from rehearse.scripts.player import Play, play_each, stage_each
 
 SCRIPT_CHECKS = tuple(dict.fromkeys((*CHAPTERS, "validation")))
 UNSEEN = {
-    "workers": "a rehearsal starts no workers: take the loader to rehearse_loop",
     "bad_step": "a rehearsal computes no gradients that could be bad",
     "growth": "a rehearsal holds no graphs",
-    "resume": "a rehearsal of a script stops nowhere",
 }
 """The checks that ask for what a rehearsal leaves out."""
-EXPECTATIONS = ("final_lr",)
-MOST_FLIPS = 4
-"""Lines that are rehearsed with the other answer."""
-STEERING = ("callback", "handler", "stop", "finder")
-"""In the path of a library's file: what may end or turn a run, as ignite/handlers/early_stopping.py does."""
+EXPECTATIONS = ("final_lr", "repeats")
 LINES_OF_OUTPUT = 6
 
 
@@ -75,6 +72,7 @@ def rehearse_script(
     skip: Collection[str] = (),
     allow_unjudged: Collection[str] = (),
     ranks: int = 1,
+    resume_with: Sequence[str] = (),
     picture: str | os.PathLike[str] | None = None,
 ) -> RehearsalReport:
     """Judge a training script by rehearsing it to its end in another process; its files stay as they are.
@@ -83,12 +81,15 @@ def rehearse_script(
         path: The script, which stays unchanged.
         args: Its own arguments.
         seconds: Of CPU time that a rehearsal may take. What takes longer is judged up to there, and length and horizon
-            are not. Those with other answers of deciding values may take as much in all.
-        expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves).
+            are not. Those with other losses may take three times as long as it took, and ten seconds.
+        expect: What is meant so: ``final_lr`` (the rate of the last step, or the one that it leaves), ``repeats`` (why
+            ranks are given the same samples).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged.
         ranks: How many processes the run has, for a script that torchrun starts; one of them is rehearsed, and another
             to hold what they are dealt against each other.
+        resume_with: What its arguments get more when it is started again behind a save: ``["--resume", "last.pt"]``. A
+            script that looks for its checkpoint needs none, and the fit of a Trainer neither.
         picture: Where the picture of the run is written to, a PNG.
 
     Raises:
@@ -103,12 +104,16 @@ def rehearse_script(
     asked = Play(path, tuple(map(str, args)), seconds, ranks, folder=kept)
     try:
         with ended_in_order():
-            journal, again = play_each([asked, dataclasses.replace(asked, folder=None)])
+            journal, *moved = play_each([asked, *(_moved(asked, way) for way in (1, -1))], others_seconds=_as_long_as)
+            if journal.end == FAILED and journal.lapsed:  # of a loss that stands still, maybe
+                journal = next((one for one in moved if one.end == ENDED), journal)
             _refuse_what_did_not_play(journal, Path(path).name, seconds)
-            others = others_of(journal, again, asked, skip)
+            others = others_of(journal, moved, asked, skip, resume_with)
             judgement = judged(journal, others, final_lr=wanted.get("final_lr"))
+            if wanted.get("repeats"):
+                judgement.findings = [one for one in judgement.findings if one.check != "dealing"]
             if journal.trainer and not set(CHAPTERS) <= set(skip):
-                add_fit(judgement, fit_of(journal, asked, skip))
+                add_fit(judgement, fit_of(journal, asked, skip), journal.fits)
             report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
             if picture is not None:
                 from rehearse.scripts.picture import draw_night
@@ -133,11 +138,19 @@ ALSO_SAID_AS = {"validation": "dealing"}
 """A check of a rehearsed script, and that of a fit which tells of the same."""
 
 
-def add_fit(judgement: Judgement, fit: RehearsalReport | str) -> None:
+OF_A_CHAIN = ("length", "horizon")
+"""What is judged by the script's whole run where it fits several times."""
+
+
+def add_fit(judgement: Judgement, fit: RehearsalReport | str, fits: int = 1) -> None:
     """Add what the fit's own checks found; what both find is told once, as the fit's checks say it."""
     if isinstance(fit, str):
         judgement.notes.append(f"The Trainer's fit could not be judged by itself: {fit}")
         return
+    if fits > 1:
+        of_one = tuple(finding for finding in fit.findings if finding.check not in OF_A_CHAIN)
+        fit = dataclasses.replace(fit, findings=of_one, facts={})
+        judgement.notes.append(f"Of {fits:,} fits, the first was tried by itself; the script's whole run was counted")
     found = {finding.check for finding in fit.findings}
     played = [one for one in judgement.findings if not found & {one.check, ALSO_SAID_AS.get(one.check)}]
     judgement.findings = [*fit.findings, *played]
@@ -146,7 +159,7 @@ def add_fit(judgement: Judgement, fit: RehearsalReport | str) -> None:
             del judgement.not_judged[name]
         elif name in fit.failed:
             judgement.not_judged[name] = Unjudged(fit.not_judged[name])
-        elif name in fit.left_out:
+        elif name in fit.left_out and why.kind is not Kind.OPEN:
             judgement.not_judged[name] = Unjudged(fit.not_judged[name], Kind.LEFT_OUT)
         elif name in fit.not_judged and why.kind is Kind.NOT_APPLICABLE:
             judgement.not_judged[name] = Unjudged(fit.not_judged[name], Kind.NOT_APPLICABLE)
@@ -156,57 +169,67 @@ def add_fit(judgement: Judgement, fit: RehearsalReport | str) -> None:
 
 @dataclass(frozen=True)
 class Others:
-    """The same script, played in other ways."""
+    """The same script, rehearsed in other ways."""
 
+    moved: tuple[Journal, ...] = ()
+    """With other losses, those that came to another end than by an exception."""
+    parts_at: tuple[str, ...] = ()
+    """The lines at which the first of these and the rehearsal go different ways; empty where they do not."""
     again: Journal | None = None
+    """The same once more, where these part."""
     other_rank: Journal | None = None
-    turned: tuple[tuple[Comparison, bool, Journal], ...] = ()
-    """A line that goes by a value, what it answers each time, and what is rehearsed then."""
-    unplayed: tuple[Comparison, ...] = ()
-    """Lines whose other answers were not rehearsed."""
-    in_time: bool = True
-    """Whether all that were chosen were rehearsed before the time was over."""
+    life: SecondLife | None = None
 
 
-def others_of(journal: Journal, again: Journal, asked: Play, skip: Collection[str]) -> Others:
-    """Rehearse it as another rank, and with the other answer in each line that goes by a value."""
-    own = {Path(source).name for source in journal.sources}
-    asked_for = [
-        one
-        for one in journal.comparisons.values()
-        if one.place.rpartition(":")[0] in own or any(word in one.place for word in STEERING)
-    ]
+def _moved(asked: Play, way: int) -> Play:
+    return dataclasses.replace(asked, values=way, folder=None)
+
+
+def _as_long_as(journal: Journal) -> float:
+    return 3 * journal.seconds + 10.0
+
+
+def others_of(
+    journal: Journal, moved: Sequence[Journal], asked: Play, skip: Collection[str], resume_with: Sequence[str] = ()
+) -> Others:
+    """Rehearse it as another rank; and where other losses lead elsewhere, once more, and to the line where they do."""
     if journal.end != ENDED:
-        return Others(again)
-    # Whether a run ends elsewhere than its schedule may hang on any of them.
-    is_off = "horizon" not in skip and bool(guarded("horizon", judge_horizon, journal).findings)
-    most = 3 * MOST_FLIPS if is_off else MOST_FLIPS
-    lines = list(dict.fromkeys(one.line for one in asked_for))[:most]
-    steers = [one for one in asked_for if one.line in lines][: 2 * most]
-    ways = [(one, one.rarer) for one in steers]
-    if is_off:  # with patience, the rarer answer may end it earlier still
-        ways += [(one, not one.rarer) for one in steers if one.answers[one.rarer]]
-    limit = 3 * journal.seconds + 10.0
-    in_this_way = functools.partial(Play, asked.script, asked.arguments, limit, asked.ranks)
-    other = None
+        return Others()
+    other = again = None
+    places: list[str] = []
+    asked = dataclasses.replace(asked, folder=None)
     if journal.world_size > 1 and "dealing" not in skip:
-        [other] = play_each([dataclasses.replace(asked, rank=1, folder=None)])
-    plays = [in_this_way(turned=(one.place, answer)) for one, answer in ways]
-    turned = tuple((*way, play) for way, play in zip(ways, _played_within(asked.seconds, plays), strict=False) if play)
-    tried = [one for one, _, _ in turned]
-    return Others(again, other, turned, tuple(one for one in asked_for if one not in tried), len(turned) == len(ways))
+        [other] = play_each([dataclasses.replace(asked, rank=journal.world_size - 1)])  # where uneven shares show
+    ended = [one for one in moved if one.end in (ENDED, CUT) and one is not journal]
+    parted = next((one for one in ended if parts_from(journal, one) is not None), None)
+    if parted is not None:
+        at = parts_from(journal, parted)
+        [again] = play_each([asked])
+        way = 1 if parted is moved[0] else -1
+        to_there = [dataclasses.replace(one, ends_at=at) for one in (asked, _moved(asked, way))]
+        places = [one.line_asked_for for one in play_each(to_there)]
+    is_random = again is not None and again.end == ENDED and parts_from(journal, again) is not None
+    life = None if is_random or "resume" in skip else second_life(journal, asked, resume_with)
+    return Others(tuple(ended), tuple(dict.fromkeys(filter(None, places))), again, other, life)
 
 
-def _played_within(seconds: float, plays: Sequence[Play]) -> list[Journal | None]:
-    """Their journals, as long as they take no longer in all; None for what was ended by that, and none for the rest."""
-    journals: list[Journal | None] = []
-    while len(journals) < len(plays) and seconds > 0:
-        pair = plays[len(journals) :][:2]
-        left = [dataclasses.replace(one, seconds=min(one.seconds, seconds / len(pair))) for one in pair]
-        for whole, asked, journal in zip(pair, left, play_each(left), strict=True):
-            journals.append(None if journal.end == CUT and asked.seconds < whole.seconds else journal)
-            seconds -= journal.seconds or asked.seconds
-    return journals
+def parts_from(journal: Journal, other: Journal) -> int | None:
+    """The first event in which they differ by what is done, whatever samples and losses it is done with."""
+    both = itertools.zip_longest(journal.events, other.events)
+    return next((number for number, (mine, its) in enumerate(both) if _what(mine) != _what(its)), None)
+
+
+def _what(event: Event | None) -> tuple[Any, ...]:
+    match event:
+        case Step():
+            return Step, event.optimizer, event.rates
+        case ScheduleStep():
+            return ScheduleStep, event.schedule
+        case Forward():
+            return Forward, event.module, event.training
+        case Delivered() | PassBegun() | PassEnded():
+            return type(event), event.loader
+    return (type(event),)
 
 
 def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -> Judgement:
@@ -225,17 +248,22 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         "no_sync": lambda: judge_no_sync(journal),
         "changes": lambda: judge_changes(journal),
         "setup": lambda: judge_setup(journal),
-        "validation": lambda: judge_validation(journal),
+        "validation": lambda: judge_validation(journal, other),
+        "workers": lambda: judge_workers(journal),
+        "resume": lambda: judge_resume(journal, others.life),
     }
     judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})
     for name, check in checks.items():
         judgement.add(guarded(name, check))
+    found = {finding.check for finding in judgement.findings}
+    if other is not None and {"dealing", "validation"} <= found:  # of a split that each rank draws for itself
+        judgement.findings = [finding for finding in judgement.findings if finding.check != "dealing"]
     if journal.end != ENDED:
         counts = journal.counts()
         made = counted(counts["optimizer steps"], "optimizer step")
         if not journal.optimizers:
             made = counted(counts["backward passes"], "backward pass", "backward passes")
-        why = f"the rehearsal was ended after {made}, before the script's end{_steered(journal)}"
+        why = f"the rehearsal was ended after {made}, before the script's end"
         if journal.end != CUT:
             why = (
                 f"the script fails after {made}. If it does not when it is run by itself, it asks for a value that "
@@ -245,6 +273,8 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))
     _leave_open_what_a_value_ends(judgement, journal, others)
+    if any(finding.check in ("workers", "resume") for finding in judgement.findings):
+        _leave_the_end_open(judgement, "the number of its calls is in doubt, see above")
     judgement.notes += journal.notes
     judgement.notes += _what_hangs_on_values(journal, others)
     if journal.output:
@@ -253,83 +283,60 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
 
 
 def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others: Others) -> None:
-    """A run that a value has ended, as one that stops early: whether its schedule ends with it is not known."""
+    """A run that a value ends, as one that stops early: whether its schedule ends with it is not known."""
     steps = journal.counts()["optimizer steps"]
+    theirs = [one.counts()["optimizer steps"] for one in others.moved]
+    other = next((number for number in theirs if number != steps), None)
+    if other is None:
+        return
+    made = f"{counted(steps, 'optimizer step')}, or {other:,} with other losses"
+    _leave_the_end_open(judgement, f"how long the run is hangs on a value{_where(others)}: {made}")
+
+
+def _leave_the_end_open(judgement: Judgement, why: str) -> None:
     found = [finding for finding in judgement.findings if finding.check == "horizon"]
-    for asked, _, theirs in others.turned:
-        more = theirs.counts()["optimizer steps"]
-        if found and (theirs.end == CUT or more > steps):
-            judgement.findings = [finding for finding in judgement.findings if finding.check != "horizon"]
-            why = (
-                f"how long the run is hangs on a value, by {asked.place}: {counted(steps, 'optimizer step')}, or "
-                f"{more:,} with the other answer"
-            )
-            judgement.add(not_applicable("horizon", why))
-            return
+    judgement.findings = [finding for finding in judgement.findings if finding not in found]
+    if found:
+        judgement.add(not_judged("horizon", why, Kind.OPEN))
 
 
-def _steered(journal: Journal) -> str:
-    asked = max(journal.comparisons.values(), key=lambda one: one.answers.total(), default=None)
-    return f"; it looks at a value in {asked.place}, which a rehearsal holds still" if asked else ""
-
-
-COMPARED = ("micro-batches", "optimizer steps", "scheduler steps", "validations", "saves")
+NUMBERS = ("micro-batches", "optimizer steps", "scheduler steps", "validations", "saves")
 
 
 def _numbers(journal: Journal) -> dict[str, int]:
     numbers = journal.counts() | {"micro-batches": journal.micro_batches()}
-    return {name: numbers[name] for name in COMPARED}
+    return {name: numbers[name] for name in NUMBERS}
+
+
+def _where(others: Others) -> str:
+    return f" ({' and '.join(others.parts_at)})" if others.parts_at else ""
 
 
 def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
-    notes = []
-    mine = _numbers(journal)
-    if others.again is not None and others.again.end == ENDED:
-        for name, number in _numbers(others.again).items():
-            if number != mine[name]:
-                notes.append(
-                    f"The script is not deterministic in what it does: a second rehearsal has {number:,} {name}, and "
-                    f"the first has {mine[name]:,}"
-                )
-                break
-    elsewhere: dict[str, str] = {}
-    for asked, answer_of_it, journal_of_it in others.turned:
-        theirs = _numbers(journal_of_it)
-        moved = [
-            f"{theirs[name]:,} {name} in place of {mine[name]:,}" for name in COMPARED if theirs[name] != mine[name]
-        ]
-        answers = " and ".join(f"{answer} ({counted(often, 'time')})" for answer, often in asked.answers.most_common())
-        if journal_of_it.end == CUT:
-            moved = ["the script does not come to its end"]
-        elif journal_of_it.end in (FAILED, REFUSED):
-            moved = [] if _only_guards_a_division(asked.place, journal_of_it) else ["the script ends there"]
-        elif not moved:
-            moved = _other_rates(journal, journal_of_it)
-        if moved:
-            other = f"with {answer_of_it} each time" if asked.answers[answer_of_it] else "with the other answer"
-            holds = f"These counts hold while {asked.place} goes on answering {answers}"
-            elsewhere[holds] = f"{elsewhere.get(holds, holds)}; {other}: {', '.join(moved)}"
-    notes += elsewhere.values()
-    if others.unplayed:
-        places = [one.place for one in others.unplayed]
-        why = "" if others.in_time else ", as the seconds given were over"
-        notes.append(f"What the script does with another answer in {first_of(places, 20)} was not rehearsed{why}")
-    return notes
+    if others.again is not None and others.again.end == ENDED and parts_from(journal, others.again) is not None:
+        moved = _moved_numbers(journal, others.again)
+        return [f"The script does something else each time that it is run{_where(others)}: {moved}"]
+    told = [_moved_numbers(journal, one) for one in others.moved if parts_from(journal, one) is not None]
+    if not told:
+        return []
+    return [
+        f"What the script does hangs on its losses{_where(others)}. With others: {'; or '.join(dict.fromkeys(told))}"
+    ]
 
 
-def _other_rates(journal: Journal, turned: Journal) -> list[str]:
-    """The first step whose rate is another one, of two plays that count alike."""
-    for step, (mine, theirs) in enumerate(zip(journal.rates(), turned.rates(), strict=False), start=1):
-        for rate, other in zip(mine, theirs, strict=False):
-            if rate != other:
-                return [f"optimizer step {step:,} has a rate of {other:g} in place of {rate:g}"]
-    return []
-
-
-def _only_guards_a_division(place: str, turned: Journal) -> bool:
-    """Whether a line asks so that it need not divide by 0, as it does where it is answered the other way round."""
-    file, _, line = place.partition(",")[0].rpartition(":")
-    return "ZeroDivisionError" in turned.says and f"  {Path(file).name}, line {line}:" in turned.says
+def _moved_numbers(journal: Journal, other: Journal) -> str:
+    """What one has in place of the other's: its counts, or the first step of another rate."""
+    if other.end == CUT:
+        return "it does not come to its end in the time given"
+    mine, theirs = _numbers(journal), _numbers(other)
+    counts = [f"{theirs[name]:,} {name} in place of {mine[name]:,}" for name in NUMBERS if theirs[name] != mine[name]]
+    if counts:
+        return ", ".join(counts)
+    for step, (rates, others) in enumerate(zip(journal.rates(), other.rates(), strict=False), start=1):
+        for rate, its in zip(rates, others, strict=False):
+            if rate != its:
+                return f"optimizer step {step:,} has a rate of {its:g} in place of {rate:g}"
+    return "the same in another order"
 
 
 def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> None:

@@ -153,7 +153,7 @@ def test_nothing_is_imported_by_a_name_that_a_users_folder_may_have():
 
 FLOORS = ("rehearse.scripts", "rehearse.runs", "rehearse.checks", "rehearse.judge")
 """From the ground up: what a run is knows of no check, and no check of the judge."""
-GROUND = "report _own_files _held_out _fingerprints _lightning _processes".split()
+GROUND = "report _own_files _held_out _fingerprints _lightning _processes _checkpoints".split()
 """They import none of these."""
 
 

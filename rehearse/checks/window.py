@@ -259,7 +259,7 @@ def _judge(windows: ComparedWindows, k: int) -> Judgement:
     if not wrong and windows.not_finite:
         return not_applicable("window", "the gradient of one big batch is not finite, and its step is skipped")
     if not wrong:
-        return Judgement()
+        return Judgement(compared={"window": "the gradients of an epoch's first and last window with one big batch's"})
     if windows.changed_before or (windows.changed_by and wrong[0].factor is not None):
         changes = "changes the gradients, and how it would change the one big batch's is not known"
         return not_applicable("window", f"{windows.changed_by} {changes}")

@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from rehearse import _lightning
-from rehearse.runs.checkpoints import Saves, is_any_of, is_by_the_author, is_lightnings, saves_of
+from rehearse._checkpoints import Saves, is_any_of, is_by_the_author, is_lightnings, saves_of
 from rehearse.runs.hooks import Probe, nothing
 from rehearse.runs.pretended_ranks import join_pretended_group, pretended_environment
 from rehearse.runs.run import (

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Subset
 
-from rehearse._fingerprints import fingerprint
+from rehearse._fingerprints import fingerprint, number_of
 
 
 class Indices:
@@ -109,7 +109,5 @@ def _fingerprints(samples: Any) -> list[int]:
 
 
 def indices_of(batch: Any) -> list[int]:
-    """The indices of a batch that was dealt; a TypeError where it holds anything else."""
-    if isinstance(batch, list | tuple):
-        return [int(index) for index in batch]
-    return [int(batch)]
+    """The indices of a batch that was dealt; of one that is no whole number, as a slice, a number for it."""
+    return [number_of(index) for index in batch] if isinstance(batch, list | tuple) else [number_of(batch)]

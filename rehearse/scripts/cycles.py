@@ -6,7 +6,8 @@ import itertools
 from collections.abc import Collection, Iterable, Iterator
 from typing import Any
 
-from rehearse.scripts.journal import Delivered, Journal, PassBegun, PassEnded, loop_of
+from rehearse.scripts.events import Delivered, PassBegun, PassEnded, loop_of
+from rehearse.scripts.journal import Journal
 from rehearse.scripts.lapse import Lapse
 
 

@@ -17,8 +17,9 @@ from torch.optim import Optimizer
 
 from course_lib._tensors import parameters_of
 from rehearse.scripts import modules
-from rehearse.scripts.journal import Backward, Delivered, LossWeight, Step
-from rehearse.scripts.lapse import Lapse, instead_of, trainer_around
+from rehearse.scripts.events import Backward, Delivered, Step
+from rehearse.scripts.journal import LossWeight
+from rehearse.scripts.lapse import Lapse, instead_of
 from rehearse.scripts.leaves import Leaves
 from rehearse.scripts.modules import ReplayedModules
 
@@ -117,11 +118,11 @@ class Gradients:
         lapse = self.lapse
         roots = [tensors] if isinstance(tensors, Tensor) else list(tensors)
         cleared = {number: self.is_cleared(number) for number in range(len(lapse.optimizers.things))}
-        line = lapse.line(own=True)
+        line = lapse.line()
         self._reached, self._marked = set(), set()
         self._see_changes_by_hand()
         if not lapse.fast:
-            lapse.journal.trainer = lapse.journal.trainer or trainer_around()
+            lapse.see_a_trainer()
             self.leaves.look(roots, self.replayed.parameters())
             weights = self._weights_seen(roots, line)
             self._run(backward, tensors, arguments, options)
@@ -303,6 +304,11 @@ class Gradients:
                     self._holders.setdefault(id(parameter), []).append(number)
                     self._watch(parameter)
         return self._holders
+
+    def holders_of(self, parameters: Iterable[Tensor]) -> tuple[int, ...]:
+        """The optimizers that hold some of them."""
+        holders = self._holders_now()
+        return tuple(sorted({number for one in parameters for number in holders.get(id(one), ())}))
 
     def _were_moved(self) -> bool:
         """Whether a probe was written to since the last pass, and by no step; in the lapse, steps write nothing."""

@@ -7,107 +7,17 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import NamedTuple
 
-
-class Delivered(NamedTuple):
-    """A loader gave a batch, or ``itertools.cycle`` gave one of a loader again."""
-
-    loader: int
-    indices: tuple[int, ...] | None
-    """Of its samples; None where a sampler gives no whole numbers, or a stream has none."""
-    size: int
-    """Samples."""
-    loop: int = 0
-    """Which loop over the loader it was: one may begin within another."""
-
-
-class PassBegun(NamedTuple):
-    """A loop over a loader began."""
-
-    loader: int
-    promised: int | None
-    """``len(loader)``, in batches."""
-    loop: int = 0
-
-
-class PassEnded(NamedTuple):
-    """A loop over a loader reached the loader's end."""
-
-    loader: int
-    loop: int = 0
-
-
-class Forward(NamedTuple):
-    """A module with parameters was called, by no other such module."""
-
-    module: int
-    training: bool
-    """Whether the module is in training mode and a graph is recorded."""
-    has_graph: bool
-    modes: int
-    """How many of its modules are in training mode that behave otherwise in evaluation."""
-
-
-class Backward(NamedTuple):
-    """A backward pass."""
-
-    line: str
-    """Of the script: ``"train.py:37"``."""
-    reached: tuple[int, ...]
-    """The optimizers whose parameters it gave gradients to."""
-    cleared: tuple[bool, ...]
-    """Of each, whether its gradients were none or zero before."""
-    averages: bool
-    """Whether the ranks average these gradients: not under ``no_sync``, nor behind a forward beside the wrapper."""
-    moved: bool
-    """Whether the script has changed parameters by its own code since the pass before."""
-    in_a_step: bool = False
-    """Whether an optimizer's step made it, by its closure."""
-
-
-class Step(NamedTuple):
-    """An optimizer stepped."""
-
-    optimizer: int
-    rates: tuple[float, ...]
-    """Of each parameter group, in this step."""
-    cleared: bool
-    """Whether its gradients were none or zero."""
-    factor: float
-    """By which the script has multiplied its gradients since the last backward pass."""
-    within: bool
-    """Whether the step of another optimizer made this one."""
-    assigned: bool = False
-    """Whether the script has put gradients of its own in the place of those that a pass had left."""
-
-
-class ScheduleStep(NamedTuple):
-    """A learning-rate schedule stepped."""
-
-    schedule: int
-
-
-class ZeroGrad(NamedTuple):
-    """``zero_grad`` of an optimizer or a module."""
-
-
-class EpochSet(NamedTuple):
-    """``set_epoch`` of a sampler."""
-
-    epoch: int
-
-
-class Saved(NamedTuple):
-    """A file was written with ``torch.save`` or safetensors."""
-
-
-Event = Delivered | PassBegun | PassEnded | Forward | Backward | Step | ScheduleStep | ZeroGrad | EpochSet | Saved
-
-
-def loop_of(event: Delivered | PassBegun | PassEnded) -> tuple[int, int]:
-    """What tells a loop over a loader from every other."""
-    return event.loader, event.loop
+from rehearse.scripts.events import (
+    Backward,
+    Delivered,
+    Event,
+    Forward,
+    PassBegun,
+    PassEnded,
+    Step,
+    loop_of,
+)
 
 
 @dataclass
@@ -132,6 +42,11 @@ class LoaderPlayed:
     """Among how many its sampler shares the samples out."""
     cycled: bool = False
     """Whether ``itertools.cycle`` gave its batches again."""
+    workers: int = 0
+    persistent: bool = False
+    """Whether these live on from epoch to epoch."""
+    times_each: float = 0.0
+    """Of a stream with workers, how often each content came in its first loop; 0 where that differs."""
 
 
 @dataclass
@@ -158,24 +73,6 @@ class SchedulePlayed:
     """Those that its own functions go by (a LambdaLR's), as far as they can be seen."""
     refused: str = ""
     """What it raised at the call after the last of these."""
-
-
-@dataclass
-class Comparison:
-    """A line that went by a value which the lapse holds still, as the loss."""
-
-    place: str
-    """``"train.py:57"``, or ``"train.py:57, comparison 2"``; of a library, the end of its path."""
-    answers: Counter[bool] = field(default_factory=Counter)
-
-    @property
-    def line(self) -> str:
-        return self.place.partition(",")[0]
-
-    @property
-    def rarer(self) -> bool:
-        """The answer that it gave less often, or never."""
-        return self.answers[True] <= self.answers[False]
 
 
 @dataclass(frozen=True)
@@ -220,7 +117,6 @@ class Journal:
     """Of each of these, how many of its modules behave otherwise in evaluation."""
     optimizers_of: list[set[int]] = field(default_factory=list)
     """Of each of these, the optimizers that hold a parameter of it; known when the script has ended."""
-    comparisons: dict[str, Comparison] = field(default_factory=dict)
     loss_weights: list[LossWeight] = field(default_factory=list)
     held_by_none: tuple[str, ...] = ()
     """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end, although one
@@ -231,6 +127,14 @@ class Journal:
     """The classes of modules of which all parameters are so."""
     trainer: str = ""
     """The package of a Trainer of Lightning whose fit made the real micro-batches: ``"lightning.pytorch"``."""
+    fits: int = 0
+    """How often a Trainer was asked to fit."""
+    savers: tuple[str, ...] = ()
+    """By what settings that Trainer's callbacks are to save."""
+    has_validation: bool = False
+    """Whether it has a validation's loaders and steps."""
+    never_read: list[str] = field(default_factory=list)
+    """The lines that make loaders which nothing reads."""
     skipped_by_scaler: int = 0
     """Steps that a GradScaler left out in the real micro-batches."""
     changed_by_hand: int = 0
@@ -252,8 +156,8 @@ class Journal:
     exchanged: int = 0
     """The numbers that the script itself has sent to the other ranks, from its first backward pass on."""
     notes: list[str] = field(default_factory=list)
-    sources: list[str] = field(default_factory=list)
-    """The script's own files."""
+    line_asked_for: str = ""
+    """The script's line that made the event which was asked for: ``"train.py:57"``."""
     lapsed: bool = False
     """Whether forwards were replayed at last."""
     asked_for_gpu: bool = False
@@ -286,6 +190,7 @@ class Journal:
             "set_epoch": kinds["EpochSet"],
             "validations": self.validations(),
             "saves": kinds["Saved"],
+            "updates of averages": kinds["Averaged"],
         }
         for number, optimizer in enumerate(self.optimizers):
             counts[f"steps of {optimizer.name} {number}"] = sum(step.optimizer == number for step in steps)

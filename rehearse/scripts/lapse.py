@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import linecache
 import sys
 import sysconfig
 import time
@@ -14,7 +13,8 @@ from typing import Any
 
 import torch
 
-from rehearse.scripts.journal import CUT, Event, Journal
+from rehearse.scripts.events import Event
+from rehearse.scripts.journal import CUT, Journal
 
 REAL_MICRO_BATCHES = 2
 MOST_REAL = 4
@@ -47,15 +47,21 @@ class Numbered:
 class Lapse:
     """What the rooms share. ``fast``: from here on, forwards are replayed and steps are recorded alone."""
 
-    def __init__(self, journal: Journal, *, folder: str, limit: float, end: Callable[[str], None]) -> None:
+    def __init__(
+        self, journal: Journal, *, folder: str, limit: float, end: Callable[[str], None], ends_at: int | None = None
+    ) -> None:
         self.journal = journal
         self.folder, self.limit, self._end = folder, limit, end
+        self.ends_at = ends_at
+        """An event whose line is asked for, and nothing that comes behind it."""
         self.fast = False
         self.backwards = 0
         self.steps = 0
         self.steps_made: set[int] = set()
         """Optimizers that have stepped."""
         self.optimizers = Numbered()
+        self.trainer: Any = None
+        """Of Lightning, where there is one."""
         self.averages = True
         """Whether the ranks would average the gradients of a backward pass."""
         self.wrapped: set[int] = set()
@@ -65,6 +71,9 @@ class Lapse:
 
     def write(self, event: Event) -> None:
         """Take an event down; ends the rehearsal where its time is up."""
+        if len(self.journal.events) == self.ends_at:
+            self.journal.line_asked_for = self.line()
+            self._end(CUT)
         self.journal.events.append(event)
         if len(self.journal.events) % 256 == 0 and time.process_time() > self.limit:
             self._end(CUT)
@@ -81,6 +90,20 @@ class Lapse:
             yield
         finally:
             self.inside[what] -= 1
+
+    def see_a_trainer(self) -> None:
+        """The first one whose fit is going on; its next fits are counted."""
+        if self.trainer is not None:
+            return
+        self.trainer, self.journal.trainer = trainer_around()
+        if self.trainer is not None:
+            self.journal.fits = 1
+            kind = next(one for one in type(self.trainer).__mro__ if one.__module__ in TRAINERS)
+
+            @instead_of(kind)
+            def fit(run: Any, trainer: Any, *arguments: Any, **options: Any) -> Any:
+                self.journal.fits += 1
+                return run(trainer, *arguments, **options)
 
     def after_backward(self) -> None:
         self.backwards += 1
@@ -100,30 +123,19 @@ class Lapse:
         """Whether it is one of the script's own files: in its folder, or below it, and of no Python that lies there."""
         return is_below(file, self.folder) and "site-packages" not in file and not is_below(file, STANDARD_LIBRARY)
 
-    def line(self, *, own: bool = False) -> str:
-        """The line that is being run: the innermost outside of torch; with ``own``, of the script's own files."""
+    def line(self) -> str:
+        """The line of the script's own files that is being run; else the innermost outside of torch."""
         frame: Any = sys._getframe(1)
         innermost = ""
         while frame is not None:
             file = frame.f_code.co_filename
             if not has_no_lines(file):
                 place = f"{shortened(file)}:{frame.f_lineno}"
-                if not own or self.is_own(file):
+                if self.is_own(file):
                     return place
                 innermost = innermost or place
             frame = frame.f_back
         return innermost
-
-    def asserts(self) -> bool:
-        """Whether that line is an ``assert``."""
-        frame = _innermost_frame()
-        text = "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno)
-        return text.lstrip().startswith("assert ")
-
-    def instruction(self) -> int:
-        """Which of its code that line is at: two comparisons in one line have two."""
-        frame = _innermost_frame()
-        return -1 if frame is None else int(frame.f_lasti)
 
 
 @functools.cache
@@ -141,22 +153,15 @@ def has_no_lines(file: str) -> bool:
     return file == TEXT or is_librarys(file)
 
 
-def _innermost_frame() -> Any:
-    frame: Any = sys._getframe(1)
-    while frame is not None and has_no_lines(frame.f_code.co_filename):
-        frame = frame.f_back
-    return frame
-
-
-def trainer_around() -> str:
-    """``"lightning.pytorch"`` or ``"pytorch_lightning"`` where a ``fit`` of its Trainer is going on; else empty."""
+def trainer_around() -> tuple[Any, str]:
+    """A Trainer whose ``fit`` is going on, and ``"lightning.pytorch"`` or ``"pytorch_lightning"``; else None."""
     frame: Any = sys._getframe(1)
     while frame is not None:
         module = str(frame.f_globals.get("__name__"))
         if frame.f_code.co_name == "fit" and module in TRAINERS:
-            return module.removesuffix(".trainer.trainer")
+            return frame.f_locals.get("self"), module.removesuffix(".trainer.trainer")
         frame = frame.f_back
-    return ""
+    return None, ""
 
 
 def instead_of(*holders: Any) -> Callable[[Callable[..., Any]], Any]:

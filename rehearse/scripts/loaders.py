@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-import operator
 import types
+from collections import Counter
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,14 +14,20 @@ from torch.utils.data import BatchSampler, DataLoader, RandomSampler, Sequential
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.distributed import DistributedSampler
 
+from rehearse._fingerprints import fingerprint, number_of
 from rehearse._held_out import length_of, same_data, under_subsets
-from rehearse.scripts.journal import Delivered, EpochSet, LoaderPlayed, PassBegun, PassEnded
+from rehearse.scripts.events import Delivered, EpochSet, PassBegun, PassEnded
+from rehearse.scripts.journal import LoaderPlayed
 from rehearse.scripts.lapse import Lapse, Numbered, instead_of, instead_of_own
-from rehearse.scripts.structures import copied, samples_in
+from rehearse.scripts.structures import copied, samples_in, taken_apart
 
 DRAWING = (RandomSampler, data.SubsetRandomSampler, data.WeightedRandomSampler)
 MOST_INDICES = 20_000_000
 """Whose identity is kept; beyond, batches are counted alone."""
+STREAMED = 8
+"""Batches of each loop over a stream whose content is kept."""
+MOST_ROWS = 20_000
+"""Samples of a stream with workers that are counted by their content."""
 
 
 class RecordedLoaders:
@@ -37,6 +43,11 @@ class RecordedLoaders:
         """The indices that were fetched last."""
         self.indices_kept = 0
         self.loops = itertools.count()
+        self.made: list[tuple[Any, str]] = []
+        """Each loader, and the line that makes it."""
+        self.streamed: dict[tuple[int, int], Counter[int]] = {}
+        """Of the first loop over each stream with workers, how often each content came."""
+        self.batches_of: Counter[tuple[int, int]] = Counter()
 
     def install(self) -> None:
         lapse = self.lapse
@@ -44,7 +55,8 @@ class RecordedLoaders:
         @instead_of(DataLoader)
         def __init__(make: Any, loader: Any, *arguments: Any, **options: Any) -> None:
             make(loader, *arguments, **options)
-            for part in samplers_of(loader):
+            self.made.append((loader, lapse.line()))
+            for part in (*samplers_of(loader), loader.dataset):
                 instead_of_own(type(part), set_epoch)
 
         def set_epoch(set_it: Any, sampler: Any, epoch: int, *rest: Any) -> Any:
@@ -82,7 +94,7 @@ class RecordedLoaders:
             if loop is not None:
                 indices = self._indices(self.asked)
                 samples = samples_in(batch) if indices is None else len(indices)
-                lapse.write(Delivered(loop[0], indices, samples, loop[1]))
+                lapse.write(Delivered(loop[0], indices, samples, loop[1], self._content(loop, batch)))
             return batch
 
         @instead_of(_MapDatasetFetcher)
@@ -93,12 +105,30 @@ class RecordedLoaders:
     def _indices(self, asked: Any) -> tuple[int, ...] | None:
         if asked is None or self.indices_kept > MOST_INDICES:
             return None
-        try:
-            indices = tuple(map(operator.index, asked if isinstance(asked, list | tuple) else [asked]))
-        except TypeError:
-            return None
+        indices = tuple(map(number_of, asked if isinstance(asked, list | tuple) else [asked]))
         self.indices_kept += len(indices)
         return indices
+
+    def _content(self, loop: tuple[int, int], batch: Any) -> int | None:
+        """A number for what a stream's batch holds, of the first ones of a loop."""
+        played = self.lapse.journal.loaders[loop[0]]
+        if not played.stream:
+            return None
+        rows = self.streamed.get(loop)
+        if rows is None and played.workers > 1 and not any(loader == loop[0] for loader, _ in self.streamed):
+            rows = self.streamed[loop] = Counter()
+        if rows is not None and rows.total() < MOST_ROWS:
+            rows.update(map(fingerprint, rows_of(batch)))
+        self.batches_of[loop] += 1
+        return fingerprint(batch) if self.batches_of[loop] <= STREAMED else None
+
+    def see_what_is_known_at_the_end(self) -> None:
+        journal = self.lapse.journal
+        journal.never_read = [line for loader, line in self.made if loader not in self.loaders and length_of(loader)]
+        for (loader, _), rows in self.streamed.items():
+            often = set(rows.values())
+            if len(rows) >= STREAMED and len(often) == 1:
+                journal.loaders[loader].times_each = float(*often)
 
     def _from_memory(self, real: Any, fetcher: Any, indices: Any) -> Any:
         collate = fetcher.collate_fn
@@ -137,7 +167,9 @@ class RecordedLoaders:
             own_sampler=not all(type(part) in plain for part in samplers),
             drawn_by_torch=any(type(part) in DRAWING for part in samplers),
             replacement=any(bool(getattr(part, "replacement", False)) for part in samplers),
-            set_epoch=any(hasattr(part, "set_epoch") for part in samplers),
+            set_epoch=any(hasattr(part, "set_epoch") for part in (*samplers, loader.dataset)),
+            workers=int(loader.num_workers),
+            persistent=bool(loader.persistent_workers),
             ranks=1 if deals is None else int(deals.num_replicas),
         )
 
@@ -153,6 +185,15 @@ def samplers_of(loader: Any) -> list[Any]:
         found.append(part)
         ahead += [getattr(part, name, None) for name in ("sampler", "batch_sampler")]
     return [part for part in found if not isinstance(part, list | range)]
+
+
+def rows_of(batch: Any) -> list[Any]:
+    """The samples of a batch, by its tensors of the first one's length."""
+    tensors: list[Any] = []
+    taken_apart(batch, tensors)
+    length = samples_in(batch)
+    whole = [tensor for tensor in tensors if tensor.ndim and len(tensor) == length]
+    return [list(row) for row in zip(*whole, strict=True)]
 
 
 @contextlib.contextmanager

@@ -18,7 +18,7 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.nn.parallel import DistributedDataParallel
 
-from rehearse.scripts.journal import Forward
+from rehearse.scripts.events import Forward
 from rehearse.scripts.lapse import Lapse, Numbered, instead_of
 from rehearse.scripts.structures import copied_tensor, put_together, signature, taken_apart, without_numbers
 
@@ -44,7 +44,7 @@ class Replayed(torch.autograd.Function):
         ctx.module, ctx.recording, outputs = module, recording, recording.outputs
         ctx.kinds = [(tensor.shape, tensor.dtype) if tensor.requires_grad else None for tensor in inputs]
         ctx.save_for_backward(anchor)
-        copies = tuple(copied_tensor(output.tensor) for output in outputs)
+        copies = tuple(recording.copies())
         pairs = zip(copies, outputs, strict=True)
         ctx.mark_non_differentiable(*(copy for copy, output in pairs if not output.has_graph))
         return copies
@@ -81,6 +81,28 @@ on_replayed_backward: Callable[[nn.Module], None] = _nothing
 """Is called with each module that a real backward pass reaches by its node."""
 
 
+class Moved:
+    """What comes out of networks, moved by a random factor for each number: here one way, and elsewhere the other.
+
+    Of two losses that a script compares, one rehearsal then has the first as the smaller one, and the other the second.
+    """
+
+    def __init__(self, direction: int) -> None:
+        self.direction = direction
+        self._generator = torch.Generator().manual_seed(0)
+
+    def all(self, tensors: list[Tensor]) -> list[Tensor]:
+        return [self._one(tensor) if tensor.is_floating_point() else tensor for tensor in tensors]
+
+    def _one(self, tensor: Tensor) -> Tensor:
+        if tensor.layout is not torch.strided or not tensor.numel() or tensor.device.type != "cpu":
+            return tensor
+        by = torch.rand(tensor.shape, generator=self._generator, dtype=torch.float32).sub_(0.5).mul_(self.direction)
+        moved = torch.addcmul(tensor, tensor, by.to(tensor.dtype))
+        # Probabilities stay such; a loss, which is one number, has no others to stay between.
+        return moved if tensor.numel() == 1 else moved.clamp_(*torch.aminmax(tensor))
+
+
 @dataclass(frozen=True)
 class Output:
     tensor: Tensor
@@ -108,6 +130,12 @@ class Recording:
     hook_calls: list[HookCall] = field(default_factory=list)
     added: list[tuple[nn.Module, str, float]] = field(default_factory=list)
     """Numbers that it changed, as a count of calls, and by how much."""
+    moved: Moved | None = None
+
+    def copies(self) -> list[Tensor]:
+        """The tensors that came out, as they are given once more."""
+        copies = [copied_tensor(output.tensor) for output in self.outputs]
+        return copies if self.moved is None else self.moved.all(copies)
 
     def call_backward_hooks(self) -> None:
         """Those of the modules within, from the last one on, as a backward pass does."""
@@ -142,8 +170,9 @@ def _is_moody(module: nn.Module) -> bool:
 class ReplayedModules:
     """Takes the place of ``Module.__call__``."""
 
-    def __init__(self, lapse: Lapse) -> None:
+    def __init__(self, lapse: Lapse, values: int = 0) -> None:
         self.lapse = lapse
+        self.moved = Moved(values) if values else None
         self.numbers, self.first_parameters = Numbered(), Numbered()
         self.recordings: dict[Key, Recording] = {}
         self.variants: dict[Key, set[Any]] = defaultdict(set)
@@ -180,10 +209,10 @@ class ReplayedModules:
         again = lapse.inside["backward"] > 0  # a checkpoint computes it again
         if not parts.parameters or (again and not lapse.fast) or _is_transformed(parts):
             if parts.parameters and not again:
-                self._write(module, parts)
+                self._write(module, parts, arguments, options)
             return self._run(module, arguments, options)
         if not again:
-            self._write(module, parts)
+            self._write(module, parts, arguments, options)
         key, tensors = self._key(module, parts, arguments, options)
         evaluates = not module.training and not torch.is_grad_enabled()
         known = self.recordings.get(key)
@@ -215,7 +244,7 @@ class ReplayedModules:
         for module in self.numbers.things:
             yield from self.parts_of(module).parameters
 
-    def _write(self, module: nn.Module, parts: Parts) -> None:
+    def _write(self, module: nn.Module, parts: Parts, arguments: tuple[Any, ...], options: dict[str, Any]) -> None:
         training = module.training and (torch.is_grad_enabled() or self.lapse.inside["checkpoint"] > 0)
         if module not in self.numbers:
             self.lapse.journal.modules.append(type(module).__name__)
@@ -225,7 +254,9 @@ class ReplayedModules:
         modes = sum(part.training for part in parts.moody)
         if torch.is_grad_enabled() and self.lapse.wrapped:
             self._see_whether_ranks_average(parts)
-        self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes))
+        given = (*arguments, *options.values())
+        samples = next((len(one) for one in given if isinstance(one, Tensor) and one.ndim), 0)
+        self.lapse.write(Forward(number, training, torch.is_grad_enabled(), modes, samples))
 
     def _see_whether_ranks_average(self, parts: Parts) -> None:
         """DDP averages a backward pass where a forward since the last one went through it, and not under no_sync."""
@@ -238,7 +269,7 @@ class ReplayedModules:
             and parts.modules[0].training
             and any(id(parameter) in lapse.wrapped for parameter in parts.parameters)
         ):
-            lapse.journal.bypassed = lapse.journal.bypassed or lapse.line(own=True)
+            lapse.journal.bypassed = lapse.journal.bypassed or lapse.line()
 
     def _run(self, module: nn.Module, arguments: tuple[Any, ...], options: dict[str, Any]) -> Any:
         if not self.parts_of(module).parameters:  # what it calls may have some: a module of functions
@@ -303,7 +334,7 @@ class ReplayedModules:
             and after.get((id(part), name), before[id(part), name]) != before[id(part), name]
         ]
         outputs = [Output(tensor.detach(), tensor.requires_grad) for tensor in tensors]
-        return Recording(outputs, returned, attributes, hook_calls, added), result
+        return Recording(outputs, returned, attributes, hook_calls, added, self.moved), result
 
     # ------------------------------------------------------------------------------------------------- replaying
 
@@ -314,7 +345,7 @@ class ReplayedModules:
             wanted = [tensor for tensor in inputs if tensor.requires_grad]
             tensors = Replayed.apply(self.anchor, module, recording, *wanted)
         else:
-            tensors = [copied_tensor(output.tensor) for output in outputs]
+            tensors = recording.copies()
         for part, name, value in recording.attributes:
             setattr(part, name, put_together(value, tensors))
         numbers = [] if first else [(part, name, getattr(part, name) + by) for part, name, by in recording.added]

@@ -11,9 +11,11 @@ from torch import Tensor, nn
 from torch.amp.grad_scaler import GradScaler
 from torch.nn.utils import clip_grad
 from torch.optim import Optimizer
+from torch.optim.swa_utils import AveragedModel
 
+from rehearse.scripts.events import Averaged, Clipped, StateLoaded, Step, Unscaled, ZeroGrad
 from rehearse.scripts.gradients import Gradients
-from rehearse.scripts.journal import OptimizerPlayed, Step, ZeroGrad
+from rehearse.scripts.journal import OptimizerPlayed
 from rehearse.scripts.lapse import Lapse, instead_of
 
 Closure = Callable[[], Any]
@@ -47,6 +49,17 @@ class RecordedOptimizers:
 
         instead_of(Optimizer)(zero_grad)
         instead_of(nn.Module)(zero_grad)
+
+        @instead_of(Optimizer)
+        def load_state_dict(load: Any, optimizer: Optimizer, state: Any) -> None:
+            load(optimizer, state)
+            self.lapse.write(StateLoaded(self._number_of(optimizer), _rates_of(optimizer)))
+
+        @instead_of(AveragedModel)
+        def update_parameters(update: Any, averaged: Any, *arguments: Any) -> None:
+            update(averaged, *arguments)
+            self.lapse.write(Averaged())
+
         self._hold_norms_still()
         self._see_scaling()
 
@@ -99,8 +112,7 @@ class RecordedOptimizers:
             self.stepping.pop()
         lapse.steps += 1
         lapse.steps_made.add(number)
-        rates = tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)
-        made = Step(number, rates, factor == 0, factor or 1.0, within, assigned)
+        made = Step(number, _rates_of(optimizer), factor == 0, factor or 1.0, within, assigned)
         if lapse.inside["backward"]:  # a hook of the pass steps, which is written down when it has ended
             self.gradients.steps_within.append(made)
         else:
@@ -139,19 +151,27 @@ class RecordedOptimizers:
 
     def _hold_norms_still(self) -> None:
         @instead_of(clip_grad, nn.utils)
-        def clip_grad_norm_(clip: Any, *arguments: Any, **options: Any) -> Tensor:
+        def clip_grad_norm_(clip: Any, parameters: Any, *arguments: Any, **options: Any) -> Tensor:
+            held = self._clipped(parameters)
             if not self.lapse.fast or self.norm is None:
-                self.norm = clip(*arguments, **options)
+                self.norm = clip(held, *arguments, **options)
             return self.norm.clone()
 
         @instead_of(clip_grad, nn.utils)
-        def clip_grad_value_(clip: Any, *arguments: Any, **options: Any) -> None:
+        def clip_grad_value_(clip: Any, parameters: Any, *arguments: Any, **options: Any) -> None:
+            held = self._clipped(parameters)
             if not self.lapse.fast:
-                clip(*arguments, **options)
+                clip(held, *arguments, **options)
+
+    def _clipped(self, parameters: Any) -> list[Tensor]:
+        held = [parameters] if isinstance(parameters, Tensor) else list(parameters)
+        self.lapse.write(Clipped(self.gradients.holders_of(held)))
+        return held
 
     def _see_scaling(self) -> None:
         @instead_of(GradScaler)
         def _unscale_grads_(unscale: Any, scaler: Any, optimizer: Any, by: Any, found_inf: Any, fp16: bool) -> Any:
+            self.lapse.write(Unscaled(self._number_of(optimizer)))
             if self.lapse.fast:
                 return {found_inf.device: found_inf}
             found = unscale(scaler, optimizer, by, found_inf, fp16)
@@ -169,3 +189,7 @@ class RecordedOptimizers:
                     "A GradScaler adapts to overflows, which a rehearsal cannot foresee: each leaves a step out."
                 )
             return result
+
+
+def _rates_of(optimizer: Optimizer) -> tuple[float, ...]:
+    return tuple(float(group["lr"]) for group in optimizer.param_groups if "lr" in group)

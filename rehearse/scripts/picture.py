@@ -7,7 +7,8 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from rehearse.scripts.journal import Backward, Delivered, Forward, Journal, PassBegun, Saved, Step
+from rehearse.scripts.events import Backward, Delivered, Forward, PassBegun, Saved, Step
+from rehearse.scripts.journal import Journal
 from rehearse.scripts.windows import windows_of
 
 ORANGE, BLUE, GREEN, RED = "#E69F00", "#0072B2", "#009E73", "#D55E00"

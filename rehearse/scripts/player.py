@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import pickle
 import shutil
@@ -16,7 +17,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from subprocess import STDOUT, Popen
@@ -52,8 +53,13 @@ class Play:
     seconds: float = 300.0
     ranks: int = 1
     rank: int = 0
-    turned: tuple[str, bool] | None = None
+    values: int = 0
+    """Which way the outputs of networks are moved: 0, they stand still; 1, and -1 against that."""
+    ends_at: int | None = None
+    """An event behind which nothing is rehearsed."""
     folder: str | os.PathLike[str] | None = None
+    kept: str | os.PathLike[str] | None = None
+    """A folder of the caller's for all that is written, for a second life to find; else it goes with the process."""
     stage: str = "rehearse.scripts.stage"
     """The module that takes the script's process."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -71,8 +77,8 @@ class Task:
     seconds: float
     """Of CPU time that the script may take."""
     rank: int = 0
-    turned: tuple[str, bool] | None = None
-    """A line, and what it answers each time."""
+    values: int = 0
+    ends_at: int | None = None
     caller: int = 0
     """The process without which this one ends."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -89,10 +95,10 @@ class Task:
         unfinished.rename(Path(self.folder, "given_back"))
 
 
-def play_each(plays: Sequence[Play]) -> list[Journal]:
-    """The journals of several plays."""
+def play_each(plays: Sequence[Play], *, others_seconds: Callable[[Journal], float] | None = None) -> list[Journal]:
+    """The journals of several plays; ``others_seconds``: what those beside the first may take, by its journal."""
     journals = []
-    for asked, (given_back, why_not) in zip(plays, stage_each(plays), strict=True):
+    for asked, (given_back, why_not) in zip(plays, stage_each(plays, others_seconds=others_seconds), strict=True):
         journal = given_back or Journal(rank=asked.rank, says=why_not)
         journal.output = str(output_of(asked)) if asked.folder else ""
         journals.append(journal)
@@ -104,14 +110,17 @@ def output_of(asked: Play) -> Path:
     return Path(asked.folder or "", "output.txt").resolve()
 
 
-def stage_each(plays: Sequence[Play], *, at_once: int = 2) -> list[tuple[Any, str]]:
+def stage_each(
+    plays: Sequence[Play], *, at_once: int = 2, others_seconds: Callable[[Any], float] | None = None
+) -> list[tuple[Any, str]]:
     """What each stage gave back; or None, and why it gave nothing back.
 
-    They run side by side; an interrupt ends all of them.
+    They run side by side; an interrupt ends all of them. ``others_seconds``: see :func:`play_each`.
     """
     waiting = list(enumerate(plays))
     running: dict[int, _Playing] = {}
     done: dict[int, tuple[Any, str]] = {}
+    most = math.inf
     with interrupts_held() as interrupts:
         try:
             while (waiting or running) and not interrupts:
@@ -120,9 +129,11 @@ def stage_each(plays: Sequence[Play], *, at_once: int = 2) -> list[tuple[Any, st
                     running[number] = _Playing(asked)
                 time.sleep(POLL_SECONDS)
                 for number, playing in list(running.items()):
-                    if playing.has_ended():
+                    if playing.has_ended(most):
                         del running[number]
                         done[number] = (playing.given_back, playing.why)
+                        if number == 0 and others_seconds is not None and playing.given_back is not None:
+                            most = others_seconds(playing.given_back)
         finally:
             for playing in running.values():
                 playing.stop()
@@ -138,13 +149,14 @@ class _Playing:
             raise FileNotFoundError(f"there is no script {os.fspath(asked.script)!r}: give the path of a Python file")
         self.asked = asked
         # Not below the one that is asked for, whose path may be too long for the sockets of workers.
-        self.folder = Path(tempfile.mkdtemp(prefix="played-")).resolve()
+        self.folder = Path(asked.kept or tempfile.mkdtemp(prefix="played-")).resolve()
+        Path(self.folder, "given_back").unlink(missing_ok=True)
         output = self.folder / "output.txt"
         if asked.folder:
             output = output_of(asked)
             output.parent.mkdir(parents=True, exist_ok=True)
         arguments = tuple(map(str, asked.arguments))
-        told = (asked.seconds, asked.rank, asked.turned, os.getpid(), dict(asked.options))
+        told = (asked.seconds, asked.rank, asked.values, asked.ends_at, os.getpid(), dict(asked.options))
         task = Task(str(path), arguments, str(self.folder), *told)
         self.keyboard, screen = _terminal()
         with output.open("wb") as file:
@@ -167,18 +179,19 @@ class _Playing:
         """Why it was ended, or gave nothing back."""
         self.given_back: Any = None
 
-    def has_ended(self) -> bool:
+    def has_ended(self, most: float) -> bool:
+        """Whether it has, by itself or at its limit, which is at most so many seconds."""
         if self.process.poll() is not None:
             self.why = f"its process ended with exit code {self.process.returncode}"
             if self.told_to_end and self.process.returncode == -signal.SIGTERM:  # nothing of ours had taken that over
                 self.why = f"nothing was rehearsed yet after {self.used:.1f} s of CPU time: give it more (seconds=)"
         elif time.monotonic() > self.looked + LOOK_SECONDS:
-            self._look()
+            self._look(min(most, self.asked.seconds))
         if self.why:
             self.stop()
         return bool(self.why)
 
-    def _look(self) -> None:
+    def _look(self, seconds: float) -> None:
         self.looked, used = time.monotonic(), cpu_seconds(self.process.pid)
         self.started.update(started_by(self.process.pid))
         if used > self.used + 0.01:
@@ -188,11 +201,11 @@ class _Playing:
             if hasattr(signal, "SIGUSR1"):
                 self.process.send_signal(signal.SIGUSR1)  # it writes where it waits
                 time.sleep(0.3)
-        if self.used > self.asked.seconds + GRACE_SECONDS and not self.told_to_end:
+        if self.used > seconds + GRACE_SECONDS and not self.told_to_end:
             self.process.send_signal(signal.SIGTERM)
             self.told_to_end = True
-        if self.used > (1 + MOST_FOR_THE_JOURNAL) * self.asked.seconds + 3 * GRACE_SECONDS:
-            self.why = f"it did not end in {self.asked.seconds:g} s of CPU time"
+        if self.used > (1 + MOST_FOR_THE_JOURNAL) * seconds + 3 * GRACE_SECONDS:
+            self.why = f"it did not end in {seconds:g} s of CPU time"
 
     def stop(self) -> None:
         """End its process, and those that it has started."""
@@ -210,7 +223,8 @@ class _Playing:
         written = self.folder / "given_back"
         if written.exists():
             self.given_back = pickle.loads(written.read_bytes())
-        shutil.rmtree(self.folder, ignore_errors=True)
+        if not self.asked.kept:
+            shutil.rmtree(self.folder, ignore_errors=True)
 
 
 def _lives(process: psutil.Process) -> bool:

@@ -10,7 +10,8 @@ from typing import Any
 from torch.optim import Optimizer, lr_scheduler
 from torch.optim.lr_scheduler import LRScheduler, ReduceLROnPlateau
 
-from rehearse.scripts.journal import SchedulePlayed, ScheduleStep
+from rehearse.scripts.events import ScheduleStep
+from rehearse.scripts.journal import SchedulePlayed
 from rehearse.scripts.lapse import Lapse, Numbered, instead_of, instead_of_own
 
 LEAST_CALLS, MOST_CALLS = 2_000, 200_000
@@ -45,6 +46,11 @@ class RecordedSchedules:
         """In place of a schedule's own."""
         if self.lapse.inside["schedule"]:  # made, or stepped by a schedule of schedules
             return real(schedule, *arguments, **options)
+        if isinstance(schedule, ReduceLROnPlateau):
+            self.lapse.note(
+                "ReduceLROnPlateau goes by a metric, which a rehearsal does not compute: its rates are guessed, as is "
+                "what hangs on them"
+            )
         played = self._played(schedule)
         self.lapse.write(ScheduleStep(self.schedules.number(schedule)))
         with self.lapse.going_on("schedule"):

@@ -8,6 +8,9 @@ from __future__ import annotations
 
 import builtins
 import faulthandler
+import functools
+import importlib
+import inspect
 import os
 import signal
 import sys
@@ -24,10 +27,12 @@ import torch
 
 from course_lib._processes import end_with
 from course_lib._tensors import parameters_of
+from rehearse._checkpoints import saves_of, validates
 from rehearse._own_files import write_only_below
 from rehearse.scripts.cycles import record_cycles
+from rehearse.scripts.events import Backward
 from rehearse.scripts.gradients import Gradients, held_by_none
-from rehearse.scripts.journal import CUT, ENDED, FAILED, REFUSED, Backward, Journal
+from rehearse.scripts.journal import CUT, ENDED, FAILED, REFUSED, Journal
 from rehearse.scripts.lapse import Lapse, instead_of, is_librarys
 from rehearse.scripts.loaders import RecordedLoaders
 from rehearse.scripts.modules import ReplayedModules
@@ -36,10 +41,11 @@ from rehearse.scripts.player import Task
 from rehearse.scripts.ranks import pretend_ranks, see_what_is_averaged_by_none
 from rehearse.scripts.saves import record_saves
 from rehearse.scripts.schedules import RecordedSchedules
-from rehearse.scripts.values import Comparisons, watch_imports, watched
 
 FRAMES = 6
 """Of a traceback that are told."""
+WRITTEN = "written"
+"""The folder of what the script writes, in that of its rehearsal."""
 
 
 @dataclass
@@ -52,6 +58,7 @@ class Stage:
     replayed: ReplayedModules
     gradients: Gradients
     schedules: RecordedSchedules
+    loaders: RecordedLoaders
 
     @property
     def is_closed(self) -> bool:
@@ -85,11 +92,11 @@ class Stage:
         if self.gradients.changes_by_hand:  # in each of the real micro-batches, so in the others as well
             journal.changed_by_hand = sum(isinstance(event, Backward) for event in journal.events)
         journal.seconds = time.process_time()
+        self.loaders.see_what_is_known_at_the_end()
+        if self.lapse.trainer is not None:
+            _see_what_a_trainer_has(journal, self.lapse.trainer)
         self.schedules.see_which_were_never_stepped()
         self.schedules.walk_on(journal.micro_batches())
-        files = {str(getattr(module, "__file__", None)) for module in list(sys.modules.values())}
-        own = {file for file in files if self.lapse.is_own(file) and file.endswith(".py")}
-        journal.sources = sorted({self.task.script, *own})
         self.task.give_back(journal)
 
     def _see_what_is_held(self) -> None:
@@ -113,25 +120,31 @@ class Stage:
 
 def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     journal = Journal(rank=task.rank)
-    lapse = Lapse(journal, folder=str(Path(task.script).parent), limit=task.seconds, end=end)
-    replayed = ReplayedModules(lapse)
+    folder = str(Path(task.script).parent)
+    lapse = Lapse(journal, folder=folder, limit=task.seconds, end=end, ends_at=task.ends_at)
+    replayed = ReplayedModules(lapse, task.values)
     gradients = Gradients(lapse, replayed)
     schedules = RecordedSchedules(lapse)
-    Comparisons(lapse, task.turned).install()
-    watch_imports(lapse.is_own)
     replayed.install()
     gradients.install()
     RecordedOptimizers(lapse, gradients).install()
     schedules.install()
-    RecordedLoaders(lapse).install()
+    loaders = RecordedLoaders(lapse)
+    loaders.install()
     record_cycles(lapse)
-    write_only_below(Path(task.folder))
+    write_only_below(Path(task.folder), written=WRITTEN)
     record_saves(lapse)
     pretend_ranks(lapse)
     _see_checkpointing(lapse)
     _see_what_is_missing(journal)
     _compile_nothing()
-    return Stage(task, journal, lapse, replayed, gradients, schedules)
+    return Stage(task, journal, lapse, replayed, gradients, schedules, loaders)
+
+
+def _see_what_a_trainer_has(journal: Journal, trainer: Any) -> None:
+    module = trainer.lightning_module
+    journal.savers = tuple(way.setting for way in saves_of(trainer, module))
+    journal.has_validation = validates(trainer, module) and trainer.val_dataloaders is not None
 
 
 def _see_checkpointing(lapse: Lapse) -> None:
@@ -179,6 +192,7 @@ def _see_what_is_missing(journal: Journal) -> None:
 
 def main(task: Task) -> NoReturn:
     end_with(task.caller, Path(task.folder))
+    newest = _newest_checkpoint(Path(task.folder, WRITTEN))  # ahead of what redirects paths
     stages: list[Stage] = []
 
     def leave(end: str) -> NoReturn:
@@ -205,11 +219,37 @@ def main(task: Task) -> NoReturn:
     signal.signal(signal.SIGTERM, told_to_end)
     if hasattr(signal, "SIGUSR1"):
         faulthandler.register(signal.SIGUSR1)
+    if "fits_of" in task.options:
+        _have_fits_go_on(task.options["fits_of"], newest)
     end, says = run_as_main(task)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         stages[0].close(end, says)
     leave_now()
+
+
+def _newest_checkpoint(written: Path) -> Path | None:
+    """That a Trainer wrote there in a first life; links are to files of the reader's."""
+    files = [file for file in written.rglob("*.ckpt") if not file.is_symlink()]
+    return max(files, key=lambda file: file.stat().st_mtime, default=None)
+
+
+def _have_fits_go_on(package: str, newest: Path | None) -> None:
+    """Let the first fit of a Trainer resume from a checkpoint, unless the script says from which."""
+    module: Any = importlib.import_module(package)
+    real = module.Trainer.fit
+
+    @functools.wraps(real)
+    def fit(trainer: Any, *arguments: Any, **options: Any) -> Any:
+        module.Trainer.fit = real
+        given = inspect.signature(real).bind(trainer, *arguments, **options).arguments
+        if newest is not None and given.get("ckpt_path") is None:
+            given |= {"ckpt_path": str(newest)}
+            if "weights_only" in inspect.signature(real).parameters:
+                given |= {"weights_only": False}
+        return real(**{"self": trainer, **given})
+
+    module.Trainer.fit = fit
 
 
 def run_as_main(task: Task) -> tuple[str, str]:
@@ -219,7 +259,7 @@ def run_as_main(task: Task) -> tuple[str, str]:
     try:
         main_module = sys.modules["__main__"] = types.ModuleType("__main__")
         vars(main_module)["__file__"] = task.script
-        exec(watched(Path(task.script).read_bytes(), task.script), vars(main_module))
+        exec(compile(Path(task.script).read_bytes(), task.script, "exec", dont_inherit=True), vars(main_module))
     except SystemExit as error:
         if error.code not in (None, 0):
             return REFUSED, error.code if isinstance(error.code, str) else f"exit code {error.code}"

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from rehearse.scripts.journal import Backward, Delivered, Forward, Journal, PassBegun, PassEnded, Step, loop_of
+from rehearse.scripts.events import Backward, Delivered, Forward, PassBegun, PassEnded, Step, loop_of
+from rehearse.scripts.journal import Journal
 
 
 @dataclass(frozen=True)
@@ -56,22 +57,22 @@ class OptimizerWindows:
 def windows_of(journal: Journal) -> list[OptimizerWindows]:
     """For each optimizer, its windows."""
     trained, evaluating = journal.trained(), journal.evaluating()
+    batch_of = _batches_behind(journal, trained)
     found = [OptimizerWindows() for _ in journal.optimizers]
     held: list[list[Pass]] = [[] for _ in journal.optimizers]
     used: list[set[int]] = [set() for _ in journal.optimizers]
     used_by_any: set[int] = set()
     suspects: list[list[Pass]] = [[] for _ in journal.optimizers]
-    micro_batch = epoch = samples = number = 0
-    loader = None
+    micro_batch = epoch = number = 0
     for at, event in enumerate(journal.events):
         if isinstance(event, Delivered) and at in trained:
-            micro_batch, samples, loader = micro_batch + 1, event.size, event.loader
+            micro_batch += 1
         elif isinstance(event, PassBegun) and at in trained:
             epoch += 1
         elif isinstance(event, Backward):
             number += 1
-            place = micro_batch or number, epoch, samples
-            made = Pass(number, event.line, *place, event.averages, loader, at in evaluating)
+            own, samples, loader = batch_of.get(at, (0, 0, None))
+            made = Pass(number, event.line, own or number, epoch, samples, event.averages, loader, at in evaluating)
             if event.moved:  # by a step that is the script's own code, as the first of two
                 used_by_any |= {one.number for of_one in held for one in of_one}
             if event.in_a_step:
@@ -100,6 +101,36 @@ def windows_of(journal: Journal) -> list[OptimizerWindows]:
     return found
 
 
+def _batches_behind(journal: Journal, trained: set[int]) -> dict[int, tuple[int, int, int | None]]:
+    """Of each backward pass, by its place: the number of its micro-batch, the samples in it, and the loader.
+
+    It is the last one that came. Where several come at once, and as many passes follow, each pass has its own.
+    """
+    found: dict[int, tuple[int, int, int | None]] = {}
+    batches: list[tuple[int, int, int | None]] = [(0, 0, None)]
+    passes: list[int] = []
+
+    def end_group() -> None:
+        each = batches if 1 < len(batches) == len(passes) else [batches[-1]] * len(passes)
+        found.update(zip(passes, each, strict=True))
+        passes.clear()
+
+    number = 0
+    for at, event in enumerate(journal.events):
+        if isinstance(event, Delivered) and at in trained:
+            if passes:
+                end_group()
+                batches.clear()
+            elif not number:
+                batches.clear()
+            number += 1
+            batches.append((number, event.size, event.loader))
+        elif isinstance(event, Backward):
+            passes.append(at)
+    end_group()
+    return found
+
+
 @dataclass
 class LoaderPass:
     """One loop over a loader."""
@@ -110,6 +141,8 @@ class LoaderPass:
     """How many batches of what is trained on had come when it began."""
     batches: list[tuple[int, ...] | None] = field(default_factory=list)
     """The indices of each; None where they are not known."""
+    contents: list[int] = field(default_factory=list)
+    """Of a stream, numbers for what is in its first batches."""
     ended: bool = False
     """Whether the loop came to the loader's end, or was given as many batches as it promises."""
     trained: set[int] = field(default_factory=set)
@@ -143,6 +176,7 @@ def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
         elif isinstance(event, Delivered):
             last = loop_of(event)
             running[last].batches.append(event.indices)
+            running[last].contents += [] if event.content is None else [event.content]
             running[last].ended |= len(running[last].batches) == running[last].promised
             micro_batch += at in trained
             waiting.add(last)

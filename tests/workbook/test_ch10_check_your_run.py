@@ -79,7 +79,7 @@ def test_a_report_is_printed_without_its_seconds(capsys):
     report = rehearse(*mended.make_run())
     chapter.print_report(report)
     told = capsys.readouterr().out
-    assert re.match(r"Ready: \d+ of 12 checks judged\.\n", told) and f"{report.seconds:.1f} s" not in told
+    assert told.startswith("Ready.\n") and f"{report.seconds:.1f} s" not in told
     assert told.rstrip("\n").splitlines()[1:] == str(report).splitlines()[1:]
 
 

@@ -50,6 +50,12 @@ def _alone(journal: Journal, passes: list[LoaderPass]) -> Judgement:
     return judgement
 
 
+def samples_of(journal: Journal, one: LoaderPass) -> list[int]:
+    """What a loop gave, by the indices in the dataset that is under its subset."""
+    base = journal.loaders[one.loader].base_indices
+    return [index if base is None else base[index] for index in one.indices() or ()]
+
+
 def _two(journal: Journal, other: Journal, mine: LoaderPass, theirs: LoaderPass) -> Judgement:
     ranks, rank = journal.world_size, other.rank
     if len(mine.batches) != len(theirs.batches):
@@ -60,7 +66,7 @@ def _two(journal: Journal, other: Journal, mine: LoaderPass, theirs: LoaderPass)
             "Under DDP the rank with more waits for gradients that the others never send.",
             "Give all ranks as many batches: ShardedBatchSampler pads, drops, or spreads the rest.",
         )
-    first, second = set(mine.indices() or ()), set(theirs.indices() or ())
+    first, second = (set(samples_of(*pair)) for pair in ((journal, mine), (other, theirs)))
     shared = sorted(first & second)
     largest = max(len(batch or ()) for batch in mine.batches)
     all_of_them = first == second and len(mine.batches) > 1  # of one batch, another rank may have been given a copy

@@ -16,17 +16,9 @@ from rehearse.checks.horizon import (
     is_meant_to_end_there,
     said_of_its_function,
 )
-from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.journal import (
-    ENDED,
-    Backward,
-    Delivered,
-    Forward,
-    Journal,
-    SchedulePlayed,
-    ScheduleStep,
-    Step,
-)
+from rehearse.report import Judgement
+from rehearse.scripts.events import Backward, Delivered, Forward, ScheduleStep, Step
+from rehearse.scripts.journal import ENDED, Journal, SchedulePlayed
 from rehearse.scripts.windows import passes_of
 
 
@@ -36,14 +28,13 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
     if not journal.schedules:
         if _never_stepped(judgement, journal):
             return judgement
-        how = f"the script {'steps' if journal.never_stepped else 'has'} no schedule, its rate is constant"
         steps = [event for event in journal.events if isinstance(event, Step) and event.rates]
         if len({(step.optimizer, step.rates) for step in steps}) > len({step.optimizer for step in steps}):
-            how = f"the script sets the rate itself, from {rates[0]:.3g} to {rates[-1]:.3g} (highest {max(rates):.3g})"
-            if final_lr is None:
-                says = 'its end is judged where rehearse_script(expect={"final_lr": …}) says it'
-                return not_applicable("horizon", f"{how}: {says}")
-        judgement.notes.append(f"horizon: {how}")
+            if final_lr is None and _set_by_hand(judgement, steps):
+                return judgement
+        else:
+            how = "steps" if journal.never_stepped else "has"
+            judgement.notes.append(f"horizon: the script {how} no schedule, its rate is constant")
     behind = rates[-1:]  # what a decay that ends with the run comes to
     for number, schedule in enumerate(journal.schedules):
         if schedule.follows_metric:
@@ -67,8 +58,10 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             continue
         if late > 1 and _without_its_optimizer(judgement, journal, schedule, left_by, late):
             return judgement
-        if _stepped_twice(judgement, schedule, calls) or _at_its_end(judgement, journal, schedule, calls):
+        if _at_its_end(judgement, journal, schedule, calls):
             return judgement
+        if _is_stepped_twice(calls):
+            judgement.notes.append(f"horizon: {_twice_in_words(schedule, calls)}, and it ends where it is to end")
     if final_lr is not None and rates and min(abs(rate - final_lr) for rate in behind) > 0.01 * max(rates):
         judgement.find(
             "horizon",
@@ -77,6 +70,34 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             "Change the schedule's horizon or its last rate, or what is expected.",
         )
     return judgement
+
+
+def _set_by_hand(judgement: Judgement, steps: list[Step]) -> bool:
+    """Rates that the script itself sets: whether they still rise at the end, or are in the middle of a fall."""
+    most = max({step.optimizer for step in steps}, key=lambda number: sum(step.optimizer == number for step in steps))
+    rates: Any = np.array([step.rates[0] for step in steps if step.optimizer == most])
+    peak, last, top = float(rates.max()), float(rates[-1]), int(np.argmax(rates))
+    share = f"{100 * last / peak:.0f} % of its peak" if peak else "0"
+    fall = rates[top:]
+    means = "The run ends in the middle of its schedule."
+    cure = "Is the number of steps by which the script sets its rate that of the run? Else say what is meant: final_lr."
+    if last == peak and len(rates) > 2 and rates[-1] > rates[-2] > rates[-3]:
+        says = (
+            f"The rate that the script sets still rises when the run ends, after {len(rates):,} steps, at {last:.3g}."
+        )
+        judgement.find("horizon", says, means, cure)
+        return True
+    half, end = len(fall) // 2, max(1, len(fall) // 50)
+    if half >= 4 and fall[-1] < fall[-2]:
+        before, behind = (fall[0] - fall[half]) / half, (fall[half] - fall[-1]) / (len(fall) - 1 - half)
+        now = (fall[-1 - end] - fall[-1]) / end
+        # A cosine that comes to its end falls slower and slower; one that is left on its way, faster; a line as ever.
+        if last > 0.35 * peak and behind > 0.9 * before and now > 0.5 * behind:
+            says = f"The rate that the script sets ends at {last:.3g}, {share}, and falls as fast as before."
+            judgement.find("horizon", says, means, cure)
+            return True
+    judgement.notes.append(f"horizon: the script sets the rate itself: it ends at {last:.3g}, {share}")
+    return False
 
 
 def _never_stepped(judgement: Judgement, journal: Journal) -> bool:
@@ -205,18 +226,15 @@ def _without_its_optimizer(
     return True
 
 
-def _stepped_twice(judgement: Judgement, schedule: SchedulePlayed, made: _Made) -> bool:
-    if not made.at_once or 3 * made.at_once < made.calls.made:
-        return False
-    judgement.find(
-        "horizon",
+def _is_stepped_twice(made: _Made) -> bool:
+    return made.at_once > 0 and 3 * made.at_once >= made.calls.made
+
+
+def _twice_in_words(schedule: SchedulePlayed, made: _Made) -> str:
+    return (
         f"{schedule.name} is stepped {counted(made.calls.made, 'time')}, {made.at_once:,} of them directly behind "
-        f"another call, in {counted(made.steps, 'optimizer step')}.",
-        "The schedule runs ahead: its rate ends, or turns up again, long before the run does.",
-        "Step it in one place: the script calls it, and so does what wraps it, or it is called twice.",
-        at=made.places[0],
+        f"another call, in {counted(made.steps, 'optimizer step')}"
     )
-    return True
 
 
 def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed, made: _Made) -> bool:
@@ -230,6 +248,15 @@ def _at_its_end(judgement: Judgement, journal: Journal, schedule: SchedulePlayed
         if fault is not None and is_meant_to_end_there(walked, fault, calls, counts):
             judgement.notes.append(said_of_its_function(fault, calls))
             continue
+        if fault is not None and _is_stepped_twice(made):
+            judgement.find(
+                "horizon",
+                f"{_twice_in_words(schedule, made)}: {fault.says}.",
+                "The schedule runs ahead: its rate ends, or turns up again, before the run does.",
+                "Is it meant to be stepped in one place? The script calls it, and so may what wraps it.",
+                at=made.places[0],
+            )
+            return True
         if fault is not None:
             meant = _unit_of_horizon(journal, fault.end, made)
             which = f" ({meant[1]:,} is the number of {meant[0]} of the run)" if meant else ""

@@ -7,8 +7,9 @@ from typing import Any
 
 from course_lib._words import counted
 from rehearse.report import Judgement
+from rehearse.scripts.events import Delivered, Forward
 from rehearse.scripts.journal import ENDED, Journal
-from rehearse.scripts.windows import LoaderPass, batches_behind_the_last_pass, passes_of
+from rehearse.scripts.windows import LoaderPass, batches_behind_the_last_pass, passes_of, windows_of
 
 
 def judge_length(journal: Journal) -> Judgement:
@@ -46,7 +47,12 @@ def judge_length(journal: Journal) -> Judgement:
     for (came, promised), often in cut.items():
         if promised is not None and came < promised:
             times = "" if often == 1 else f", {often:,} times"
+            if often == 1 and _cut(loops[-1]) == (came, promised):
+                times = f", in epoch {len(loops):,}: the run ends within it"
             judgement.notes.append(f"length: a training loop is left after {came:,} of {promised:,} batches{times}")
+    if journal.end == ENDED:
+        read = ", ".join(journal.never_read[:4])
+        judgement.notes += [f"length: nothing reads the loader that is made in {read}"] if read else []
     return judgement
 
 
@@ -64,6 +70,7 @@ def facts_of(journal: Journal) -> dict[str, Any]:
     if epochs:
         facts["epochs"] = epochs
     facts["micro-batches"] = journal.micro_batches()
+    facts["samples drawn, forwarded, behind a step"] = _samples_of(journal)
     facts["optimizer steps"] = counts["optimizer steps"]
     if len(journal.optimizers) > 1:
         facts |= {name: count for name, count in counts.items() if name.startswith("steps of")}
@@ -73,5 +80,26 @@ def facts_of(journal: Journal) -> dict[str, Any]:
     rates = [rate[0] for rate in journal.rates() if rate]
     if rates:
         facts["rate of the first, the last step"] = [rates[0], rates[-1]]
+        facts["highest rate"] = max(rates)
     names = ("backward passes", "forwards in training", "forwards in evaluation", "validations", "saves")
-    return facts | {name: counts[name] for name in names}
+    facts |= {name: counts[name] for name in names}
+    return facts | ({"updates of averages": counts["updates of averages"]} if counts["updates of averages"] else {})
+
+
+def _samples_of(journal: Journal) -> list[int]:
+    """What loaders gave to be trained; what the trained networks were given; and of how much a step has the gradients.
+
+    Each network counts by itself, and the one that was given most is told.
+    """
+    trained = journal.trained()
+    events = [journal.events[at] for at in sorted(trained)]
+    drawn = sum(event.size for event in events if isinstance(event, Delivered))
+    forwarded: Counter[int] = Counter()
+    for event in journal.events:
+        if isinstance(event, Forward) and event.training:
+            forwarded[event.module] += event.samples
+    stepped: list[int] = []
+    for of in windows_of(journal):
+        behind = {one.micro_batch: one.samples for window in of.windows for one in window.passes}
+        stepped.append(sum(behind.values()))
+    return [drawn, max(forwarded.values(), default=0), max(stepped, default=0)]

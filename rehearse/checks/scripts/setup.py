@@ -6,7 +6,8 @@ from collections.abc import Sequence
 
 from course_lib._words import counted
 from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.journal import Backward, Delivered, Forward, Journal
+from rehearse.scripts.events import Backward, Delivered, Forward
+from rehearse.scripts.journal import Journal
 
 
 def judge_setup(journal: Journal) -> Judgement:

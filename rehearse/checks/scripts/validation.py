@@ -6,12 +6,21 @@ from collections import deque
 
 from course_lib._words import counted, first_of
 from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.journal import Journal
+from rehearse.scripts.journal import ENDED, Journal
 from rehearse.scripts.loaders import MOST_INDICES
 from rehearse.scripts.windows import LoaderPass, passes_of, trained_beside_others
 
 
-def judge_validation(journal: Journal) -> Judgement:
+def judge_validation(journal: Journal, other: Journal | None = None) -> Judgement:
+    """``other``: the same script as another rank, which may have drawn another split."""
+    if journal.has_validation and not journal.validations() and journal.end == ENDED:
+        return Judgement().find(
+            "validation",
+            "The Trainer has a validation's loaders and steps, and the whole run makes no validation.",
+            "No value of it is logged, and what monitors one saves, stops or changes nothing.",
+            "Is check_val_every_n_epoch larger than the number of epochs, or val_check_interval than an epoch?",
+            chapter="10_check_your_run",
+        )
     beside = trained_beside_others(journal)
     others = passes_of(journal, training=False)
     evaluated = [one for one in others if one.loader not in beside | journal.training_loaders()]
@@ -36,13 +45,31 @@ def judge_validation(journal: Journal) -> Judgement:
                 chapter="10_check_your_run",
                 at=passes[0].micro_batch,
             )
-    if whole:
+    if other is not None and not judgement.findings:
+        _split_otherwise(judgement, journal, other, evaluated)
+    if whole and not judgement.findings:
         given = f"{counted(whole, 'sample')} that {counted(loaders, 'loader gives', 'loaders give')} to be evaluated"
         judgement.notes.append(
             f"validation: all of {given} are trained on: if their score is to show what is new to the model, hold them "
             "out"
         )
     return judgement
+
+
+def _split_otherwise(judgement: Judgement, journal: Journal, other: Journal, evaluated: list[LoaderPass]) -> None:
+    """What one rank evaluates and another one trains, though none does both by itself."""
+    mine, theirs = (_samples(one, passes_of(one, training=True)) for one in (journal, other))
+    held_out = _samples(journal, evaluated)
+    shared = sorted(index for _, index in (held_out & theirs) - mine)
+    if shared and not held_out & mine:
+        judgement.find(
+            "validation",
+            f"{counted(len(shared), 'sample')} of {len(held_out):,} that rank {journal.rank} evaluates are trained by "
+            f"rank {other.rank}: {first_of(shared, 4)}.",
+            "The ranks split the data in different ways, so that the score counts samples that the model has seen.",
+            "Is the split drawn behind a seed that differs by rank? Draw it by a generator of one seed, on all ranks.",
+            chapter="10_check_your_run",
+        )
 
 
 def _of_these_weights(evaluated: list[LoaderPass], training: list[LoaderPass]) -> list[LoaderPass]:

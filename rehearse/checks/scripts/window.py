@@ -6,7 +6,8 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.journal import ENDED, Backward, Journal, LossWeight, Step
+from rehearse.scripts.events import Averaged, Backward, Clipped, Step, Unscaled
+from rehearse.scripts.journal import ENDED, Journal, LossWeight
 from rehearse.scripts.lapse import MOST_REAL
 from rehearse.scripts.windows import OptimizerWindows, Pass, windows_of
 
@@ -60,12 +61,15 @@ def judge_windows(journal: Journal) -> Judgement:
             _of_an_evaluation(judgement, of, name)
             or _stale(judgement, of, name)
             or _cleared(judgement, of, name, journal)
+            or _clipped(judgement, journal, number)
             or _tail(judgement, of, journal)
+            or _short_at_the_start(judgement, of, journal)
         ):
             return judgement
         if kind != "LBFGS" and _undivided(judgement, of, journal):
             return judgement
         _unequal(judgement, of, journal)
+    _averaged_too_often(judgement, journal)
     return judgement
 
 
@@ -245,13 +249,101 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     return True
 
 
+def _clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
+    """Gradients that are clipped before their window has all of them, or while they are multiplied by a scale."""
+    steps = within = scaled = passes = micro_batch = 0
+    clipped = clipped_within = unscaled = clipped_scaled = False
+    first: dict[str, int] = {}
+    for event in journal.events:
+        if isinstance(event, Backward) and optimizer in event.reached:
+            micro_batch, passes = micro_batch + 1, passes + 1
+            clipped_within |= clipped
+        elif isinstance(event, Clipped) and optimizer in event.optimizers:
+            clipped, clipped_scaled = True, not unscaled
+        elif isinstance(event, Unscaled) and event.optimizer == optimizer:
+            if clipped and clipped_scaled and not unscaled:
+                scaled += 1
+                first.setdefault("scaled", micro_batch)
+            unscaled = True
+        elif isinstance(event, Step) and event.optimizer == optimizer:
+            steps += 1
+            if clipped_within:
+                within += 1
+                first.setdefault("within", micro_batch)
+            clipped = clipped_within = unscaled = clipped_scaled = False
+            passes = 0
+    name = journal.optimizer_name(optimizer)
+    if 2 * scaled > steps:
+        judgement.find(
+            "window",
+            f"The gradients of {name} are clipped while a GradScaler has them multiplied, ahead of unscale_: in "
+            f"{scaled:,} of {counted(steps, 'step')} (backward pass {first['scaled']:,} is the first).",
+            "The norm is that of the scaled gradients, so that nearly all of each is cut off: the steps are tiny.",
+            f"Is there a scaler.unscale_(optimizer) ahead of the clipping? {name} needs one in each step.",
+            at=first["scaled"],
+        )
+    elif 2 * within > steps:
+        judgement.find(
+            "window",
+            f"The gradients of {name} are clipped in each micro-batch of a window, and not once ahead of its step: in "
+            f"{within:,} of {counted(steps, 'step')} (backward pass {first['within']:,} is the first).",
+            "What the first micro-batches gave is clipped again and again, and counts less than what the last gave.",
+            "Is one clipping meant for each step? Then call it where the step is made, behind the last backward pass.",
+            at=first["within"],
+        )
+    return 2 * max(scaled, within) > steps > 0
+
+
+def _averaged_too_often(judgement: Judgement, journal: Journal) -> None:
+    """An average of weights that is moved more often than the weights are."""
+    updates = sum(isinstance(event, Averaged) for event in journal.events)
+    steps = journal.counts()["optimizer steps"]
+    if steps > 1 and updates > 1.5 * steps:
+        judgement.find(
+            "window",
+            f"An average of the weights is moved {updates:,} times, in {counted(steps, 'optimizer step')}.",
+            "It takes up the same weights several times: it forgets faster than its decay says.",
+            "Is one update meant for each optimizer step? Then call update_parameters where the step is made.",
+        )
+
+
+def _short_at_the_start(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
+    """A step behind the first micro-batches of each epoch, as ``if i % k == 0`` makes it."""
+    firsts = {window.epoch: len(window.passes) for window in reversed(of.windows) if window.passes}
+    usual = Counter(len(window.passes) for window in of.windows).most_common(1)[0][0]
+    short = [epoch for epoch, length in firsts.items() if length < usual]
+    weights = {round(weight.weight * usual, 3) for weight in journal.loss_weights}
+    whole = sum(len(window.passes) == usual for window in of.windows)
+    if len(short) < len(firsts) or weights != {1.0} or whole <= 2 * len(firsts):
+        return False
+    held = firsts[short[0]]
+    judgement.find(
+        "window",
+        f"The first step of each epoch is made with {counted(held, 'micro-batch', 'micro-batches')} in place of "
+        f"{usual:,}, divided by {usual:,} as the others: its samples count {held / usual:.3g} times as much "
+        f"({len(short):,} of {counted(len(of.windows), 'step')}).",
+        f"An epoch makes {counted(len(of.windows) // len(firsts), 'step')}, more than its whole windows: what is "
+        "planned by their number ends early.",
+        f"Is a step meant behind each {usual:,} micro-batches? Then ask for (i + 1) % {usual} == 0.",
+        at=of.windows[0].micro_batch,
+    )
+    return True
+
+
 def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """A loss that is a mean, added up over a window without being divided by its micro-batches."""
     for line in sorted({weight.line for weight in journal.loss_weights}):
         weights = [weight for weight in journal.loss_weights if weight.line == line]
         mine = [[one.micro_batch for one in window.passes if one.line == line] for window in of.windows]
-        passes, size = (Counter(map(len, of_windows)).most_common(1)[0][0] for of_windows in (mine, map(set, mine)))
         passes_seen = {weight.backward for weight in weights}
+        seen = [
+            numbers
+            for window, numbers in zip(of.windows, mine, strict=True)
+            if any(one.number - 1 in passes_seen for one in window.passes)
+        ]
+        passes, size = (
+            Counter(map(len, of_windows)).most_common(1)[0][0] for of_windows in (seen or mine, map(set, seen or mine))
+        )
         if len(weights) != len(passes_seen) or len({round(weight.weight, 6) for weight in weights}) > 1:
             if len(weights) > len(passes_seen):
                 _note_terms(judgement, line, weights, size)

@@ -24,10 +24,10 @@ from course_lib.callbacks import ExactAccumulation, SkipBadSteps
 from course_lib.launch import run_ranks
 from rehearse import CHECKS, NotReady, Rehearsal, RehearsalReport, assert_ready, judge, rehearse, rehearse_loop
 from rehearse.__main__ import main
+from rehearse._checkpoints import is_lightnings
 from rehearse._processes import cpu_seconds, is_ready, seconds_without_a_core
 from rehearse.checks.dealt import draws_counted, draws_found
 from rehearse.runs import copies, few_samples
-from rehearse.runs.checkpoints import is_lightnings
 from rehearse.runs.copies import try_on_copies
 from rehearse.runs.walks import walk
 from tests.notebook_rules import ROOT
@@ -563,9 +563,9 @@ def no_data():
 
 
 SAID = {
-    "right_run": (0, "Ready: 10 of 12 checks judged."),
-    "wrong_run": (1, "Not ready: 1 finding, 10 of 12 checks judged."),
-    "unknown_run": (2, "Not known: setup, bad_step failed to be judged; nothing was found, 8 of 12 checks judged."),
+    "right_run": (0, "Ready."),
+    "wrong_run": (1, "Not ready: 1 finding."),
+    "unknown_run": (2, "Ready, but nobody judged: setup, bad_step."),
     "no_run": (2, "Could not judge"),
     "nothing_left_to_do": (2, "nothing_left_to_do ends by itself (exit code 0) and makes no run"),
     "no_data": (2, "no_data ends by itself (train.npz is missing) and makes no run"),
@@ -589,9 +589,9 @@ def test_what_failed_to_be_judged_is_not_ready_unless_it_is_accepted_by_name(cap
     report = rehearse(*unknown_run())
     assert report.ok is None and report.failed == report.unknown == tuple(ACCEPTED)
     assert set(report.left_out) == {"growth"} and "resume" in report.not_judged
-    with pytest.raises(NotReady, match="setup, bad_step failed to be judged"):
+    with pytest.raises(NotReady, match="Ready, but nobody judged: setup, bad_step"):
         assert_ready(*unknown_run())
-    with pytest.raises(NotReady, match="bad_step failed to be judged"):
+    with pytest.raises(NotReady, match="Ready, but nobody judged: bad_step"):
         assert_ready(*unknown_run(), allow_unjudged={"setup"})
     assert_ready(*unknown_run(), allow_unjudged={*ACCEPTED})
     accepted = rehearse(*unknown_run(), allow_unjudged=ACCEPTED)
@@ -627,7 +627,7 @@ def test_a_run_that_cannot_be_tried_says_so_in_one_sentence():
 
     report = rehearse(quiet_trainer(), Refuses(), loader())
     assert report.ok is None and set(report.failed) == set(CHECKS)
-    assert str(report).startswith("Not known: the run could not be tried, 0 of 12 checks judged.")
+    assert str(report).startswith("Not known: the run could not be tried.")
     assert str(report).count("no such setting") == 1
 
 

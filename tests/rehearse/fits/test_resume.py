@@ -10,7 +10,7 @@ from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib.resume import ResumableDataLoader
 from rehearse import rehearse
-from rehearse.runs.checkpoints import saves_of
+from rehearse._checkpoints import saves_of
 from tests.rehearse.fits.parts import Net, Points, fitted, loader, quiet_trainer, script, scripts
 from tests.rehearse.fits.resuming import Validated, killed_and_resumed, saves
 

@@ -1,7 +1,6 @@
 """A fault planted in a script that was right is found, alone; the script without it is silent."""
 
 import math
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -11,22 +10,9 @@ from rehearse.checks.scripts.horizon import judge_horizon
 from rehearse.checks.scripts.validation import judge_validation
 from rehearse.checks.scripts.window import judge_windows
 from rehearse.report import Judgement
-from rehearse.script import Others, judged, others_of
-from rehearse.scripts.journal import (
-    CUT,
-    ENDED,
-    Backward,
-    Comparison,
-    Delivered,
-    Event,
-    Journal,
-    LoaderPlayed,
-    OptimizerPlayed,
-    PassBegun,
-    SchedulePlayed,
-    ScheduleStep,
-    Step,
-)
+from rehearse.script import Others, judged
+from rehearse.scripts.events import Backward, Delivered, Event, PassBegun, ScheduleStep, Step
+from rehearse.scripts.journal import CUT, ENDED, Journal, LoaderPlayed, OptimizerPlayed, SchedulePlayed
 from rehearse.scripts.player import Play, play_each
 
 SCRIPTS = Path(__file__).with_name("examples")
@@ -103,23 +89,44 @@ def cosine_run(epochs: int) -> Journal:
     return Journal(events, optimizers=[OptimizerPlayed("SGD")], schedules=[schedule], end=ENDED)
 
 
-@pytest.mark.parametrize(("epochs_with_the_other_answer", "found"), [(20, []), (3, ["horizon"])])
-def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_the_other_answer, found):
-    asked = Comparison("train.py:20", Counter({False: 3}))
-    others = Others(turned=((asked, asked.rarer, cosine_run(epochs_with_the_other_answer)),))
-    judgement = judged(cosine_run(4), others)
+@pytest.mark.parametrize(("epochs_with_other_losses", "found"), [(20, []), (4, ["horizon"])])
+def test_the_horizon_of_a_run_that_a_value_ends_is_left_open(epochs_with_other_losses, found):
+    judgement = judged(cosine_run(4), Others(moved=(cosine_run(epochs_with_other_losses),)))
     assert [finding.check for finding in judgement.findings] == found
     assert ("horizon" in judgement.not_judged) == (not found)
 
 
-def test_rates_that_the_script_sets_are_judged_where_their_end_is_said_alone():
-    journal = cosine_run(4)
+def by_hand(rates: list[float]) -> Journal:
+    journal = cosine_run(0)
     journal.schedules.clear()
-    journal.events[:] = [event for event in journal.events if not isinstance(event, ScheduleStep)]
-    last = journal.rates()[-1][0]
-    assert "rehearse_script(expect=" in judge_horizon(journal).not_judged["horizon"].why
-    assert not judge_horizon(journal, final_lr=last).not_judged
-    assert [finding.check for finding in judge_horizon(journal, final_lr=0.5 * last).findings] == ["horizon"]
+    journal.events += [Step(0, (rate,), False, 1.0, False) for rate in rates]
+    return journal
+
+
+STEPS = 200
+SHAPES = {
+    "a cosine to 0": [0.1 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)],
+    "a cosine to a tenth": [0.1 + 0.45 * (1 + math.cos(math.pi * step / STEPS)) for step in range(STEPS)],
+    "a line to a tenth": [1 - 0.9 * step / STEPS for step in range(STEPS)],
+    "Noam's": [min((step + 1) ** -0.5, (step + 1) * 20**-1.5) for step in range(STEPS)],
+    "by a factor": [0.99**step for step in range(STEPS)],
+    "a warm-up, then one rate": [min(1.0, (step + 1) / 20) for step in range(STEPS)],
+}
+CUT_SHORT = {
+    "a quarter of a cosine": [0.1 * (1 + math.cos(math.pi * step / (4 * STEPS))) for step in range(STEPS)],
+    "half a cosine": [0.1 * (1 + math.cos(math.pi * step / (2 * STEPS))) for step in range(STEPS)],
+    "half a line": [1 - step / (2 * STEPS) for step in range(STEPS)],
+    "a warm-up alone": [(step + 1) / (2 * STEPS) for step in range(STEPS)],
+}
+
+
+@pytest.mark.parametrize("shape", [*SHAPES, *CUT_SHORT])
+def test_rates_that_the_script_sets_are_judged_by_their_end(shape):
+    rates = SHAPES.get(shape) or CUT_SHORT[shape]
+    judgement = judge_horizon(by_hand(rates))
+    assert [finding.check for finding in judgement.findings] == ["horizon"] * (shape in CUT_SHORT), str(judgement)
+    assert not judge_horizon(by_hand(rates), final_lr=rates[-1]).findings
+    assert [one.check for one in judge_horizon(by_hand(rates), final_lr=3 * max(rates)).findings] == ["horizon"]
 
 
 def test_a_check_that_fails_by_itself_leaves_what_the_others_say(monkeypatch):
@@ -133,26 +140,6 @@ def test_a_check_that_fails_by_itself_leaves_what_the_others_say(monkeypatch):
     judgement = judged(journal, Others())
     assert judgement.not_judged["order"].why.startswith("the check itself failed: KeyError: 'epoch' (test_faults.py")
     assert (judgement.findings, judgement.facts) == (right.findings, right.facts)
-
-
-@pytest.mark.parametrize(("seconds", "tried", "why"), [(100.0, 6, ""), (12.0, 2, ", as the seconds given were over")])
-def test_plays_with_other_answers_take_no_longer_in_all_than_the_seconds_given(seconds, tried, why, monkeypatch):
-    """Each takes 4 s of CPU time, two at a time; nothing is told of what is cut by the rest of the seconds."""
-    places = [f"train.py:{line}" for line in range(6)]
-    journal = cosine_run(3)
-    journal.end, journal.seconds, journal.sources = ENDED, 4.0, ["train.py"]
-    journal.comparisons = {place: Comparison(place, answers=Counter({False: 3})) for place in places}
-
-    def playing(plays):
-        return [Journal(end=CUT if one.seconds < 4.0 else ENDED, seconds=min(4.0, one.seconds)) for one in plays]
-
-    monkeypatch.setattr(of_scripts, "play_each", playing)
-    others = others_of(journal, journal, Play("train.py", seconds=seconds), ())
-    assert len(others.turned) == tried
-    notes = of_scripts._what_hangs_on_values(journal, others)
-    left = ", ".join(places[tried:])
-    said = [note for note in notes if "was not rehearsed" in note]
-    assert said == ([f"What the script does with another answer in {left} was not rehearsed{why}"] if left else [])
 
 
 @pytest.mark.parametrize(("calls", "found"), [(3, []), (30, ["horizon"])])

@@ -90,7 +90,7 @@ if os.path.exists("last.pt"):
     optimizer.load_state_dict(checkpoint["optimizer"])
     for name, part in stateful.items():
         part.load_state_dict(checkpoint[name])
-for epoch in range(3):
+for epoch in range(schedule.last_epoch, 3):
     for batch in loader:
         optimizer.zero_grad()
         loss_of(0, batch).backward()
@@ -917,109 +917,6 @@ def test_a_known_recipe_is_right(loop: str, steps: int, tmp_path: Path):
     assert report.facts["optimizer steps"] == steps
 
 
-STOPPER = """
-import math
-
-
-def by_float(loss):
-    return float(loss) < -1.5
-
-
-def by_list(loss):
-    return loss.tolist() < -1.5
-
-
-def by_lists(losses):
-    return max(losses.tolist()) < -1.5
-
-
-def by_share(large):
-    return 100.0 * large / 8 < -1.5
-
-
-def jitted(function):
-    return function
-
-
-@jitted
-def times(share, large):
-    return share * large
-"""
-
-
-@pytest.mark.thorough
-def test_a_line_of_a_file_that_the_script_imports_is_named_too(tmp_path: Path):
-    (tmp_path / "stopper.py").write_text(STOPPER)
-    stops = (
-        "by_float(loss)",
-        "by_list(loss)",
-        "by_lists(torch.stack([loss, loss]))",
-        "by_share((loss > 0.1).sum().item())",
-    )
-    ends = "".join(f"    if stopper.{stop}: break\n" for stop in stops)
-    loop = IN_TURNS.replace(
-        "loss_of(number % 2, batch).backward()", "loss = loss_of(0, batch)\n        loss.backward()"
-    )
-    as_it_is = "assert 'held_operation' not in stopper.times.__code__.co_names\n"  # numba compiles it
-    notes = " ".join(report_of(tmp_path, f"import stopper\n{HEAD}{as_it_is}{loop}{ends}").notes)
-    for place in ("6", "10", "14, comparison 2", "18"):  # the first one in line 14 is made by max
-        assert f"while stopper.py:{place} goes on answering False (" in notes, notes
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["stopper.py", "train.py"]  # and no bytecode of it
-
-
-@pytest.mark.thorough
-def test_a_line_that_goes_by_losses_is_named_however_they_are_put_together(tmp_path: Path):
-    script = tmp_path / "train.py"
-    begin = [
-        "import dataclasses, math, statistics, types",
-        "Kept = dataclasses.make_dataclass('Kept', ['loss'], order=True)",
-        "count, counts, kept, share = 0.0, {'large': 0.0}, types.SimpleNamespace(large=0.0), 0.5",
-        "for epoch in range(8):",
-        "    losses = []",
-        "    for batch in loader:",
-        "        optimizer.zero_grad()",
-        "        loss = loss_of(0, batch) + loss_of(1, batch)",
-        "        loss.backward()",
-        "        optimizer.step()",
-        "        losses.append(loss.item())",
-        "        large = (loss > 0.1).sum().item()",
-        "        count += large",
-        "        counts['large'] += large",
-        "        kept.large += large",
-    ]
-    numbers = [
-        *("statistics.fmean(losses)", "math.fsum(losses)", "int(1e6 * losses[-1])", "math.ceil(1e6 * sum(losses))"),
-        *("statistics.quantiles(losses + losses)[0]", "math.hypot(losses[0], 1)", "divmod(losses[0], 0.1)[0]"),
-        *("count", "counts['large']", "kept.large", "share * large", "1.5 - large + 99", "math.comb(large, 1)"),
-    ]
-    stops = [f"    if {number} < -1.5: break" for number in numbers]
-    stops += ["    if -1.5 > large: break", "    if math.isclose(losses[0], -1.5): break"]
-    stops += ["    if not losses[0]: break", "    if bool(large + 99) is False: break"]
-    stops += ["    if torch.allclose(loss, -loss): break", "    if not loss.equal(loss.detach()): break"]
-    stops += ["    if not torch.is_nonzero(loss): break", "    if (loss < -1.5).item(): break"]
-    stops += ["    if torch.isnan(loss).any().item(): break", "    if -1.5 > large > -9.5: break"]
-    stops += ["    if Kept(losses[0]) < Kept(-1.5): break"]
-    script.write_text(HEAD + "\n".join(begin + stops))
-    first = HEAD.count("\n") + len(begin) + 1
-    notes = " ".join(rehearse_script(script).notes)
-    for line in range(first, first + 4):
-        assert f"while train.py:{line} goes on answering False (8 times); with the other answer: " in notes
-    others = ", ".join(f"train.py:{line}" for line in range(first + 4, first + len(stops)))
-    assert f"What the script does with another answer in {others} was not rehearsed" in notes
-
-
-@pytest.mark.thorough
-def test_a_line_that_asks_so_that_it_need_not_divide_by_0_is_no_news(tmp_path: Path):
-    loop = IN_TURNS.replace(
-        "loss_of(number % 2, batch).backward()", "loss = loss_of(0, batch)\n        loss.backward()"
-    )
-    guard = "    many = (loss > 99).sum().item()\n    share = 1 / many if many else 0.0\n"
-    elsewhere = "    if many:\n        raise ValueError(many)\n"
-    assert not any("answering" in note for note in report_of(tmp_path, f"{HEAD}{loop}{guard}").notes)
-    notes = report_of(tmp_path, f"{HEAD}{loop}{guard}{elsewhere}").notes
-    assert [note.rpartition(": ")[2] for note in notes if "answering" in note] == ["the script ends there"]
-
-
 CRITIC = (Path(__file__).parent / "examples" / "critic_first.py").read_text()
 LATE_CLOSURE = """
 late = torch.optim.LBFGS(body.parameters(), max_iter=8)
@@ -1056,41 +953,3 @@ def test_a_closure_that_comes_behind_the_real_micro_batches_is_told_of(tmp_path:
     calls_it_once = LATE_CLOSURE.replace("LBFGS(body.parameters(), max_iter=8)", "SGD(body.parameters(), lr=0.1)")
     report = report_of(tmp_path, HEAD + TRAINED + calls_it_once)
     assert not any("calls its closure" in note for note in report.notes), str(report)
-
-
-HANDLER = """
-class Stops:
-    best, bad = 1e9, 0
-
-    def __call__(self, loss):
-        if loss < self.best:
-            self.best, self.bad = loss, 0
-        else:
-            self.bad += 1
-        return self.bad >= 3
-"""
-STOPPED_BY_IT = """
-import sys
-sys.path.insert(0, os.path.join(os.path.dirname(__file__), "site-packages"))
-from ends_early.handlers import Stops
-
-stops = Stops()
-for epoch in range(12):
-    for batch in loader:
-        optimizer.zero_grad()
-        loss = loss_of(0, batch)
-        loss.backward()
-        optimizer.step()
-    if stops(loss.item()):
-        break
-"""
-
-
-@pytest.mark.thorough
-def test_a_librarys_handler_that_ends_a_run_by_its_loss_is_named(tmp_path: Path):
-    library = tmp_path / "site-packages" / "ends_early"
-    library.mkdir(parents=True)
-    (library / "handlers.py").write_text(HANDLER)
-    notes = " ".join(report_of(tmp_path, HEAD + STOPPED_BY_IT).notes)
-    assert "while ends_early/handlers.py:6 goes on answering" in notes
-    assert "optimizer steps in place of 48" in notes

@@ -101,7 +101,7 @@ def _of_model_checkpoint(callback: Any, trainer: Any, model: Any) -> Iterator[Sa
         yield Saves(f"ModelCheckpoint(train_time_interval=timedelta(seconds={seconds:g}))", any_batch=True)
     if not _lightning.SAVES_EVERY_EPOCHS.of(callback):
         return
-    if not _validates(trainer, model):
+    if not validates(trainer, model):
         yield Saves("ModelCheckpoint")  # at the ends of epochs
         return
     interval = trainer.val_check_interval
@@ -114,7 +114,7 @@ def _of_model_checkpoint(callback: Any, trainer: Any, model: Any) -> Iterator[Sa
         yield Saves(says, every_batches=interval, across_epochs=trainer.check_val_every_n_epoch is None)
 
 
-def _validates(trainer: Any, model: Any) -> bool:
+def validates(trainer: Any, model: Any) -> bool:
     """Whether there is a ``validation_step``; its data may only be given to ``fit``."""
     return not is_lightnings(model, "validation_step") and trainer.limit_val_batches != 0
 

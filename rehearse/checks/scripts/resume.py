@@ -1,0 +1,111 @@
+"""resume: whether a rehearsed script saves, what its optimizers' states bring back, and how a second life goes on."""
+
+from __future__ import annotations
+
+from course_lib._words import counted
+from rehearse.checks.scripts.dealing import samples_of
+from rehearse.checks.scripts.order import FEWEST
+from rehearse.report import Judgement, Kind, not_applicable, not_judged
+from rehearse.scripts.events import Delivered, StateLoaded, Step
+from rehearse.scripts.journal import ENDED, FAILED, REFUSED, Journal
+from rehearse.scripts.lives import SecondLife
+from rehearse.scripts.windows import passes_of
+
+ROUNDING = 1e-3
+"""Of a rate."""
+JUMP = 1.25
+"""Times the rate that a state holds, from which on a first step has another one."""
+
+
+def judge_resume(journal: Journal, life: SecondLife | None = None) -> Judgement:
+    """Of one life: that nothing is saved, or a rate is set back behind a state that was loaded. Then of the second."""
+    counts = journal.counts()
+    if journal.savers and not counts["saves"] and journal.end == ENDED:
+        steps = counted(counts["optimizer steps"], "optimizer step")
+        return Judgement().find(
+            "resume",
+            f"{journal.savers[0]} saves nothing in the whole run of {steps}: it writes no checkpoint.",
+            "A run that is killed has to begin again, and nothing is left of one that ends.",
+            "Is it meant to save in this run? every_n_train_steps counts optimizer steps, and an epoch's end comes by "
+            "every_n_epochs.",
+        )
+    held: dict[int, float] = {}
+    for event in journal.events:
+        if isinstance(event, StateLoaded) and event.rates:
+            held[event.optimizer] = event.rates[0]
+        elif isinstance(event, Step) and event.optimizer in held and event.rates:
+            before = held.pop(event.optimizer)
+            if event.rates[0] > JUMP * before > 0:
+                return Judgement().find(
+                    "resume",
+                    f"The optimizer's state is loaded with a rate of {before:.3g}, and the first step behind it has "
+                    f"{event.rates[0]:.3g}.",
+                    "The resumed run trains with another rate than it was stopped with, until its schedule is called.",
+                    "Is the schedule made behind load_state_dict of the optimizer? Making it sets the rate back: make "
+                    "it first, and load both states then.",
+                )
+    if not counts["saves"]:
+        return not_applicable("resume", "the script saves no checkpoint")
+    return Judgement() if life is None else judge_second_life(journal, life)
+
+
+def judge_second_life(journal: Journal, life: SecondLife) -> Judgement:
+    """Hold what two lives make together against the run that was not stopped."""
+    second, steps = life.journal, journal.counts()["optimizer steps"]
+    where = f"the save at {life.line}, after {counted(life.steps_before, 'optimizer step')}"
+    if second.end in (FAILED, REFUSED):
+        return not_judged("resume", f"started again behind {where}, the script fails:\n{second.says}", Kind.OPEN)
+    if second.end != ENDED:
+        return not_judged("resume", f"started again behind {where}, it did not come to its end", Kind.OPEN)
+    if not life.loads:
+        how = 'it loads nothing: say how it resumes, --resume-with "--resume last.pt" or resume_with=[…]'
+        return not_judged("resume", f"started again behind {where}, {how}", Kind.OPEN)
+    more = second.counts()["optimizer steps"]
+    if more + life.steps_before != steps:
+        return Judgement().find(
+            "resume",
+            f"Killed behind {where}, and started again, the run makes {more:,} more: {more + life.steps_before:,} in "
+            f"all, and {steps:,} where it is not stopped.",
+            "The epochs that it begins with, or their batches, are not those at which it was stopped.",
+            "Does it begin with the epoch behind the one that was saved, and with the batches behind those that were "
+            "trained?",
+        )
+    rates, others = journal.rates()[life.steps_before :], second.rates()
+    for number, (mine, its) in enumerate(zip(rates, others, strict=False)):
+        if any(abs(rate - other) > ROUNDING * max(rate, other) for rate, other in zip(mine, its, strict=False)):
+            return Judgement().find(
+                "resume",
+                f"Killed behind {where}, and started again, step {life.steps_before + number + 1:,} has a rate of "
+                f"{its[0]:.3g}, and {mine[0]:.3g} where it is not stopped.",
+                "The resumed run trains with other rates than the run that it goes on with.",
+                "Are the states of the optimizer and of its schedule both saved and both loaded, and the schedule "
+                "made ahead of that?",
+            )
+    return _order_of(journal, life, where)
+
+
+def _order_of(journal: Journal, life: SecondLife, where: str) -> Judgement:
+    """Whether the second life begins with an order that was trained already."""
+    before = [one for one in passes_of(journal, training=True) if one.ended]
+    second = [one for one in passes_of(life.journal, training=True) if one.ended]
+    known = [(number, samples_of(journal, one)) for number, one in enumerate(before)]
+    orders = [tuple(order) for _, order in known]
+    if not second or len(set(orders)) < len(orders) or life.saved_at < 0:
+        return Judgement()
+    first = samples_of(life.journal, second[0])
+    saved_in = len([one for one in before if one.micro_batch < _micro_batches_before(journal, life.saved_at)])
+    again = next((number for number, order in known[:saved_in] if order == first and len(first) >= FEWEST), None)
+    if again is None or first == sorted(first):
+        return Judgement()
+    return Judgement().find(
+        "resume",
+        f"Killed behind {where}, and started again, the first epoch comes in the order of epoch {again}, which was "
+        f"trained already: [{', '.join(map(str, first[:4]))}, …].",
+        "Each life begins with the same orders, so that samples share their batches with the same others.",
+        "Is the order drawn from a seed that is set when the script starts? Draw it from (seed, epoch), by set_epoch.",
+    )
+
+
+def _micro_batches_before(journal: Journal, at: int) -> int:
+    trained = journal.trained()
+    return sum(isinstance(event, Delivered) and place in trained for place, event in enumerate(journal.events[:at]))
