@@ -82,6 +82,7 @@ class Parts:
         return {
             "frozen": [name for name, one in self.parameters if not one.requires_grad],
             "in_eval_mode": [name for name, one in self.modules if not one.training],
+            "without_statistics": [name for name, one in self.modules if getattr(one, TRACKS, True) is False],
         }
 
     def writes(self) -> list[int]:
@@ -90,6 +91,9 @@ class Parts:
 
 
 NO_EXTRA_STATE = nn.Module.get_extra_state
+TRACKS = "track_running_stats"
+"""Of BatchNorm; whoever freezes one may set it, as Lightning's BaseFinetuning."""
+MODES = ("training", TRACKS)
 
 
 def _counters_of(fit_loop: Any) -> list[dict[str, Any]]:
@@ -133,7 +137,7 @@ class CleanPoint:
     datamodule: dict[str, Any] | None
     logged: dict[str, Any]
     modes: dict[str, list[str]]
-    """The parameters that are frozen, and the modules in eval mode."""
+    """The parameters that are frozen, the modules in eval mode, and those that track no statistics."""
     writes: list[int]
 
     @classmethod
@@ -257,6 +261,8 @@ def put_modes(parts: Parts, modes: dict[str, list[str]]) -> list[str]:
         parameter.requires_grad = name not in modes["frozen"]
     for name, part in parts.modules:
         part.training = name not in modes["in_eval_mode"]
+        if hasattr(part, TRACKS):
+            setattr(part, TRACKS, name not in modes["without_statistics"])
     return sorted({name for kind, names in modes.items() for name in set(names) ^ set(before[kind])})
 
 
@@ -268,7 +274,7 @@ def plain_attributes(module: nn.Module) -> dict[str, Any]:
         for name, value in (*vars(part).items(), *unsaved.items()):
             if isinstance(value, Tensor):
                 values[_joined(path, name)] = (id(value), value._version)
-            elif isinstance(value, bool | int | float | str) and not name.startswith("_") and name != "training":
+            elif isinstance(value, bool | int | float | str) and not name.startswith("_") and name not in MODES:
                 values[_joined(path, name)] = value
     return values
 

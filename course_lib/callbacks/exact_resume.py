@@ -48,7 +48,7 @@ from course_lib.callbacks._trainer import (
     refuse_stochastic_averaging,
 )
 
-VERSION = 2
+VERSION = 3
 """Of what this callback puts into a checkpoint."""
 
 

@@ -422,7 +422,7 @@ repair_a_sampler = PropertyExercise(
         "(seed 1000, epoch 0) and (seed 0, epoch 1) have one order": _ThousandSeedsApart,
         "is that of epoch 0, begun elsewhere": _RollsOneOrder,
         "in another order or shuffled within": _ShufflesWithinBatches,
-        "each batch needs a list of its own": _IntoOneList,
+        "is written over by a later one": _IntoOneList,
         "an attribute of the class belongs to all of them": _OneEpochForAll,
         "set_epoch seeds the global generators": _SeedsGloballyByEpoch,
         "are asked for, at least 1": _FewerSteps,

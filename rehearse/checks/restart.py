@@ -15,9 +15,11 @@ from torch import Tensor
 
 from course_lib._words import counted
 from course_lib.memory.ledger import tensors_in
+from rehearse._checkpoints import is_any_of
 from rehearse._lightning import SHOULD_ACCUMULATE
 from rehearse.report import Judgement, Kind, Unjudged, in_a_line, not_applicable, not_judged
 from rehearse.runs.copies import temporary_folder, try_on_copies
+from rehearse.runs.hooks import nothing
 from rehearse.runs.run import Enough, TrainingRun, seed_as_another_process
 
 WINDOWS = 2
@@ -206,29 +208,32 @@ def _train(
     within_epoch: bool,
     ckpt_path: Path | None = None,
 ) -> None:
+    # ExactResume has callbacks save there.
+    behind_the_hook = not within_epoch or any(is_any_of(one, {"ExactResume"}) for one in run.callbacks)
+
     def begin_here(trainer: Any, model: Any) -> None:
         begin(trainer, model)
-        if not within_epoch:
-            _call_behind_the_modules_hook(end, trainer, type(model))
+        if behind_the_hook:
+            _call_behind_the_modules_hook(end, trainer, model)
 
     run.start(
         folder,
         ckpt_path=ckpt_path,
         on_train_start=begin_here,
         on_train_batch_start=_seed_by_batch,
-        on_train_batch_end=end if within_epoch else lambda *_: None,
+        on_train_batch_end=nothing if behind_the_hook else end,
     )
 
 
-def _call_behind_the_modules_hook(end: Callable[..., None], trainer: Any, model_class: Any) -> None:
+def _call_behind_the_modules_hook(end: Callable[..., None], trainer: Any, model: Any) -> None:
     """In this copy's process: callbacks come ahead of it."""
-    hook = model_class.on_train_batch_end
+    hook = model.on_train_batch_end
 
-    def both(model: Any, *arguments: Any) -> None:
-        hook(model, *arguments)
+    def both(*arguments: Any) -> None:
+        hook(*arguments)
         end(trainer, model)
 
-    model_class.on_train_batch_end = both
+    model.on_train_batch_end = both
 
 
 def _seed_by_batch(trainer: Any, *_: Any) -> None:

@@ -60,6 +60,10 @@ class LightningRun(TrainingRun):
     """As it was given, once it has started: a trial leaves out the validation."""
 
     @property
+    def callbacks(self) -> tuple[Any, ...]:  # type: ignore[override]
+        return tuple(self.trainer.callbacks)
+
+    @property
     def cannot(self) -> dict[str, str]:
         strategy = self.trainer.strategy
         if self.trainer.world_size == 1 or is_any_of(strategy, {"DDPStrategy"}):

@@ -91,7 +91,9 @@ def random_run(seed, folder, *, ranks=1):
     if one_of(True, False):
         callbacks.append(one_of(ExactResume, StepAudit)())
     if ranks == 1 and one_of(True, False, False):
-        callbacks.append(one_of(StochasticWeightAveraging(0.01, 1), EarlyStopping("no such value", strict=False)))
+        averages = StochasticWeightAveraging(0.01, 1) if len(callbacks) == 1 else None  # the others refuse it
+        stops = EarlyStopping("no such value", strict=False)
+        callbacks.append(one_of(averages or stops, stops))
     trainer = quiet_trainer(
         max_epochs=int(one_of(1, 2, 3)),
         accumulate_grad_batches=int(one_of(1, 2, 3)),
