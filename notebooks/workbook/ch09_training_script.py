@@ -116,8 +116,7 @@ class Digits(LightningModule):
         run: dict[str, Any] = {"max_epochs": self.trainer.max_epochs, **run_so_far(self.trainer)}
         self.plan = plan_steps(len(data.dataset), data.schedule, world_size=ranks, **run)
         optimizer = AdamW(self.parameters(), lr=0.01)
-        done = self.plan.progress
-        schedule = LambdaLR(optimizer, lambda step: 0.5 * (1 + math.cos(math.pi * done(step))))
+        schedule = LambdaLR(optimizer, lambda n: 0.5 * (1 + math.cos(math.pi * self.plan.progress(n))))
         return {"optimizer": optimizer, "lr_scheduler": {"scheduler": schedule, "interval": "step"}}
 
 

@@ -152,10 +152,10 @@ def test_a_checkpoint_of_another_version_is_refused_with_it(saved, tmp_path):
     checkpoint["callbacks"]["ExactResume"] = {"seed": 0, "within_update": False}
     torch.save(checkpoint, tmp_path / "on_exception.ckpt")
     before = (tmp_path / "on_exception.ckpt").read_bytes()
-    with pytest.raises(CheckpointError, match="of version 1 of ExactResume, and this is version 2"):
+    with pytest.raises(CheckpointError, match="of version 1 of ExactResume, and this is version 3"):
         fit(ExactResume(), OnExceptionCheckpoint(tmp_path), ckpt_path=tmp_path / "on_exception.ckpt")
     assert (tmp_path / "on_exception.ckpt").read_bytes() == before
-    with pytest.warns(UserWarning, match="of version 1 of ExactResume, and this is version 2"):
+    with pytest.warns(UserWarning, match="of version 1 of ExactResume, and this is version 3"):
         fit(ExactResume(strict=False), ckpt_path=tmp_path / "on_exception.ckpt")
 
 
