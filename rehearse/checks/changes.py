@@ -37,8 +37,8 @@ def _miscounted(epoch: int, count: int, promised: int) -> Judgement:
         f"Epoch {epoch} has {counted(count, 'batch', 'batches')}, and the Trainer goes by the {promised:,} that it "
         "counted before.",
         means,
-        "Let one batch sampler plan all epochs (ScheduledBatchSampler, SizeScheduleDataModule), or reload the loader: "
-        "reload_dataloaders_every_n_epochs=1.",
+        "Does the batch sampler do without __len__? A Trainer then goes by what comes. Or let one plan all epochs "
+        "(ScheduledBatchSampler, SizeScheduleDataModule).",
     )
 
 

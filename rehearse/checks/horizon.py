@@ -313,7 +313,10 @@ def _not_at_its_end(schedule: WalkedSchedule, fault: Fault, calls: Calls, plan: 
     says = f"{fault.says}{_what_it_counts(fault.end, plan, schedule)}."
     per_call = "epoch" if schedule.interval == "epoch" else "optimizer step"
     if schedule.interval == "epoch" and fault.end > calls.made and abs(fault.end - plan.total_steps) <= 1:
-        cure = 'Lightning steps a schedule once an epoch unless told otherwise: return it with "interval": "step".'
+        cure = (
+            'Does "interval": "step" stand inside the dict under "lr_scheduler", beside "scheduler"? Lightning steps a '
+            "schedule once an epoch otherwise."
+        )
     elif schedule.interval == "step" and fault.end == plan.epochs_completed:
         cure = f'The horizon counts epochs: set "interval": "epoch", or give it {calls.made:,} optimizer steps.'
     else:

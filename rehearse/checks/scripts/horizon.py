@@ -17,7 +17,7 @@ from rehearse.checks.horizon import (
     said_of_its_function,
 )
 from rehearse.report import Judgement
-from rehearse.scripts.events import Backward, Delivered, Forward, ScheduleStep, Step
+from rehearse.scripts.events import Backward, Delivered, Forward, ScheduleStep, StateLoaded, Step
 from rehearse.scripts.journal import ENDED, Journal, SchedulePlayed
 from rehearse.scripts.windows import passes_of
 
@@ -46,6 +46,9 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
         if heir:
             made = counted(calls.calls.made, "call")
             judgement.notes.append(f"horizon: {schedule.name} ends after {made}, and {heir} goes on behind it")
+            continue
+        if _is_gone_on_with(journal, schedule.optimizer):
+            judgement.notes.append(f"horizon: {schedule.name} is gone on with, by an optimizer whose state was loaded")
             continue
         if _of_an_optimizer_that_never_steps(judgement, journal, schedule, calls.calls.made):
             return judgement
@@ -187,6 +190,20 @@ def _heir(journal: Journal, number: int) -> str:
             other = journal.schedules[event.schedule]
             heir = other.name if other.optimizer == mine.optimizer else heir
     return heir
+
+
+def _is_gone_on_with(journal: Journal, optimizer: int) -> bool:
+    """Whether, behind its last step, another optimizer is given a state and steps, as in a run that is continued."""
+    loaded: set[int] = set()
+    goes_on = False
+    for event in journal.events:
+        if isinstance(event, StateLoaded):
+            loaded.add(event.optimizer)
+        elif isinstance(event, Step) and event.optimizer == optimizer:
+            loaded, goes_on = set(), False
+        elif isinstance(event, Step):
+            goes_on |= event.optimizer in loaded
+    return goes_on
 
 
 def _left_behind(journal: Journal, number: int, schedule: SchedulePlayed) -> tuple[str, int]:

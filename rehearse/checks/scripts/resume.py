@@ -6,7 +6,7 @@ from course_lib._words import counted
 from rehearse.checks.scripts.dealing import samples_of
 from rehearse.checks.scripts.order import FEWEST
 from rehearse.report import Judgement, Kind, not_applicable, not_judged
-from rehearse.scripts.events import Delivered, StateLoaded, Step
+from rehearse.scripts.events import Backward, Delivered, Loaded, Saved, StateLoaded, Step
 from rehearse.scripts.journal import ENDED, FAILED, REFUSED, Journal
 from rehearse.scripts.lives import SecondLife
 from rehearse.scripts.windows import passes_of
@@ -57,6 +57,8 @@ def judge_second_life(journal: Journal, life: SecondLife) -> Judgement:
         return not_judged("resume", f"started again behind {where}, the script fails:\n{second.says}", Kind.OPEN)
     if second.end != ENDED:
         return not_judged("resume", f"started again behind {where}, it did not come to its end", Kind.OPEN)
+    if not life.loads and _goes_on_by_itself(journal):
+        return not_applicable("resume", "the script itself goes on from what it has saved, within one run")
     if not life.loads:
         how = 'it loads nothing: say how it resumes, --resume-with "--resume last.pt" or resume_with=[…]'
         return not_judged("resume", f"started again behind {where}, {how}", Kind.OPEN)
@@ -82,6 +84,13 @@ def judge_second_life(journal: Journal, life: SecondLife) -> Judgement:
                 "made ahead of that?",
             )
     return _order_of(journal, life, where)
+
+
+def _goes_on_by_itself(journal: Journal) -> bool:
+    """Whether it loads a file behind one that it has saved, and trains on."""
+    kinds = [type(event) for event in journal.events]
+    saved = kinds.index(Saved)
+    return Loaded in kinds[saved:] and Backward in kinds[kinds.index(Loaded, saved) :]
 
 
 def _order_of(journal: Journal, life: SecondLife, where: str) -> Judgement:
