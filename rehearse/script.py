@@ -86,8 +86,8 @@ def rehearse_script(
             ranks are given the same samples).
         skip: Names of checks to leave out; the report says so.
         allow_unjudged: Names of checks that may fail to be judged.
-        ranks: How many processes the run has, for a script that torchrun starts; one of them is rehearsed, and another
-            to hold what they are dealt against each other.
+        ranks: How many processes the run has, for a script that torchrun starts; the first of them is rehearsed, and
+            the last, to hold what they are dealt against each other.
         resume_with: What its arguments get more when it is started again behind a save: ``["--resume", "last.pt"]``. A
             script that looks for its checkpoint needs none, and the fit of a Trainer neither.
         picture: Where the picture of the run is written to, a PNG.
@@ -172,11 +172,11 @@ class Others:
     """The same script, rehearsed in other ways."""
 
     moved: tuple[Journal, ...] = ()
-    """With other losses, those that came to another end than by an exception."""
+    """With other losses, those that do something else."""
     parts_at: tuple[str, ...] = ()
-    """The lines at which the first of these and the rehearsal go different ways; empty where they do not."""
+    """The lines at which the first of these and the rehearsal go different ways."""
     again: Journal | None = None
-    """The same once more, where these part."""
+    """The same once more, where it does something else as well."""
     other_rank: Journal | None = None
     life: SecondLife | None = None
 
@@ -200,17 +200,17 @@ def others_of(
     asked = dataclasses.replace(asked, folder=None)
     if journal.world_size > 1 and "dealing" not in skip:
         [other] = play_each([dataclasses.replace(asked, rank=journal.world_size - 1)])  # where uneven shares show
-    ended = [one for one in moved if one.end in (ENDED, CUT) and one is not journal]
-    parted = next((one for one in ended if parts_from(journal, one) is not None), None)
-    if parted is not None:
-        at = parts_from(journal, parted)
-        [again] = play_each([asked])
-        way = 1 if parted is moved[0] else -1
-        to_there = [dataclasses.replace(one, ends_at=at) for one in (asked, _moved(asked, way))]
+    ways = {1: moved[0], -1: moved[1]}
+    parts = {way: parts_from(journal, one) for way, one in ways.items() if one.end in (ENDED, CUT)}
+    parted = [way for way, at in parts.items() if at is not None]
+    if parted:
+        [once_more] = play_each([asked])
+        if once_more.end == ENDED and parts_from(journal, once_more) is not None:
+            again = once_more
+        to_there = [dataclasses.replace(one, ends_at=parts[parted[0]]) for one in (asked, _moved(asked, parted[0]))]
         places = [one.line_asked_for for one in play_each(to_there)]
-    is_random = again is not None and again.end == ENDED and parts_from(journal, again) is not None
-    life = None if is_random or "resume" in skip else second_life(journal, asked, resume_with)
-    return Others(tuple(ended), tuple(dict.fromkeys(filter(None, places))), again, other, life)
+    life = None if again is not None or "resume" in skip else second_life(journal, asked, resume_with)
+    return Others(tuple(ways[way] for way in parted), tuple(dict.fromkeys(filter(None, places))), again, other, life)
 
 
 def parts_from(journal: Journal, other: Journal) -> int | None:
@@ -313,10 +313,10 @@ def _where(others: Others) -> str:
 
 
 def _what_hangs_on_values(journal: Journal, others: Others) -> list[str]:
-    if others.again is not None and others.again.end == ENDED and parts_from(journal, others.again) is not None:
+    if others.again is not None:
         moved = _moved_numbers(journal, others.again)
         return [f"The script does something else each time that it is run{_where(others)}: {moved}"]
-    told = [_moved_numbers(journal, one) for one in others.moved if parts_from(journal, one) is not None]
+    told = [_moved_numbers(journal, one) for one in others.moved]
     if not told:
         return []
     return [

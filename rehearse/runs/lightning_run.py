@@ -60,7 +60,7 @@ class LightningRun(TrainingRun):
     """As it was given, once it has started: a trial leaves out the validation."""
 
     @property
-    def callbacks(self) -> tuple[Any, ...]:  # type: ignore[override]
+    def callbacks(self) -> tuple[Any, ...]:
         return tuple(self.trainer.callbacks)
 
     @property

@@ -41,10 +41,13 @@ class TrainingRun(ABC):
     """A run that has not begun, and the calls that trials make of it."""
 
     model: Any
-    callbacks: tuple[Any, ...] = ()
-    """Of a Trainer."""
     samples_tried = 0
     """Of each batch, in this process; 0: all. See :func:`with_few_samples`."""
+
+    @property
+    def callbacks(self) -> tuple[Any, ...]:
+        """Of a Trainer."""
+        return ()
 
     @property
     def cannot(self) -> dict[str, str]:

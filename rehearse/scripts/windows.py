@@ -159,6 +159,12 @@ class LoaderPass:
         return found
 
 
+def samples_of(journal: Journal, one: LoaderPass) -> list[int]:
+    """What a loop gave, by the indices in the dataset that is under its subset."""
+    base = journal.loaders[one.loader].base_indices
+    return [index if base is None else base[index] for index in one.indices() or ()]
+
+
 def passes_of(journal: Journal, *, training: bool) -> list[LoaderPass]:
     """The loops over a loader that are trained on, or the others, in the order in which they began."""
     trained = journal.trained()

@@ -5,7 +5,7 @@ from __future__ import annotations
 from course_lib._words import counted, first_of
 from rehearse.report import Judgement, not_applicable, not_judged
 from rehearse.scripts.journal import Journal
-from rehearse.scripts.windows import LoaderPass, passes_of
+from rehearse.scripts.windows import LoaderPass, passes_of, samples_of
 
 SHARE_OUT = (
     "Deal each rank its own part: a DistributedSampler, or a batch sampler of course_lib.samplers, such as "
@@ -48,12 +48,6 @@ def _alone(journal: Journal, passes: list[LoaderPass]) -> Judgement:
         else:
             judgement.notes.append(f"dealing: {said}")
     return judgement
-
-
-def samples_of(journal: Journal, one: LoaderPass) -> list[int]:
-    """What a loop gave, by the indices in the dataset that is under its subset."""
-    base = journal.loaders[one.loader].base_indices
-    return [index if base is None else base[index] for index in one.indices() or ()]
 
 
 def _two(journal: Journal, other: Journal, mine: LoaderPass, theirs: LoaderPass) -> Judgement:

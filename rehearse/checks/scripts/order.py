@@ -6,7 +6,7 @@ from course_lib._words import counted
 from rehearse.report import Judgement, not_applicable
 from rehearse.scripts.events import EpochSet
 from rehearse.scripts.journal import Journal
-from rehearse.scripts.windows import LoaderPass, passes_of, trained_beside_others
+from rehearse.scripts.windows import LoaderPass, passes_of, samples_of, trained_beside_others
 
 FEWEST = 8
 """Samples from which on two shuffled epochs are not alike by chance."""
@@ -28,9 +28,8 @@ def judge_order(journal: Journal) -> Judgement:
             continue
         known += 1
         played = journal.loaders[one.loader]  # one that is made anew in each epoch reads the same samples
-        base = played.base_indices
-        samples = tuple(indices) if base is None else tuple(base[index] for index in indices)
-        first_epoch, first = orders.setdefault((frozenset(one.trained), played.dataset, samples), (epoch, one))
+        key = frozenset(one.trained), played.dataset, tuple(samples_of(journal, one))
+        first_epoch, first = orders.setdefault(key, (epoch, one))
         if first is one or (first.loader != one.loader and first.micro_batch == one.micro_batch):  # side by side
             continue
         if indices == sorted(indices) and (one.loader in beside or first.loader != one.loader):

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from course_lib._words import counted
-from rehearse.checks.scripts.dealing import samples_of
 from rehearse.checks.scripts.order import FEWEST
 from rehearse.report import Judgement, Kind, not_applicable, not_judged
 from rehearse.scripts.events import Backward, Delivered, Loaded, Saved, StateLoaded, Step
 from rehearse.scripts.journal import ENDED, FAILED, REFUSED, Journal
 from rehearse.scripts.lives import SecondLife
-from rehearse.scripts.windows import passes_of
+from rehearse.scripts.windows import passes_of, samples_of
 
 ROUNDING = 1e-3
 """Of a rate."""
@@ -97,15 +96,14 @@ def _order_of(journal: Journal, life: SecondLife, where: str) -> Judgement:
     """Whether the second life begins with an order that was trained already."""
     before = [one for one in passes_of(journal, training=True) if one.ended]
     second = [one for one in passes_of(life.journal, training=True) if one.ended]
-    known = [(number, samples_of(journal, one)) for number, one in enumerate(before)]
-    orders = [tuple(order) for _, order in known]
-    if not second or len(set(orders)) < len(orders) or life.saved_at < 0:
+    orders = [samples_of(journal, one) for one in before]
+    if not second or len(set(map(tuple, orders))) < len(orders):
         return Judgement()
-    first = samples_of(life.journal, second[0])
-    saved_in = len([one for one in before if one.micro_batch < _micro_batches_before(journal, life.saved_at)])
-    again = next((number for number, order in known[:saved_in] if order == first and len(first) >= FEWEST), None)
-    if again is None or first == sorted(first):
+    first, saved_behind = samples_of(life.journal, second[0]), _micro_batches_before(journal, life.saved_at)
+    trained = [order for one, order in zip(before, orders, strict=True) if one.micro_batch < saved_behind]
+    if first not in trained or len(first) < FEWEST or first == sorted(first):
         return Judgement()
+    again = trained.index(first)
     return Judgement().find(
         "resume",
         f"Killed behind {where}, and started again, the first epoch comes in the order of epoch {again}, which was "

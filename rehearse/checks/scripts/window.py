@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 
 from course_lib._words import counted
 from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.events import Averaged, Backward, Clipped, Step, Unscaled
+from rehearse.scripts.events import Backward, Clipped, Step, Unscaled
 from rehearse.scripts.journal import ENDED, Journal, LossWeight
 from rehearse.scripts.lapse import MOST_REAL
 from rehearse.scripts.windows import OptimizerWindows, Pass, windows_of
@@ -251,17 +251,17 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
 
 def _clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
     """Gradients that are clipped before their window has all of them, or while they are multiplied by a scale."""
-    steps = within = scaled = passes = micro_batch = 0
-    clipped = clipped_within = unscaled = clipped_scaled = False
+    steps = within = scaled = micro_batch = 0
+    clipped = clipped_within = unscaled = False
     first: dict[str, int] = {}
     for event in journal.events:
         if isinstance(event, Backward) and optimizer in event.reached:
-            micro_batch, passes = micro_batch + 1, passes + 1
+            micro_batch += 1
             clipped_within |= clipped
         elif isinstance(event, Clipped) and optimizer in event.optimizers:
-            clipped, clipped_scaled = True, not unscaled
+            clipped = True
         elif isinstance(event, Unscaled) and event.optimizer == optimizer:
-            if clipped and clipped_scaled and not unscaled:
+            if clipped and not unscaled:
                 scaled += 1
                 first.setdefault("scaled", micro_batch)
             unscaled = True
@@ -270,8 +270,7 @@ def _clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
             if clipped_within:
                 within += 1
                 first.setdefault("within", micro_batch)
-            clipped = clipped_within = unscaled = clipped_scaled = False
-            passes = 0
+            clipped = clipped_within = unscaled = False
     name = journal.optimizer_name(optimizer)
     if 2 * scaled > steps:
         judgement.find(
@@ -296,8 +295,8 @@ def _clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
 
 def _averaged_too_often(judgement: Judgement, journal: Journal) -> None:
     """An average of weights that is moved more often than the weights are."""
-    updates = sum(isinstance(event, Averaged) for event in journal.events)
-    steps = journal.counts()["optimizer steps"]
+    counts = journal.counts()
+    updates, steps = counts["updates of averages"], counts["optimizer steps"]
     if steps > 1 and updates > 1.5 * steps:
         judgement.find(
             "window",
