@@ -27,16 +27,15 @@ from rehearse.checks.changes import judge_changes
 from rehearse.checks.dealing import judge_dealing
 from rehearse.checks.dealt import Dealt, dealt_to, draws_found
 from rehearse.checks.first_steps import first_steps
-from rehearse.checks.followed import MOST_RUN
 from rehearse.checks.growth import growth_over_steps
 from rehearse.checks.horizon import judge_horizon
 from rehearse.checks.last_batch import judge_last_batch, may_be_smaller
 from rehearse.checks.length import judge_length, judge_promised_length
 from rehearse.checks.no_sync import averages_counted
 from rehearse.checks.order import judge_order
-from rehearse.checks.own_windows import judge_own_windows
 from rehearse.checks.restart import judge_restarts
 from rehearse.checks.resume import Stop, go_on, judge_resume, stop
+from rehearse.checks.scripts.window import judge_own_windows
 from rehearse.checks.setup import (
     judge_counting,
     judge_refusal,
@@ -62,6 +61,7 @@ from rehearse.runs.copies import Answer, now_trying, progress_shown, try_on_copi
 from rehearse.runs.few_samples import FEWEST, Trial, judged_by
 from rehearse.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
 from rehearse.runs.plain_loop import PlainLoop
+from rehearse.runs.played import judged_as_a_script
 from rehearse.runs.run import Settings, Started, with_few_samples
 
 CHECKS = tuple(CHAPTERS)
@@ -73,6 +73,8 @@ BY_FIRST_STEPS = {"setup", "horizon", *STEPPING, "growth"}
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
+SHARE = 0.7
+"""Of a trial's CPU time, for which a fit that steps by its own code is rehearsed; the rest is for its judge."""
 AnyRun = LightningRun | PlainLoop
 DEEP = "deep=True (in a shell: --deep)"
 EXPECTATIONS = ("final_lr", "frozen", "repeats")
@@ -281,7 +283,7 @@ def _judged_by_steps(
         compared = judge_windows(run, started.accumulate_grad_batches, started.limit_train_batches)
         windows = Trial("window", compared, 4 * window if window > 1 else 0)
     else:
-        windows = Trial("window", judge_own_windows(run), MOST_RUN)
+        windows = Trial("window", judged_as_a_script(run, judge_own_windows, SHARE * seconds))
     trials = [
         windows,
         Trial("workers", judge_workers(run)),

@@ -118,6 +118,8 @@ class Journal:
     optimizers_of: list[set[int]] = field(default_factory=list)
     """Of each of these, the optimizers that hold a parameter of it; known when the script has ended."""
     loss_weights: list[LossWeight] = field(default_factory=list)
+    later_weights: list[LossWeight] = field(default_factory=list)
+    """Of the passes behind the real ones, where the mean is not within a replayed module."""
     held_by_none: tuple[str, ...] = ()
     """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end, although one
     holds others of the same module."""

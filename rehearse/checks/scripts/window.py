@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
 from course_lib._words import counted
 from rehearse.report import Judgement, not_applicable
@@ -70,6 +71,27 @@ def judge_windows(journal: Journal) -> Judgement:
             return judgement
         _unequal(judgement, of, journal)
     _averaged_too_often(judgement, journal)
+    return judgement
+
+
+def judge_own_windows(journal: Journal) -> Judgement:
+    """Of a fit whose module steps by its own code: a short window is a fault there, as it is of a Trainer's own."""
+    if not journal.counts()["backward passes"]:
+        return not_applicable("window", "the module's own code sets the gradients, or makes none")
+    judgement = judge_windows(journal)
+    if not judgement.findings:
+        for of in windows_of(journal):
+            if of.windows and (short := _short(of, journal)) and short.is_known:
+                judgement.notes = [note for note in judgement.notes if short.says not in note]
+                judgement.find(
+                    "window",
+                    f"{short.says[0].upper()}{short.says[1:]}.",
+                    "An update goes by its samples less than by those of the other windows.",
+                    "Divide each loss by the micro-batches that its window holds, or use "
+                    "course_lib.accumulation.accumulate with backward=self.manual_backward.",
+                    at=short.micro_batch,
+                )
+                break
     return judgement
 
 
@@ -220,8 +242,7 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     # A rehearsal that did not come to its end may have ended within a window.
     left = [one for one in _untrained(of.left_over, of) if one.line in used and journal.end == ENDED]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
-    sizes = Counter(len(window.passes) for window in of.windows)
-    usual = sizes.most_common(1)[0][0]
+    usual = of.usual
     larger = [window for window in over if len(window.passes) > usual]
     if not left and not larger:
         if over:
@@ -309,7 +330,7 @@ def _averaged_too_often(judgement: Judgement, journal: Journal) -> None:
 def _short_at_the_start(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """A step behind the first micro-batches of each epoch, as ``if i % k == 0`` makes it."""
     firsts = {window.epoch: len(window.passes) for window in reversed(of.windows) if window.passes}
-    usual = Counter(len(window.passes) for window in of.windows).most_common(1)[0][0]
+    usual = of.usual
     short = [epoch for epoch, length in firsts.items() if length < usual]
     weights = {round(weight.weight * usual, 3) for weight in journal.loss_weights}
     whole = sum(len(window.passes) == usual for window in of.windows)
@@ -364,6 +385,12 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
         whole = round(divisor)
         if size < 2 or whole < 1 or abs(divisor - whole) > ROUNDING * whole or whole == size:
             continue
+        if whole > size:
+            judgement.notes.append(
+                f"window: the losses of a step's {size:,} micro-batches, which are means, are divided by {whole:,} "
+                f"({line}): {size / whole:.3g} times that of one big batch, if that is not the loss's weight"
+            )
+            continue
         how = "is not divided" if whole == 1 else f"is divided by {whole:,}"
         judgement.find(
             "window",
@@ -391,16 +418,8 @@ def _note_terms(judgement: Judgement, line: str, weights: list[LossWeight], size
 
 def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:
     """Windows that are shorter, and micro-batches of other sizes in one window, each of which counts as much."""
-    sizes = Counter(len(window.passes) for window in of.windows)
-    usual = sizes.most_common(1)[0][0]
-    shorter = [window for window in of.windows if 0 < len(window.passes) < usual]
-    if shorter and {round(weight.weight * usual, 3) for weight in journal.loss_weights} == {1.0}:
-        held = len(shorter[-1].passes)
-        judgement.notes.append(
-            f"window: a short window of {counted(held, 'micro-batch', 'micro-batches')} (micro-batch "
-            f"{shorter[-1].micro_batch:,}): if it is divided by {usual:,} as the others are, its samples count "
-            f"{held / usual:.3g} times as much"
-        )
+    if short := _short(of, journal):
+        judgement.notes.append(f"window: {short.says}")
         return
     by_line: dict[str, set[float]] = defaultdict(set)
     for weight in journal.loss_weights:
@@ -416,3 +435,32 @@ def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> No
                 f"{window.micro_batch:,}), if the script does not weigh them; course_lib.accumulation.accumulate does"
             )
             return
+
+
+class ShortWindow(NamedTuple):
+    says: str
+    is_known: bool
+    """Whether it was seen by what its losses are divided."""
+    micro_batch: int
+
+
+def _short(of: OptimizerWindows, journal: Journal) -> ShortWindow | None:
+    """The first window that is shorter than the others, and divided by as much as far as that is known."""
+    usual = of.usual
+    shorter = [window for window in of.windows if 0 < len(window.passes) < usual]
+    if not shorter or {round(weight.weight * usual, 3) for weight in journal.loss_weights} != {1.0}:
+        return None
+    later = {weight.backward: weight.weight for weight in journal.later_weights}
+    for window in shorter:
+        held = len(window.passes)
+        known = [later[one.number - 1] for one in window.passes if one.number - 1 in later]
+        is_known = len(known) == held
+        if is_known and abs(sum(known) - held / usual) > ROUNDING:
+            continue  # it is divided by what it holds
+        says = (
+            f"a short window of {counted(held, 'micro-batch', 'micro-batches')} (micro-batch {window.micro_batch:,}): "
+            f"{'' if is_known else 'if it is '}divided by {usual:,} as the others are, its samples count "
+            f"{held / usual:.3g} times as much"
+        )
+        return ShortWindow(says, is_known, window.micro_batch)
+    return None

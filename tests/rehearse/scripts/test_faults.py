@@ -193,7 +193,7 @@ def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
 def test_a_short_window_that_is_divided_as_a_whole_one_is_noted(tmp_path: Path):
     notes = judgement_of(SCRIPTS / "classifier.py", tmp_path).notes
     [note] = [note for note in notes if note.startswith("window:")]
-    assert "if it is divided by 4 as the others are" in note
+    assert "): divided by 4 as the others are" in note
     assert "its samples count 0.25 times as much" in note
 
 
