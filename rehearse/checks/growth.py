@@ -13,7 +13,8 @@ from course_lib.leaks.culprits import Culprit, find_culprits
 from course_lib.leaks.naming import holder_of
 from course_lib.leaks.trend import growth
 from rehearse.report import Judgement, not_applicable
-from rehearse.runs.run import Enough, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough
 
 WARMUP = 3
 STEPS = 12
@@ -21,7 +22,7 @@ FILLED = 50_000
 """Entries that a list gets: more than most buffers keep."""
 
 
-def growth_over_steps(run: TrainingRun) -> Callable[[Path], Judgement]:
+def growth_over_steps(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: watch some steps, as :func:`course_lib.leaks.watch_growth` does.
 
     What grows may have an end, as a buffer of the last thousand losses has. So the lists that grow are filled up and

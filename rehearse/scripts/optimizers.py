@@ -63,6 +63,12 @@ class RecordedOptimizers:
         self._hold_norms_still()
         self._see_scaling()
 
+    def take(self, optimizer: Optimizer) -> None:
+        """Record one that was made before."""
+        self._record_steps_of(type(optimizer))
+        vars(optimizer).pop("step", None)  # a schedule that was made then has bound the one that is not recorded
+        self._number_of(optimizer)
+
     # --------------------------------------------------------------------------------------------------- the steps
 
     def _record_steps_of(self, kind: type[Optimizer]) -> None:

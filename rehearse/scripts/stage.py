@@ -67,11 +67,12 @@ class Recorders:
         self.gradients = Gradients(self.lapse, self.replayed)
         self.schedules = RecordedSchedules(self.lapse)
         self.loaders = RecordedLoaders(self.lapse)
+        self.optimizers = RecordedOptimizers(self.lapse, self.gradients)
 
     def install(self) -> None:
         self.replayed.install()
         self.gradients.install()
-        RecordedOptimizers(self.lapse, self.gradients).install()
+        self.optimizers.install()
         self.schedules.install()
         self.loaders.install()
         record_cycles(self.lapse)

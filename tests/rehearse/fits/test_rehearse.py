@@ -39,7 +39,7 @@ FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in 
 def judged(module, run, **options) -> RehearsalReport:
     options.setdefault("expect", getattr(module, "EXPECT", None))
     if getattr(module, "LOOP", False):
-        return rehearse_loop(**run, **options)
+        return rehearse_loop(**run, **{name: value for name, value in options.items() if name != "deep"})
     return rehearse(*run, **options)
 
 
