@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from course_lib._words import counted
 from course_lib.leaks.census import Census, Count
@@ -40,12 +42,27 @@ def growth_over_steps(run: LightningRun) -> Callable[[Path], Judgement]:
             if ended:
                 raise Enough
 
-        run.train_on(folder, after_step)
+        def begin(trainer: Any, *_: Any) -> None:  # to train beyond the run's end
+            trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+            for config in trainer.lr_scheduler_configs:
+                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
+
+        run.start(folder, on_train_start=begin, on_train_batch_end=lambda *_: after_step())
         if not ended:
             return not_applicable("growth", f"the run has fewer than {WARMUP + STEPS} steps")
         return _growing(list(map(str, found))) if found else Judgement()
 
     return trial
+
+
+def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
+    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
+
+    def stepped(*arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(ValueError):
+            step(*arguments, **options)
+
+    return stepped
 
 
 DONE = object()

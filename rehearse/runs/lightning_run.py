@@ -116,16 +116,6 @@ class LightningRun:
         self.start(folder, on_train_start=look_and_end, **options)
         return found[0] if found else None
 
-    def train_on(self, folder: Path, after_step: Callable[[], None]) -> None:
-        """Train beyond the run's end, until ``after_step()``, which follows each micro-batch, raises ``Enough``."""
-
-        def begin(trainer: Any, *_: Any) -> None:
-            trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
-            for config in trainer.lr_scheduler_configs:
-                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
-
-        self.start(folder, on_train_start=begin, on_train_batch_end=lambda *_: after_step())
-
     @property
     def has_data_module(self) -> bool:
         return hasattr(self.data, "prepare_data")
@@ -428,16 +418,6 @@ class LightningRun:
         for epoch in range(epochs):
             self.begin_epoch(epoch)
             yield max(1, int(self.trainer.fit_loop.max_batches))
-
-
-def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
-    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
-
-    def stepped(*arguments: Any, **options: Any) -> None:
-        with contextlib.suppress(ValueError):
-            step(*arguments, **options)
-
-    return stepped
 
 
 def is_trainer(trainer: Any) -> bool:
