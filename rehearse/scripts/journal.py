@@ -171,8 +171,8 @@ class Journal:
     end: str = SILENT
     says: str = ""
     """The exception, shortened, where the script failed."""
-    output: str = ""
-    """Where what the script printed is kept; empty where it is not."""
+    printed: str = ""
+    """The end of what the script printed."""
     _trained: tuple[int, set[int]] = field(default_factory=lambda: (-1, set()))
     """How many events were read for what is trained on, and what was found."""
 

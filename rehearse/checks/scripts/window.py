@@ -245,9 +245,11 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
     usual = of.usual
     larger = [window for window in over if len(window.passes) > usual]
+    if over and not larger:
+        ends = f", and the run's last {len(left):,} are in none" if left else ""
+        judgement.notes.append(f"window: windows of {usual:,} micro-batches go on across the ends of epochs{ends}")
+        return False
     if not left and not larger:
-        if over:
-            judgement.notes.append(f"window: windows of {usual:,} micro-batches go on across the ends of epochs")
         return False
     says = ""
     if larger:

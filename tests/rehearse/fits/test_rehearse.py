@@ -641,7 +641,7 @@ def test_the_callback_only_warns_of_what_failed_to_be_judged():
 
     own = os.getpid()
     trainer = quiet_trainer(callbacks=[Rehearsal()])
-    with pytest.warns(UserWarning, match="Not known: setup, bad_step"):
+    with pytest.warns(UserWarning, match="Ready, but nobody judged: setup, bad_step"):
         trainer.fit(FailsInATrial(), loader())
     assert trainer.global_step == 24
 
