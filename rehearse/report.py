@@ -139,7 +139,8 @@ class RehearsalReport:
     passed: tuple[str, ...]
     """The names of the checks that were made and found nothing."""
     not_judged: Mapping[str, str]
-    """Check, and why it was not judged, whatever the kind: see ``failed``, ``open`` and ``left_out``."""
+    """Check, and why it was not judged, whatever the kind: see ``failed``, ``open`` and ``left_out``. The text of the
+    report says why of these three alone."""
     notes: tuple[str, ...]
     """Choices, and what is worth knowing; they leave ``ok`` alone."""
     facts: Mapping[str, Any]
@@ -189,10 +190,11 @@ class RehearsalReport:
         if self.skipped:
             lines += [_filled(f"Left out, as asked: {', '.join(self.skipped)}.", "  ")]
         others = [name for name in self.not_judged if name not in {*self.failed, *self.open, *self.left_out}]
+        if others:
+            lines += ["", _filled(f"{Kind.NOT_APPLICABLE.value}: {', '.join(others)}.", "  ")]
         sections = {
             Kind.FAILED.value: self._reasons(self.failed),
             Kind.OPEN.value: self._reasons(self.open),
-            Kind.NOT_APPLICABLE.value: self._reasons(others),
             Kind.LEFT_OUT.value: self._reasons(self.left_out),
             "Notes": self.notes,
         }

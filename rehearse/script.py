@@ -264,6 +264,12 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))
     _leave_open_what_a_value_ends(judgement, journal, others)
+    if journal.counts()["saves"] and others.again is not None and "resume" not in found:
+        judgement.add(not_judged("resume", "the script does something else each time that it is run", Kind.OPEN))
+    if not journal.counts()["saves"] and any(one.counts()["saves"] for one in others.moved) and "resume" not in found:
+        judgement.add(not_judged("resume", f"whether it saves hangs on a value{_where(others)}", Kind.OPEN))
+    if "workers" in found:  # the loader is longer than its len because of them
+        judgement.findings = [finding for finding in judgement.findings if finding.check != "length"]
     if any(finding.check in ("workers", "resume") for finding in judgement.findings):
         _leave_the_end_open(judgement, "the number of its calls is in doubt, see above")
     judgement.notes += journal.notes

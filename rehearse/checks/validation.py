@@ -187,6 +187,8 @@ def _shared(training: Sequence[Any], validating: Sequence[Any]) -> Judgement:
         if part is None and under_subsets(loader.dataset)[0] is base:
             return Judgement(notes=["dealing: the validation's samples are those of the training set"])
         shared = _same(trained, loader.dataset)
+        if len(shared) == len(loader.dataset):
+            return Judgement(notes=["dealing: all of the validation's samples are trained as well"] if shared else [])
         if shared:
             return Judgement().find(
                 "dealing",

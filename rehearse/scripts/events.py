@@ -103,6 +103,9 @@ class Unscaled(NamedTuple):
 class Averaged(NamedTuple):
     """An ``AveragedModel`` has taken up the weights."""
 
+    model: int
+    """Which one, by a number."""
+
 
 class StateLoaded(NamedTuple):
     """``load_state_dict`` of an optimizer."""

@@ -131,8 +131,12 @@ class Journal:
     """The package of a Trainer of Lightning whose fit made the real micro-batches: ``"lightning.pytorch"``."""
     fits: int = 0
     """How often a Trainer was asked to fit."""
+    fits_without_a_step: list[int] = field(default_factory=list)
+    """Behind the first, by their numbers."""
     savers: tuple[str, ...] = ()
     """By what settings that Trainer's callbacks are to save."""
+    saving_lines: tuple[str, ...] = ()
+    """The script's own lines with a ``torch.save``."""
     has_validation: bool = False
     """Whether it has a validation's loaders and steps."""
     never_read: list[str] = field(default_factory=list)

@@ -103,7 +103,11 @@ class Lapse:
             @instead_of(kind)
             def fit(run: Any, trainer: Any, *arguments: Any, **options: Any) -> Any:
                 self.journal.fits += 1
-                return run(trainer, *arguments, **options)
+                before = self.steps
+                returned = run(trainer, *arguments, **options)
+                if self.steps == before:
+                    self.journal.fits_without_a_step.append(self.journal.fits)
+                return returned
 
     def after_backward(self) -> None:
         self.backwards += 1

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from torch.utils import data
-from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, dataloader
+from torch.utils.data import BatchSampler, DataLoader, RandomSampler, SequentialSampler, dataloader, default_convert
 from torch.utils.data._utils.fetch import _MapDatasetFetcher
 from torch.utils.data.distributed import DistributedSampler
 
@@ -93,7 +93,7 @@ class RecordedLoaders:
                 raise
             if loop is not None:
                 indices = self._indices(self.asked)
-                samples = samples_in(batch) if indices is None else len(indices)
+                samples = samples_in(default_convert(batch)) if indices is None else len(indices)
                 lapse.write(Delivered(loop[0], indices, samples, loop[1], self._content(loop, batch)))
             return batch
 
@@ -188,7 +188,8 @@ def samplers_of(loader: Any) -> list[Any]:
 
 
 def rows_of(batch: Any) -> list[Any]:
-    """The samples of a batch, by its tensors of the first one's length."""
+    """The samples of a batch, by its tensors or arrays of the first one's length."""
+    batch = default_convert(batch)
     tensors: list[Any] = []
     taken_apart(batch, tensors)
     length = samples_in(batch)

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from rehearse.scripts.events import Averaged, Clipped, StateLoaded, Step, Unscaled, ZeroGrad
 from rehearse.scripts.gradients import Gradients
 from rehearse.scripts.journal import OptimizerPlayed
-from rehearse.scripts.lapse import Lapse, instead_of
+from rehearse.scripts.lapse import Lapse, Numbered, instead_of
 
 Closure = Callable[[], Any]
 
@@ -30,6 +30,7 @@ class RecordedOptimizers:
         self.callers: set[int] = set()
         """Optimizers whose step calls that of another, or is their own code around a closure: they are run."""
         self.norm: Any = None
+        self.averaged = Numbered()
 
     def install(self) -> None:
         @instead_of(Optimizer)
@@ -58,7 +59,7 @@ class RecordedOptimizers:
         @instead_of(AveragedModel)
         def update_parameters(update: Any, averaged: Any, *arguments: Any) -> None:
             update(averaged, *arguments)
-            self.lapse.write(Averaged())
+            self.lapse.write(Averaged(self.averaged.number(averaged)))
 
         self._hold_norms_still()
         self._see_scaling()

@@ -6,6 +6,7 @@ however the script ends.
 
 from __future__ import annotations
 
+import ast
 import builtins
 import faulthandler
 import functools
@@ -144,6 +145,7 @@ class Stage:
         if not self.is_closed:
             journal = self.recorders.journal
             journal.end, journal.says = end, says
+            journal.saving_lines = _saving_lines(Path(self.task.script))
             self.recorders.see_the_end()
             self.task.give_back(journal)
 
@@ -165,6 +167,13 @@ def _see_what_a_trainer_has(journal: Journal, trainer: Any) -> None:
     module = trainer.lightning_module
     journal.savers = tuple(way.setting for way in saves_of(trainer, module))
     journal.has_validation = validates(trainer, module) and trainer.val_dataloaders is not None
+
+
+def _saving_lines(script: Path) -> tuple[str, ...]:
+    tree = ast.parse(script.read_bytes())
+    calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
+    saves = [call.lineno for call in calls if ast.unparse(call.func) == "torch.save"]
+    return tuple(f"{script.name}:{line}" for line in sorted(saves))
 
 
 def _see_checkpointing(lapse: Lapse) -> None:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 from course_lib._words import counted
 from rehearse.report import Judgement
-from rehearse.scripts.events import Backward, Clipped, Step, Unscaled
+from rehearse.scripts.events import Averaged, Backward, Clipped, Step, Unscaled
 from rehearse.scripts.journal import Journal
 
 
@@ -53,13 +55,25 @@ def clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
 
 
 def averaged_too_often(judgement: Judgement, journal: Journal) -> None:
-    """An average of weights that is moved more often than the weights are."""
-    counts = journal.counts()
-    updates, steps = counts["updates of averages"], counts["optimizer steps"]
-    if steps > 1 and updates > 1.5 * steps:
-        judgement.find(
-            "window",
-            f"An average of the weights is moved {updates:,} times, in {counted(steps, 'optimizer step')}.",
-            "It takes up the same weights several times: it forgets faster than its decay says.",
-            "Is one update meant for each optimizer step? Then call update_parameters where the step is made.",
-        )
+    """An average of weights that is moved again though no step has moved the weights."""
+    updates: Counter[int] = Counter()
+    again: Counter[int] = Counter()
+    waiting: set[int] = set()  # averages that have taken up the weights of the last step
+    for event in journal.events:
+        if isinstance(event, Averaged):
+            updates[event.model] += 1
+            again[event.model] += event.model in waiting
+            waiting.add(event.model)
+        elif isinstance(event, Step):
+            waiting.clear()
+    steps = counted(journal.counts()["optimizer steps"], "optimizer step")
+    for model, times in again.items():
+        if times > 1:
+            judgement.find(
+                "window",
+                f"An average of the weights is moved {updates[model]:,} times, in {steps}: {times:,} times it takes up "
+                "the same weights again.",
+                "It forgets faster than its decay says.",
+                "Is one update meant for each optimizer step? Then call update_parameters where the step is made.",
+            )
+            return

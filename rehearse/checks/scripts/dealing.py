@@ -16,6 +16,8 @@ SHARE_OUT = (
 def judge_dealing(journal: Journal, other: Journal | None, why_no_other: str = "") -> Judgement:
     """``other``: the same script, played as another rank; None where it has one rank, or could not be rehearsed so."""
     passes = [one for one in passes_of(journal, training=True) if one.ended and one.indices() is not None]
+    if not passes and journal.world_size > 1 and other is not None:
+        return _streams(journal, other)
     if not passes:
         return not_applicable("dealing", "no epoch has samples that are known by an index")
     if journal.world_size == 1:
@@ -33,6 +35,7 @@ def _alone(journal: Journal, passes: list[LoaderPass]) -> Judgement:
     for number in sorted({one.loader for one in passes}):
         loader = journal.loaders[number]
         given = {index for one in passes if one.loader == number for index in one.indices() or ()}
+        _several_times(judgement, journal, [one for one in passes if one.loader == number])
         missing = (loader.samples or 0) - len(given)
         largest = max(len(batch or ()) for one in passes if one.loader == number for batch in one.batches)
         if missing <= 0 or loader.drop_last or loader.replacement:
@@ -48,6 +51,38 @@ def _alone(journal: Journal, passes: list[LoaderPass]) -> Judgement:
         else:
             judgement.notes.append(f"dealing: {said}")
     return judgement
+
+
+def _several_times(judgement: Judgement, journal: Journal, passes: list[LoaderPass]) -> None:
+    """A sampler of the script's own that gives some samples twice in an epoch, and others never: it may be meant."""
+    loader = journal.loaders[passes[0].loader]
+    indices = passes[0].indices() or []
+    different = len(set(indices))
+    if loader.own_sampler and not loader.replacement and different < min(len(indices), loader.samples or 0):
+        judgement.notes.append(
+            f"dealing: an epoch gives {counted(len(indices), 'sample')}, {different:,} of them different, of "
+            f"{loader.samples:,}: its sampler gives some several times, and others never"
+        )
+
+
+def _streams(journal: Journal, other: Journal) -> Judgement:
+    """What two ranks are given of a stream, by the contents of its first batches."""
+    mine, theirs = (
+        [one.contents for one in passes_of(of, training=True) if len(set(one.contents)) > 1] for of in (journal, other)
+    )
+    if not mine or not theirs:
+        return not_applicable("dealing", "no epoch has samples that are known by an index")
+    first, second = set(mine[0]), set(theirs[0])
+    shared = len(first & second)
+    if shared < 2:
+        return Judgement()
+    return Judgement().find(
+        "dealing",
+        f"Ranks 0 and {other.rank} are both given {shared:,} of the first {len(first):,} batches of a stream.",
+        f"The {journal.world_size} ranks train the same samples instead of sharing them.",
+        "Does each rank take its own part of one order? In __iter__, take every n-th sample by the rank, of an order "
+        "that is drawn from the same seed on all ranks.",
+    )
 
 
 def _two(journal: Journal, other: Journal, mine: LoaderPass, theirs: LoaderPass) -> Judgement:

@@ -65,6 +65,8 @@ def judge_horizon(journal: Journal, *, final_lr: float | None = None) -> Judgeme
             return judgement
         if _is_stepped_twice(calls):
             judgement.notes.append(f"horizon: {_twice_in_words(schedule, calls)}, and it ends where it is to end")
+        elif calls.at_once > 1:
+            judgement.notes.append(f"horizon: {_twice_in_words(schedule, calls)}")
     if final_lr is not None and rates and min(abs(rate - final_lr) for rate in behind) > 0.01 * max(rates):
         judgement.find(
             "horizon",
@@ -90,6 +92,8 @@ def _set_by_hand(judgement: Judgement, steps: list[Step]) -> bool:
         )
         judgement.find("horizon", says, means, cure)
         return True
+    if _warms_up_again(judgement, rates):
+        return True
     half, end = len(fall) // 2, max(1, len(fall) // 50)
     if half >= 4 and fall[-1] < fall[-2]:
         before, behind = (fall[0] - fall[half]) / half, (fall[half] - fall[-1]) / (len(fall) - 1 - half)
@@ -101,6 +105,22 @@ def _set_by_hand(judgement: Judgement, steps: list[Step]) -> bool:
             return True
     judgement.notes.append(f"horizon: the script sets the rate itself: it ends at {last:.3g}, {share}")
     return False
+
+
+def _warms_up_again(judgement: Judgement, rates: Any) -> bool:
+    """Rates that fall at once and rise beyond that again, more than once: a restart jumps up, and this falls down."""
+    falls = [at for at in range(1, len(rates)) if rates[at] < 0.5 * rates[at - 1] < 0.5 * rates[at:].max()]
+    if len(falls) < 2:
+        return False
+    first = falls[0]
+    judgement.find(
+        "horizon",
+        f"The rate that the script sets falls back {len(falls):,} times and rises again, first at step {first + 1:,}: "
+        f"from {rates[first - 1]:.3g} to {rates[first]:.3g}.",
+        "A warm-up begins anew, and the run trains with rates that were meant for its beginning.",
+        "Is the warm-up counted by the step within an epoch? Then count the steps of the whole run.",
+    )
+    return True
 
 
 def _never_stepped(judgement: Judgement, journal: Journal) -> bool:

@@ -33,6 +33,15 @@ def judge_length(journal: Journal) -> Judgement:
                 "Give the loader samples; drop_last leaves nothing of fewer samples than a batch holds.",
                 at=one.micro_batch,
             )
+    if journal.fits_without_a_step:
+        number = journal.fits_without_a_step[0]
+        return judgement.find(
+            "length",
+            f"Fit {number:,} of {journal.fits:,} makes no optimizer step.",
+            "What it was given is not trained, and no error says so.",
+            "Is its Trainer one that has come to its end? A second fit goes on by max_epochs: give it a Trainer of its "
+            "own.",
+        )
     behind = Counter(batches_behind_the_last_pass(journal))
     for number, often in behind.items():
         judgement.notes.append(
@@ -70,7 +79,9 @@ def facts_of(journal: Journal) -> dict[str, Any]:
     if epochs:
         facts["epochs"] = epochs
     facts["micro-batches"] = journal.micro_batches()
-    facts["samples drawn, forwarded, behind a step"] = _samples_of(journal)
+    samples = _samples_of(journal)
+    if samples[0]:
+        facts["samples drawn, forwarded, behind a step"] = samples
     facts["optimizer steps"] = counts["optimizer steps"]
     if len(journal.optimizers) > 1:
         facts |= {name: count for name, count in counts.items() if name.startswith("steps of")}
@@ -87,19 +98,18 @@ def facts_of(journal: Journal) -> dict[str, Any]:
 
 
 def _samples_of(journal: Journal) -> list[int]:
-    """What loaders gave to be trained; what the trained networks were given; and of how much a step has the gradients.
-
-    Each network counts by itself, and the one that was given most is told.
-    """
+    """What loaders gave to be trained; what of it a network was given in training; what a step has the gradients of."""
     trained = journal.trained()
-    events = [journal.events[at] for at in sorted(trained)]
-    drawn = sum(event.size for event in events if isinstance(event, Delivered))
-    forwarded: Counter[int] = Counter()
-    for event in journal.events:
-        if isinstance(event, Forward) and event.training:
-            forwarded[event.module] += event.samples
-    stepped: list[int] = []
-    for of in windows_of(journal):
-        behind = {one.micro_batch: one.samples for window in of.windows for one in window.passes}
-        stepped.append(sum(behind.values()))
-    return [drawn, max(forwarded.values(), default=0), max(stepped, default=0)]
+    drawn = forwarded = waiting = 0
+    forward = False  # whether one came behind the last batch
+    for at, event in enumerate(journal.events):
+        if isinstance(event, Delivered) and at in trained:
+            drawn += event.size
+            waiting = event.size + (0 if forward else waiting)
+            forward = False
+        elif isinstance(event, Forward) and event.training:
+            forward = True
+            forwarded += min(waiting, event.samples)
+            waiting -= min(waiting, event.samples)
+    passes = [one for of in windows_of(journal) for window in of.windows for one in window.passes]
+    return [drawn, forwarded, sum({one.micro_batch: one.samples for one in passes}.values())]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from course_lib._words import counted
+from course_lib._words import counted, first_of
 from rehearse.checks.scripts.order import FEWEST
 from rehearse.report import Judgement, Kind, not_applicable, not_judged
 from rehearse.scripts.events import Backward, Delivered, Loaded, Saved, StateLoaded, Step
@@ -44,8 +44,16 @@ def judge_resume(journal: Journal, life: SecondLife | None = None) -> Judgement:
                     "it first, and load both states then.",
                 )
     if not counts["saves"]:
-        return not_applicable("resume", "the script saves no checkpoint")
-    return Judgement() if life is None else judge_second_life(journal, life)
+        judgement = not_applicable("resume", "the script saves no checkpoint")
+        if journal.saving_lines and journal.end == ENDED:
+            lines = ", ".join(journal.saving_lines[:3])
+            judgement.notes.append(f"resume: the script can save ({lines}), and nothing in the whole run does")
+        return judgement
+    if life is None and journal.end != ENDED:
+        return not_judged("resume", "the rehearsal did not come to the script's end", Kind.OPEN)
+    if life is None:
+        return not_applicable("resume", "no save has training behind it")
+    return judge_second_life(journal, life)
 
 
 def judge_second_life(journal: Journal, life: SecondLife) -> Judgement:
@@ -82,7 +90,8 @@ def judge_second_life(journal: Journal, life: SecondLife) -> Judgement:
                 "Are the states of the optimizer and of its schedule both saved and both loaded, and the schedule "
                 "made ahead of that?",
             )
-    return _order_of(journal, life, where)
+    within = _within_the_epoch(journal, life, where)
+    return _order_of(journal, life, where) if within is None else within
 
 
 def _goes_on_by_itself(journal: Journal) -> bool:
@@ -90,6 +99,47 @@ def _goes_on_by_itself(journal: Journal) -> bool:
     kinds = [type(event) for event in journal.events]
     saved = kinds.index(Saved)
     return Loaded in kinds[saved:] and Backward in kinds[kinds.index(Loaded, saved) :]
+
+
+def _within_the_epoch(journal: Journal, life: SecondLife, where: str) -> Judgement | None:
+    """What the second life trains of the epoch that it was stopped in; None where that is right, or not known."""
+    behind = _micro_batches_before(journal, life.saved_at)
+    epochs = [one for one in passes_of(journal, training=True) if one.micro_batch < behind]
+    second = passes_of(life.journal, training=True)
+    if not epochs or not second or not epochs[-1].ended:
+        return None
+    done = behind - epochs[-1].micro_batch
+    whole, began = samples_of(journal, epochs[-1]), [len(batch or ()) for batch in epochs[-1].batches[:done]]
+    before, rest = whole[: sum(began)], whole[sum(began) :]
+    if not rest or not whole or len(set(whole)) < len(whole):  # at its end; or samples come several times by choice
+        return None
+    sizes = [len(batch or ()) for batch in second[0].batches]
+    trained = samples_of(life.journal, second[0])[sum(sizes[: _skipped(life.journal)]) :]
+    if not trained or len(trained) > len(rest):
+        begins = f"resume: started again behind {where}, within an epoch, the script begins another epoch"
+        return Judgement(notes=[begins]) if trained else None
+    twice, never = sorted(set(before) & set(trained)), set(rest) - set(trained)
+    if len(trained) < len(rest) or not twice:
+        return None
+    return Judgement().find(
+        "resume",
+        f"Killed behind {where}, within an epoch, and started again, {counted(len(twice), 'sample')} of that epoch "
+        f"are trained twice ({first_of(twice, 3)}) and {len(never):,} never.",
+        "The rest of the epoch comes in another order than its beginning.",
+        "Is the order drawn from (seed, epoch), and is the epoch told to the sampler that goes on? "
+        "course_lib.resume.ResumableDataLoader keeps the place.",
+    )
+
+
+def _skipped(journal: Journal) -> int:
+    """The batches that a script draws and leaves ahead of the first that it trains."""
+    drawn = 0
+    trained = journal.trained()
+    for at, event in enumerate(journal.events):
+        if isinstance(event, Backward):
+            break
+        drawn += isinstance(event, Delivered) and at in trained
+    return max(0, drawn - 1)
 
 
 def _order_of(journal: Journal, life: SecondLife, where: str) -> Judgement:

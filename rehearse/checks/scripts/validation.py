@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 
 from course_lib._words import counted, first_of
 from rehearse.report import Judgement, not_applicable
@@ -26,6 +26,8 @@ def judge_validation(journal: Journal, other: Journal | None = None) -> Judgemen
     evaluated = [one for one in others if one.loader not in beside | journal.training_loaders()]
     if not evaluated:
         return not_applicable("validation", "no loader gives batches that are not trained on")
+    if found := _the_first_batch_again(evaluated):
+        return found
     training = passes_of(journal, training=True) + [one for one in others if one.loader in beside]
     training.sort(key=lambda one: one.micro_batch)
     judgement, whole, loaders = Judgement(), 0, 0
@@ -54,6 +56,31 @@ def judge_validation(journal: Journal, other: Journal | None = None) -> Judgemen
             "out"
         )
     return judgement
+
+
+def _the_first_batch_again(evaluated: list[LoaderPass]) -> Judgement | None:
+    """Evaluations that begin a loader anew for each batch, and so see its first one alone."""
+    again: Counter[tuple[int, int]] = Counter()  # loops by the loader, and by how much was trained ahead of them
+    for one in evaluated:
+        if len(one.batches) == 1 and one.batches[0] is not None and (one.promised or 0) > 1:
+            again[one.loader, one.micro_batch] += 1
+    firsts = {
+        one.loader: {batch for other in evaluated if other.loader == one.loader for batch in other.batches}
+        for one in evaluated
+    }
+    for (loader, _), loops in again.items():
+        if loops < 2 or len(firsts[loader]) > 1:
+            continue
+        promised = next(one.promised for one in evaluated if one.loader == loader)
+        return Judgement().find(
+            "validation",
+            f"An evaluation reads the first batch of its loader {loops:,} times, and none of the other "
+            f"{(promised or 1) - 1:,}.",
+            "The score is that of one batch; the other samples that were held out are never looked at.",
+            "Is next(iter(loader)) within the loop? Then loop over the loader itself.",
+            chapter="10_check_your_run",
+        )
+    return None
 
 
 def _split_otherwise(judgement: Judgement, journal: Journal, other: Journal, evaluated: list[LoaderPass]) -> None:
