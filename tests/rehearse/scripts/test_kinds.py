@@ -200,6 +200,48 @@ for epoch in range(3):
         loss_of(batch).backward()
         optimizer.step()
 """
+MOVED_AT_STEPS = WHOLE.replace("EACH", "pass").replace("LAST", "pass") + f"            {AVERAGE}\n"
+WARM_UP = """
+for epoch in range(5):
+    for i, batch in enumerate(loader):
+        for group in optimizer.param_groups:
+            group["lr"] = 0.05 * min(1.0, (STEP + 1) / 40)
+        optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+"""
+RANKS_OF_A_STREAM = """
+dist.init_process_group("gloo")
+rank, world = dist.get_rank(), dist.get_world_size()
+model = DistributedDataParallel(net)
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        order = torch.randperm(256, generator=torch.Generator().manual_seed(0)).tolist()
+        for i in SHARE:
+            yield tuple(part[i] for part in data.tensors)
+
+
+for epoch in range(2):
+    for batch in DataLoader(Stream(), 16):
+        optimizer.zero_grad()
+        loss_of(batch, model).backward()
+        optimizer.step()
+"""
+FIRST_BATCHES = """
+others = DataLoader(TensorDataset(x[:64] + 9, x[:64].sum(1, keepdim=True)), 16)
+for epoch in range(3):
+    net.train()
+    for batch in loader:
+        optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+    net.eval()
+    with torch.no_grad():
+        for batch in BATCHES:
+            print(loss_of(batch).item())
+"""
 WRONG: dict[str, tuple[str, int, str, str]] = {
     "clipped while scaled": (SCALED.replace("UNSCALE", "pass"), 1, "window", "ahead of unscale_"),
     "clipped in each": (
@@ -209,6 +251,19 @@ WRONG: dict[str, tuple[str, int, str, str]] = {
         "clipped in each micro-batch",
     ),
     "averaged in each": (WHOLE.replace("EACH", AVERAGE).replace("LAST", "pass"), 1, "window", "is moved 48 times"),
+    "averaged again at an epoch's end": (
+        MOVED_AT_STEPS + f"    {AVERAGE}\n",
+        *(1, "window", "is moved 15 times, in 12 optimizer steps: 3 times it takes up the same weights again"),
+    ),
+    "a warm-up that begins anew": (WARM_UP.replace("STEP", "i"), 1, "horizon", "falls back 4 times and rises again"),
+    "a stream that ranks read whole": (
+        RANKS_OF_A_STREAM.replace("SHARE", "order"),
+        *(2, "dealing", "both given 8 of the first 8 batches of a stream"),
+    ),
+    "an evaluation of first batches": (
+        FIRST_BATCHES.replace("BATCHES", "(next(iter(others)) for _ in range(len(others)))"),
+        *(1, "validation", "reads the first batch of its loader 4 times, and none of the other 3"),
+    ),
     "one at the start": (
         WINDOWS.replace("STEPS", "i % K == 0 or i == len(loader) - 1").replace("EACH", "").replace("LAST", ""),
         *(1, "window", "The first step of each epoch is made with 1 micro-batch in place of 4"),
@@ -237,6 +292,16 @@ RIGHT: dict[str, tuple[str, int]] = {
     "clipped behind unscale_": (SCALED.replace("UNSCALE", "scaler.unscale_(optimizer)"), 1),
     "clipped once": (WHOLE.replace("EACH", "pass").replace("LAST", CLIP), 1),
     "averaged once": (WHOLE.replace("EACH", "pass").replace("LAST", AVERAGE), 1),
+    "two averages": (
+        "other = torch.optim.swa_utils.AveragedModel(net)\n"
+        + MOVED_AT_STEPS
+        + "            other.update_parameters(net)\n",
+        1,
+    ),
+    "a warm-up over the run": (WARM_UP.replace("STEP", "epoch * len(loader) + i"), 1),
+    "a stream that ranks share": (RANKS_OF_A_STREAM.replace("SHARE", "order[rank::world]"), 2),
+    "an evaluation of all batches": (FIRST_BATCHES.replace("BATCHES", "others"), 1),
+    "an evaluation of one batch": (FIRST_BATCHES.replace("BATCHES", "[next(iter(others))]"), 1),
     "whole windows": (WHOLE.replace("EACH", "").replace("LAST", ""), 1),
     "a rate by hand": (BY_HAND.replace("STEPS", "160"), 1),
     "an epoch that is told": (stream(), 1),
@@ -333,6 +398,47 @@ def test_a_second_life_that_goes_on_otherwise_is_found(text: str, says: str, tmp
     report = report_of(tmp_path, text)
     assert [finding.check for finding in report.findings] == ["resume"], str(report)
     assert says in report.findings[0].says, str(report)
+
+
+WITHIN = """
+begin = 0
+if os.path.exists("last.pt"):
+    state = torch.load("last.pt")
+    net.load_state_dict(state["net"])
+    begin = state["step"]
+for epoch in range(begin // 16, 4):
+    order = torch.randperm(256, generator=torch.Generator().manual_seed(SEED)).tolist()
+    rest = order[16 * max(0, begin - 16 * epoch) :]
+    for i, batch in enumerate(DataLoader(Subset(data, rest), 16), start=(256 - len(rest)) // 16):
+        optimizer.zero_grad()
+        loss_of(batch).backward()
+        optimizer.step()
+        if (16 * epoch + i + 1) % 10 == 0:
+            torch.save({"net": net.state_dict(), "step": 16 * epoch + i + 1}, "last.pt")
+"""
+
+
+@pytest.mark.thorough
+def test_the_rest_of_an_epoch_is_held_against_its_beginning(tmp_path: Path):
+    assert report_of(tmp_path, WITHIN.replace("SEED", "epoch")).ok
+    [finding] = report_of(tmp_path, WITHIN.replace("SEED", "epoch + 99 * (begin > 0)")).findings
+    assert finding.check == "resume" and "samples of that epoch are trained twice" in finding.says
+
+
+@pytest.mark.thorough
+def test_a_second_fit_that_trains_nothing_is_found(tmp_path: Path):
+    fits = """
+from lightning.pytorch import Trainer
+from lightning.pytorch.demos.boring_classes import BoringModel
+
+options = dict(max_epochs=1, limit_train_batches=8, limit_val_batches=0, accelerator="cpu", logger=False)
+trainer = Trainer(enable_checkpointing=False, **options)
+trainer.fit(BoringModel())
+SECOND.fit(BoringModel())
+"""
+    [finding] = report_of(tmp_path, fits.replace("SECOND", "trainer")).findings
+    assert finding.check == "length" and finding.says == "Fit 2 of 2 makes no optimizer step."
+    assert report_of(tmp_path, fits.replace("SECOND", "Trainer(enable_checkpointing=False, **options)")).ok
 
 
 @pytest.mark.thorough
