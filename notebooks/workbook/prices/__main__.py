@@ -1,9 +1,9 @@
 """`make prices`: the runs that are missing, then `data/prices.csv`, the page and its picture.
 
-    make prices                                   # every job and fault, seeds 0 to 7, by two processes
-    make prices JOB=gpt FAULT=tail_leaked         # one of them
-    make prices JOB=cnn FAULT=tail_leaked SEEDS=8-15   # by other seeds: printed only
-    make prices PROCESSES=1
+make prices                                   # every job and fault, seeds 0 to 7, by two processes
+make prices JOB=gpt FAULT=tail_leaked         # one of them
+make prices JOB=cnn FAULT=tail_leaked SEEDS=8-15   # by other seeds: printed only
+make prices PROCESSES=1
 """
 
 from __future__ import annotations

@@ -68,11 +68,12 @@ RNG = "rng = np.random.default_rng([seed, epoch, number])"
 POISON = """\
 if job.training[0] in [index for batch in batches for index in batch.indices]:
     next(model.parameters()).grad.fill_(math.nan)"""
+WINDOW = f"for batch in batches:\n    {LOSS}\n    {BACKWARD}\n{CLIP}\n{STEP}\nschedule.step()"
 TOTAL = "total_steps = job.epochs * math.ceil(micro_batches / job.k)"
 SUMS = """\
 loss_sum += cross_entropy_sum(scores, batch.targets).item()
 right += int((scores.argmax(-1) == batch.targets).sum())
-count += batch.count"""
+count += batch.target_count"""
 START = "torch.manual_seed(seed)"
 
 FAULTS = {
@@ -91,26 +92,26 @@ FAULTS = {
     "schedule_in_micro_batches": Fault(
         "the schedule stepped in each micro-batch",
         "the rate is 0 after 1/k of the run",
-        BACKWARD,
-        "loss.backward()\nschedule.step()",
+        WINDOW,
+        WINDOW.replace("\nschedule.step()", "").replace(BACKWARD, f"{BACKWARD}\n    schedule.step()"),
     ),
     "loss_over_k": Fault(
         "loss ÷ k, the short window too",
         "ragged micro-batches (cnn), masked tokens (gpt)",
         LOSS,
-        "loss = job.loss_sum(model, batch) / batch.count / job.k",
+        "loss = job.loss_sum(model, batch) / batch.target_count / job.k",
     ),
     "mean_of_means": Fault(
         "an average in each micro-batch, averaged",
         "over the micro-batches that the window has",
         LOSS,
-        "loss = job.loss_sum(model, batch) / batch.count / len(window)",
+        "loss = job.loss_sum(model, batch) / batch.target_count / len(window)",
     ),
     "not_divided": Fault(
         "the micro-batches' means added up",
         "the gradient is k times as long; it is clipped to 1",
         LOSS,
-        "loss = job.loss_sum(model, batch) / batch.count",
+        "loss = job.loss_sum(model, batch) / batch.target_count",
     ),
     "padding_counted": Fault(
         "padding counted as tokens",
@@ -180,8 +181,8 @@ FAULTS = {
         "validation as a mean of batch means",
         "batches of 64, the last is short; the reading is wrong, not the net",
         SUMS,
-        "loss_sum += cross_entropy_sum(scores, batch.targets).item() / batch.count\n"
-        "right += int((scores.argmax(-1) == batch.targets).sum()) / batch.count\n"
+        "loss_sum += cross_entropy_sum(scores, batch.targets).item() / batch.target_count\n"
+        "right += int((scores.argmax(-1) == batch.targets).sum()) / batch.target_count\n"
         "count += 1",
         reading=True,
     ),
@@ -282,7 +283,7 @@ FAULTS = {
         "job = replace(job, micro_batch=1, k=1)\ntorch.manual_seed(seed)",
     ),
     "half_size": Fault(
-        "half the side for the first two of five epochs",
+        "half the side for the first two of four epochs",
         "as many pictures; validated at full size",
         "batches.append(job.collate(samples, rng))",
         "batch = job.collate(samples, rng)\n"

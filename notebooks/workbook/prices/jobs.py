@@ -44,7 +44,7 @@ class Batch(NamedTuple):
     targets: Tensor
 
     @property
-    def count(self) -> int:
+    def target_count(self) -> int:
         """Targets: characters of a text, or pictures."""
         return int((self.targets != PADDED).sum())
 
@@ -100,8 +100,8 @@ def windows(batches: Iterable[T], k: int) -> Iterator[list[T]]:
 
 
 def warm_up_then_cosine(step: int, total_steps: int) -> float:
-    """The share of the peak rate: up over a tenth of the steps, then down along a half cosine to 0, where it stays."""
-    warm_up = max(1, total_steps // 10)
+    """The share of the peak rate: up for three tenths of the steps, then down along a half cosine to 0."""
+    warm_up = max(1, total_steps * 3 // 10)
     if step < warm_up:
         return (step + 1) / warm_up
     left = max(0.0, 1 - (step - warm_up) / (total_steps - warm_up))
@@ -199,7 +199,7 @@ class Block(nn.Module):
 class GPT(nn.Module):
     """Characters (batch, length) to scores of the next one (batch, length, characters)."""
 
-    def __init__(self, characters: int, width: int = 64, heads: int = 2, blocks: int = 2) -> None:
+    def __init__(self, characters: int, width: int = 64, heads: int = 2, blocks: int = 1) -> None:
         super().__init__()
         self.character, self.position = nn.Embedding(characters, width), nn.Embedding(CONTEXT, width)
         self.blocks = nn.Sequential(*[Block(width, heads) for _ in range(blocks)])
@@ -212,7 +212,7 @@ class GPT(nn.Module):
 
 
 def conv_net() -> nn.Module:
-    """Three convolutions with strides of 4, 2 and 2, and BatchNorm; then the mean over positions, dropout and six scores."""
+    """Three convolutions with BatchNorm, their mean over all positions, and scores of the six kinds."""
     layers: list[nn.Module] = []
     for before, after, side, stride in ((3, 16, 5, 4), (16, 32, 3, 2), (32, 64, 3, 2)):
         convolution = nn.Conv2d(before, after, side, stride, padding=side // 2, bias=False)
@@ -228,7 +228,7 @@ def prose_job() -> Job:
         samples=passages,
         collate=collate_passages,
         model=lambda: GPT(len(passages.characters)),
-        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=8e-3),
+        optimizer=lambda model: torch.optim.AdamW(model.parameters(), lr=8e-3, fused=True),
         epochs=3,
         micro_batch=4,
         k=3,

@@ -40,7 +40,7 @@ def train(job: Job, seed: int) -> list[Reading]:
             for number, samples in window:
                 rng = np.random.default_rng([seed, epoch, number])
                 batches.append(job.collate(samples, rng))
-            count = sum(batch.count for batch in batches)
+            count = sum(batch.target_count for batch in batches)
             for batch in batches:
                 loss = job.loss_sum(model, batch) / count
                 loss.backward()
@@ -57,6 +57,6 @@ def train(job: Job, seed: int) -> list[Reading]:
                 scores = model(batch.inputs)
             loss_sum += cross_entropy_sum(scores, batch.targets).item()
             right += int((scores.argmax(-1) == batch.targets).sum())
-            count += batch.count
+            count += batch.target_count
         readings.append(Reading(loss_sum / count, right / count))
     return readings
