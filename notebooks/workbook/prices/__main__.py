@@ -91,7 +91,7 @@ def main(arguments: list[str] | None = None) -> None:
         rows = rows_of(record, list(JOBS), list(FAULTS), SEEDS)
         write_csv(rows, options.data / "prices.csv")
         if options.data == DATA:
-            write_page(rows, record)
+            write_page(rows)
 
 
 if __name__ == "__main__":

@@ -47,7 +47,7 @@ class Fault(NamedTuple):
     def diff(self) -> str:
         """What changes, as a unified diff of the loop."""
         lines = difflib.unified_diff(
-            SOURCE.splitlines(), self.source().splitlines(), "right", "fault", n=1, lineterm=""
+            SOURCE.splitlines(), self.source().splitlines(), "right", "fault", n=2, lineterm=""
         )
         return "\n".join(lines)
 

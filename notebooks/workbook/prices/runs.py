@@ -84,8 +84,10 @@ class CountedJob(Job):
     counts: Counts = field(default_factory=Counts)
 
     def loss_sum(self, model: nn.Module, batch: Batch) -> Tensor:
-        self.counts.pending.update((self.counts.epoch, index) for index in batch.indices)
-        return super().loss_sum(model, batch)
+        loss = super().loss_sum(model, batch)
+        samples = [(self.counts.epoch, index) for index in batch.indices]
+        loss.register_hook(lambda gradient: self.counts.pending.update(samples))  # called by the backward pass
+        return loss
 
 
 def counted(job: Job) -> CountedJob:
