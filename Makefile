@@ -17,7 +17,7 @@ PARALLEL := -n 3 --dist loadfile
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help lab test cost hunt thorough elsewhere lint matrix outsiders corpus site browser bench refresh lock wheelhouse clean
+.PHONY: help lab test cost hunt thorough elsewhere prices lint matrix outsiders corpus site browser bench refresh lock wheelhouse clean
 
 help:  ## show this list
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-11s %s\n", $$1, $$2 }' $(firstword $(MAKEFILE_LIST))
@@ -43,6 +43,13 @@ thorough: lint  ## the same with what is marked `thorough`, every random case, a
 METHOD ?= spawn
 elsewhere: .venv/installed  ## as on macOS and Windows: workers and ranks are spawned (METHOD=forkserver: Python 3.14)
 	PYTHONPATH=$(CURDIR)/tests/pretended/elsewhere REHEARSED_START_METHOD=$(METHOD) $(PYTEST) $(PARALLEL) --durations=10 $(PYTEST_ARGS)
+
+JOB ?=
+FAULT ?=
+SEEDS ?= 0-7
+PROCESSES ?= 2
+prices: .venv/installed  ## measure what each fault costs, from where it was (JOB=gpt FAULT=tail_leaked SEEDS=0-7 PROCESSES=1)
+	$(PY) -m workbook.prices --job "$(JOB)" --fault "$(FAULT)" --seeds $(SEEDS) --processes $(PROCESSES)
 
 lint: .venv/installed  ## ruff, and mypy over course_lib, rehearse and workbook
 	$(PY) -m ruff check .

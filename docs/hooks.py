@@ -45,6 +45,7 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"Claims": "claims.md"},
         {"Notebooks as tests": "tests.md"},
         {"What was measured": "measured.md"},
+        {"What each fault costs": "prices.md"},
         {"Installing": "install.md"},
         {"Data": "data.md"},
     ]

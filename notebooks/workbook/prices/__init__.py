@@ -1,0 +1,1 @@
+"""What each well-known fault of batches costs, measured: `make prices`."""
