@@ -48,6 +48,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
         {"What each fault costs": "prices.md"},
         {"Installing": "install.md"},
         {"Data": "data.md"},
+        {"Changes": "changes.md"},
+        {"Contributing": "contributing.md"},
     ]
     return config
 
@@ -58,6 +60,8 @@ def on_files(files: Files, config: MkDocsConfig) -> Files:
     pages = {"index.md": front_page((ROOT / "README.md").read_text(encoding="utf-8"))}
     pages["claims.md"] = ledger_page((ROOT / "data" / "claims.json").read_text(encoding="utf-8"), chapters)
     pages["data.md"] = (ROOT / "data" / "README.md").read_text(encoding="utf-8")
+    pages["changes.md"] = (ROOT / "CHANGELOG.md").read_text(encoding="utf-8")
+    pages["contributing.md"] = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     for name in public_modules(ROOT / "course_lib"):
         pages[f"api/{name}.md"] = reference_page(f"course_lib.{name}")
     pages["api/rehearse.md"] = reference_page("rehearse")

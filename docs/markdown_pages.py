@@ -46,6 +46,7 @@ def links_to_pages(text: str) -> str:
     text = re.sub(r"\]\(notebooks/(\w+\.png)\)", r"](assets/\1)", text)
     text = text.replace("](notebooks/workbook/ch10_runs/train.py)", f"]({PLAYED_SCRIPT})")
     text = re.sub(r"\]\(docs/pages/(\w+\.(?:md|png))\)", r"](\1)", text)
+    text = text.replace("](CHANGELOG.md)", "](changes.md)").replace("](CONTRIBUTING.md)", "](contributing.md)")
     return text.replace("](data/README.md)", "](data.md)").replace("](README.md)", "](index.md)")
 
 

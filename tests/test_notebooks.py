@@ -52,12 +52,11 @@ def test_every_claim_has_its_cell():
 
 def test_the_report_of_the_readme_is_that_of_chapter_10():
     readme = (ROOT / "README.md").read_text(encoding="utf-8")
-    _, _, shown = readme.partition("$ python -m rehearse train.py\n")
+    shown = readme.partition("$ python -m rehearse train.py\n")[2].partition("\n```")[0]
     (path,) = (path for path in PATHS if path.stem.startswith("10"))
     (cell,) = (cell for cell in read(path)["cells"] if cell.get("id") == "played-report")
     printed = "".join(cell["outputs"][0]["text"])
-    first_finding = shown.partition("window: …")[0]
-    assert len(first_finding.splitlines()) > 8 and printed.startswith(first_finding)
+    assert len(shown.splitlines()) > 20 and printed.strip() == shown
 
 
 def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
@@ -68,7 +67,7 @@ def test_the_pictures_of_the_readme_are_those_of_the_notebooks():
             if name := cell["metadata"].get("picture"):
                 pngs = [o["data"]["image/png"] for o in cell["outputs"] if "image/png" in o.get("data", {})]
                 drawn[f"notebooks/{name}"] = [base64.b64decode(png) for png in pngs]
-    assert shown and set(shown) == set(drawn)
+    assert set(shown) & set(drawn) and set(shown) - set(drawn) == {"docs/pages/prices.png"}
     for name, pictures in drawn.items():
         assert pictures == [(ROOT / name).read_bytes()], f"{name}: run `make refresh`"
 

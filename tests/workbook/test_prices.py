@@ -14,12 +14,37 @@ from workbook.prices import __main__ as command
 from workbook.prices.faults import FAULTS, Fault
 from workbook.prices.jobs import JOBS, Job, prose_job, split
 from workbook.prices.runs import RIGHT, Record, Run, code_of, diverged, run
-from workbook.prices.table import BEGIN, END, PAGES, SEEDS, Row, interval, rows_of, table_of, verdict, write_csv
+from workbook.prices.table import (
+    BEGIN,
+    END,
+    NOTHING,
+    PAGES,
+    SEEDS,
+    Row,
+    interval,
+    losses,
+    percent,
+    rows_of,
+    table_of,
+    verdict,
+    write_csv,
+)
 
 from tests.notebook_rules import ROOT
 
 RECORD = ROOT / "data" / "prices_runs.jsonl"
 PRICES = ROOT / "data" / "prices.csv"
+IN_THE_README = {
+    "a NaN that is stepped on": "bad_sample_stepped",
+    "gradients clipped ahead of `unscale_`": "clip_before_unscale",
+    "training data not shuffled": "not_shuffled",
+    "the schedule's horizon in micro-batches": "horizon_micro_batches",
+    "the schedule stepped in each micro-batch": "schedule_in_micro_batches",
+    "the short window leaked into the next epoch": "tail_leaked",
+    "`set_epoch` forgotten": "set_epoch_forgotten",
+    "the schedule's horizon by floor division": "horizon_floor",
+}
+"""The faults of its table, as it calls them."""
 
 
 @pytest.fixture(scope="module")
@@ -195,3 +220,17 @@ def test_a_pair_is_bit_for_bit_what_the_record_says(task: tuple[str, str, int]):
     if again[0].machine != right.machine:
         pytest.skip(f"the record was made on another machine: {right.machine}")
     assert [done._replace(seconds=0) for done in again] == [done._replace(seconds=0) for done in (right, faulty)]
+
+
+def test_the_prices_of_the_readme_are_those_of_the_list():
+    record = Record(RECORD)
+    rows = {(row.job, row.fault): row for row in losses(rows_of(record, list(JOBS), list(FAULTS), SEEDS))}
+
+    def told(row: Row) -> str:
+        words = {"costs": f"{percent(row, row.difference):+.1f} %", NOTHING: "nothing"}
+        found = verdict(row)
+        return "diverges" if found.startswith("diverged 8") else words.get(found, found)
+
+    lines = (ROOT / "README.md").read_text(encoding="utf-8").splitlines()
+    for name, fault in IN_THE_README.items():
+        assert f"| {name} | {told(rows['gpt', fault])} | {told(rows['cnn', fault])} |" in lines

@@ -86,13 +86,13 @@ def _set_by_hand(judgement: Judgement, steps: list[Step]) -> bool:
     fall = rates[top:]
     means = "The run ends in the middle of its schedule."
     cure = "Is the number of steps by which the script sets its rate that of the run? Else say what is meant: final_lr."
+    if _warms_up_again(judgement, rates):
+        return True
     if last == peak and len(rates) > 2 and rates[-1] > rates[-2] > rates[-3]:
         says = (
             f"The rate that the script sets still rises when the run ends, after {len(rates):,} steps, at {last:.3g}."
         )
         judgement.find("horizon", says, means, cure)
-        return True
-    if _warms_up_again(judgement, rates):
         return True
     half, end = len(fall) // 2, max(1, len(fall) // 50)
     if half >= 4 and fall[-1] < fall[-2]:
