@@ -8,7 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from rehearse.judge import CHECKS, assert_ready, rehearse, rehearse_loop
+from rehearse.judge import CHECKS, assert_ready, rehearse
+from rehearse.loop import rehearse_loop
 from rehearse.report import Finding, NotReady, RehearsalReport
 from rehearse.script import NotRehearsed, rehearse_script
 

@@ -6,20 +6,16 @@ same samples, every epoch has one order. The rule: *try it on a copy, and count.
     report = rehearse(trainer, model, data)
     print(report)  # findings with their numbers, what could not be judged, and the run's facts
 
-What is tried stands in ``checks``, a file for each; on what, in ``runs``: a Trainer's run or a plain loop, and the
-copies of it that the trials are made on.
+What is tried stands in ``checks``, a file for each; on what, in ``runs``: a Trainer's run, and the copies of it that
+the trials are made on.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from typing import Any
 
-import torch
-from torch import Tensor, nn
-
-from course_lib._words import int_of_at_least
 from rehearse._checkpoints import is_by_the_author
 from rehearse._own_files import landlock_version
 from rehearse.checks.bad_step import one_bad_batch
@@ -27,22 +23,21 @@ from rehearse.checks.changes import judge_changes
 from rehearse.checks.dealing import judge_dealing
 from rehearse.checks.dealt import Dealt, dealt_to, draws_found
 from rehearse.checks.first_steps import first_steps
-from rehearse.checks.followed import MOST_RUN
 from rehearse.checks.growth import growth_over_steps
 from rehearse.checks.horizon import judge_horizon
 from rehearse.checks.last_batch import judge_last_batch, may_be_smaller
 from rehearse.checks.length import judge_length, judge_promised_length
 from rehearse.checks.no_sync import averages_counted
 from rehearse.checks.order import judge_order
-from rehearse.checks.own_windows import judge_own_windows
 from rehearse.checks.restart import judge_restarts
 from rehearse.checks.resume import Stop, go_on, judge_resume, stop
+from rehearse.checks.scripts.window import judge_own_windows
 from rehearse.checks.setup import (
     judge_counting,
     judge_refusal,
     judge_setup,
 )
-from rehearse.checks.validation import judge_validation
+from rehearse.checks.validation import judge_validation, validation_of
 from rehearse.checks.window import judge_windows
 from rehearse.checks.workers import judge_workers
 from rehearse.report import (
@@ -59,10 +54,10 @@ from rehearse.report import (
     report_of,
 )
 from rehearse.runs.copies import Answer, now_trying, progress_shown, try_on_copies
-from rehearse.runs.few_samples import FEWEST, Trial, judged_by
+from rehearse.runs.few_samples import FEWEST, Trial, judged_by, with_few_samples
 from rehearse.runs.lightning_run import SHORT_EPOCH, LightningRun, is_trainer
-from rehearse.runs.plain_loop import PlainLoop
-from rehearse.runs.run import Settings, Started, with_few_samples
+from rehearse.runs.played import judged_as_a_script
+from rehearse.runs.run import Settings, Started
 
 CHECKS = tuple(CHAPTERS)
 """The names of the checks, in the order in which they are made."""
@@ -73,7 +68,8 @@ BY_FIRST_STEPS = {"setup", "horizon", *STEPPING, "growth"}
 EPOCHS = 4
 """Epochs that are dealt to the run's own ranks."""
 MOST_RANKS = 8
-AnyRun = LightningRun | PlainLoop
+TRIED_WORLD_SIZES = (1, 2, 3)
+"""The numbers of ranks that its batches are dealt to, beside its own."""
 DEEP = "deep=True (in a shell: --deep)"
 EXPECTATIONS = ("final_lr", "frozen", "repeats")
 
@@ -116,72 +112,21 @@ def rehearse(
         raise ValueError(f"trainer must be a Lightning Trainer, got {type(trainer).__name__}; see rehearse_loop")
     if val_dataloaders is not None and hasattr(data, "prepare_data"):
         raise ValueError(f"val_dataloaders are given beside {type(data).__name__}, which has its own; leave them out")
-    return _judged(LightningRun(trainer, model, data, val_dataloaders), deep, expect, skip, allow_unjudged, seconds)
-
-
-def rehearse_loop(
-    model: nn.Module,
-    loader: Any,
-    loss_fn: Callable[[nn.Module, Any], Tensor],
-    optimizer: torch.optim.Optimizer,
-    *,
-    scheduler: Any = None,
-    accumulate_grad_batches: int = 1,
-    max_epochs: int = 1,
-    deep: bool = False,
-    expect: Mapping[str, Any] | None = None,
-    skip: Collection[str] = (),
-    allow_unjudged: Collection[str] = (),
-    seconds: float = 20.0,
-) -> RehearsalReport:
-    """The same for a loop without a Trainer, in which every window steps, and the short last one of an epoch as well::
-
-        for epoch in range(max_epochs):
-            for window in windows(loader, accumulate_grad_batches):
-                for batch in window:
-                    (loss_fn(model, batch) / accumulate_grad_batches).backward()
-                optimizer.step()
-                optimizer.zero_grad()
-                scheduler.step()
-
-    Args:
-        model: What is trained.
-        loader: The training loader.
-        loss_fn: ``loss_fn(model, batch)`` -> the loss of a micro-batch.
-        optimizer: Steps once for each window.
-        scheduler: Is stepped after each update; ``None``: none.
-        accumulate_grad_batches: Micro-batches in a window.
-        max_epochs: Epochs to run.
-        deep, expect, skip, allow_unjudged, seconds: See :func:`rehearse`.
-    """
-    windows = int_of_at_least(1, "accumulate_grad_batches", accumulate_grad_batches)
-    epochs = int_of_at_least(1, "max_epochs", max_epochs)
-    run = PlainLoop(model, loader, loss_fn, optimizer, scheduler, windows, epochs)
-    return _judged(run, deep, expect, skip, allow_unjudged, seconds)
-
-
-def _judged(
-    run: AnyRun,
-    deep: bool,
-    expect: Mapping[str, Any] | None,
-    skip: Collection[str],
-    allowed: Collection[str],
-    seconds: float,
-) -> RehearsalReport:
-    expect = checked(CHECKS, EXPECTATIONS, expect, skip, allowed, seconds)
+    expect = checked(CHECKS, EXPECTATIONS, expect, skip, allow_unjudged, seconds)
     if isinstance(expect.get("frozen"), str):
         raise ValueError(f"expect['frozen'] must be prefixes of names in a list, got {expect['frozen']!r}")
+    run = LightningRun(trainer, model, data, val_dataloaders)
     began = time.monotonic()
     with progress_shown():
         judgement = _judged_one_by_one(run, deep, expect, skip, seconds)
     if not landlock_version():
         told = "this system has no Landlock: what C code and subprocesses write was not kept from the files here"
         judgement.notes.append(f"setup: {told}")
-    return report_of(CHECKS, judgement, skip, allowed, time.monotonic() - began)
+    return report_of(CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
 
 
 def _judged_one_by_one(
-    run: AnyRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+    run: LightningRun, deep: bool, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> Judgement:
     now_trying("the start and the first windows (length, horizon, setup)")
     judgement, started, stepped = _judged_by_start(run, expect, skip, seconds)
@@ -213,7 +158,7 @@ def assert_ready(trainer: Any, model: Any, data: Any = None, val_dataloaders: An
 
 
 def _judged_by_start(
-    run: AnyRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+    run: LightningRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float
 ) -> tuple[Judgement, Settings | None, Answer]:
     """What the run says when it has started, and what its first windows show, which is the answer, empty if unasked.
 
@@ -238,7 +183,7 @@ def _judged_by_start(
     return judgement, run.settings if began.error else began.value, stepped
 
 
-def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, Any]) -> Judgement:
+def _of_start(run: LightningRun, began: Answer, stepped: Answer, expect: Mapping[str, Any]) -> Judgement:
     if began.error and stepped.error and not stepped.refused:
         judgement = Judgement(not_judged=dict.fromkeys(CHECKS, Unjudged(stepped.error)))
         prepare = getattr(getattr(run, "data", None), "prepare_data", None)
@@ -267,7 +212,7 @@ def _of_start(run: AnyRun, began: Answer, stepped: Answer, expect: Mapping[str, 
 
 
 def _judged_by_steps(
-    run: AnyRun,
+    run: LightningRun,
     started: Settings,
     stepped: Answer,
     deep: bool,
@@ -281,20 +226,21 @@ def _judged_by_steps(
         compared = judge_windows(run, started.accumulate_grad_batches, started.limit_train_batches)
         windows = Trial("window", compared, 4 * window if window > 1 else 0)
     else:
-        windows = Trial("window", judge_own_windows(run), MOST_RUN)
+        windows = Trial("window", judged_as_a_script(run, judge_own_windows, seconds))
     trials = [
         windows,
         Trial("workers", judge_workers(run)),
         Trial("no_sync", averages_counted(run), 2 * window),
         Trial("bad_step", one_bad_batch(run), 4),
     ]
-    cannot = {name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in run.cannot.items() if name in STEPPING}
-    judgement = Judgement(not_judged=cannot)
+    judgement = Judgement()
+    if why := run.cannot_count_averages:
+        judgement.add(not_applicable("no_sync", why))
     if deep:
         trials.append(Trial("growth", growth_over_steps(run)))
     else:
         judgement.add(not_judged("growth", f"it takes longer: {DEEP}", Kind.LEFT_OUT))
-    trials = [trial for trial in trials if trial.check not in {*skip, *run.cannot}]
+    trials = [trial for trial in trials if trial.check not in {*skip, *judgement.not_judged}]
     if not stepped.hung:  # else they would do nothing either, for as long
         trials += _trials_of_an_epoch(run, started, skip)
     if not trials:
@@ -312,22 +258,24 @@ def _longest(window: int | Mapping[int, int]) -> int:
     return window if isinstance(window, int) else max(window.values())
 
 
-def _trials_of_an_epoch(run: AnyRun, started: Settings, skip: Collection[str]) -> Iterator[Trial]:
+def _trials_of_an_epoch(run: LightningRun, started: Settings, skip: Collection[str]) -> Iterator[Trial]:
     """What an epoch's last batch and its validation show, under setup, length and dealing."""
     if isinstance(started, Started) and may_be_smaller(started) and "setup" not in skip:
         yield Trial("setup", judge_last_batch(run), 1)
-    validation = run.validation()
+    validation = validation_of(run)
     if validation is not None and not {"setup", "length", "dealing"} <= set(skip):
         plan = started.plan if isinstance(started, Started) else None
         epochs = None if plan is None else plan.epochs_completed
         yield Trial("setup", judge_validation(run, validation, epochs), 2 * SHORT_EPOCH)
 
 
-def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float) -> Judgement:
+def _judged_by_dealing(
+    run: LightningRun, expect: Mapping[str, Any], skip: Collection[str], seconds: float
+) -> Judgement:
     """What 1, 2 and 3 ranks are given, and as many as the run has; without `dealing`, the first of its own ranks."""
     own_size = run.settings.world_size
     own = {own_size} if own_size <= MOST_RANKS else set()
-    world_sizes = [] if "dealing" in skip else sorted({*run.settings.tried_world_sizes} | own)
+    world_sizes = [] if "dealing" in skip else sorted({*TRIED_WORLD_SIZES} | own)
     ranks = {(rank, world_size) for world_size in world_sizes for rank in range(world_size)}
     places = sorted(ranks | {(0, size) for size in own}, key=lambda place: place[::-1])
     trials = [dealt_to(run, *place, epochs=EPOCHS if place[1] in (1, own_size) else 1) for place in places]
@@ -354,10 +302,8 @@ def _judged_by_dealing(run: AnyRun, expect: Mapping[str, Any], skip: Collection[
     return judgement
 
 
-def _judged_by_resuming(run: AnyRun, deep: bool, seconds: float) -> Judgement:
+def _judged_by_resuming(run: LightningRun, deep: bool, seconds: float) -> Judgement:
     """The loader, stopped and resumed; with ``deep``, the whole run."""
-    if "resume" in run.cannot:
-        return not_applicable("resume", run.cannot["resume"])
     [stopped] = try_on_copies([stop(run)], seconds=seconds)
     if stopped.error:
         return not_judged("resume", stopped.error)
@@ -388,7 +334,7 @@ def _dealt_of(answer: Answer) -> Dealt:
     return Dealt(None, why_not=Unjudged(answer.error)) if answer.error else answer.value
 
 
-def _by_the_seed(run: AnyRun, alone: Dealt, judged: Judgement, world_size: int, seconds: float) -> Judgement:
+def _by_the_seed(run: LightningRun, alone: Dealt, judged: Judgement, world_size: int, seconds: float) -> Judgement:
     """Where ranks that are seeded alike are dealt what is right, the fault is that they draw on global generators."""
     trials = [dealt_to(run, rank, world_size, seed=0) for rank in range(world_size)]
     alike = [_dealt_of(answer) for answer in try_on_copies(trials, seconds=seconds)]

@@ -158,6 +158,8 @@ class RehearsalReport:
     """What each check that has passed has held against what."""
     allowed: tuple[str, ...] = ()
     """The checks that the caller accepts without a judgement (``allow_unjudged``)."""
+    printed: str = ""
+    """The end of what a script printed while it was rehearsed."""
 
     @property
     def ok(self) -> bool | None:
@@ -242,7 +244,12 @@ def _shown(value: Any) -> str:
 
 
 def report_of(
-    checks: Collection[str], judgement: Judgement, skip: Collection[str], allowed: Collection[str], seconds: float
+    checks: Collection[str],
+    judgement: Judgement,
+    skip: Collection[str],
+    allowed: Collection[str],
+    seconds: float,
+    printed: str = "",
 ) -> RehearsalReport:
     """The report on a run to which these checks were made."""
     findings = tuple(finding for finding in judgement.findings if finding.check not in skip)
@@ -262,6 +269,7 @@ def report_of(
         open=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.OPEN),
         left_out=tuple(name for name, unjudged in open_checks.items() if unjudged.kind is Kind.LEFT_OUT),
         allowed=tuple(allowed),
+        printed=printed,
     )
 
 

@@ -11,9 +11,6 @@ from __future__ import annotations
 import dataclasses
 import itertools
 import os
-import secrets
-import shutil
-import tempfile
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
@@ -100,37 +97,32 @@ def rehearse_script(
     wanted = checked(SCRIPT_CHECKS, EXPECTATIONS, expect, skip, allow_unjudged, seconds)
     ranks = int_of_at_least(1, "ranks", ranks)
     began = time.monotonic()
-    kept = Path(tempfile.gettempdir(), f"rehearsal-{secrets.token_hex(8)}")
-    asked = Play(path, tuple(map(str, args)), seconds, ranks, folder=kept)
-    try:
-        with ended_in_order():
-            journal, *moved = play_each([asked, *(_moved(asked, way) for way in (1, -1))], others_seconds=_as_long_as)
-            if journal.end == FAILED and journal.lapsed:  # of a loss that stands still, maybe
-                journal = next((one for one in moved if one.end == ENDED), journal)
-            _refuse_what_did_not_play(journal, Path(path).name, seconds)
-            others = others_of(journal, moved, asked, skip, resume_with)
-            judgement = judged(journal, others, final_lr=wanted.get("final_lr"))
-            if wanted.get("repeats"):
-                judgement.findings = [one for one in judgement.findings if one.check != "dealing"]
-            if journal.trainer and not set(CHAPTERS) <= set(skip):
-                add_fit(judgement, fit_of(journal, asked, skip), journal.fits)
-            report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began)
-            if picture is not None:
-                from rehearse.scripts.picture import draw_night
+    asked = Play(path, tuple(map(str, args)), seconds, ranks)
+    with ended_in_order():
+        journal, *moved = play_each([asked, *(_moved(asked, way) for way in (1, -1))], others_seconds=_as_long_as)
+        if journal.end == FAILED and journal.lapsed:  # of a loss that stands still, maybe
+            journal = next((one for one in moved if one.end == ENDED), journal)
+        _refuse_what_did_not_play(journal, Path(path).name, seconds)
+        others = others_of(journal, moved, asked, skip, resume_with)
+        judgement = judged(journal, others, final_lr=wanted.get("final_lr"))
+        if wanted.get("repeats"):
+            judgement.findings = [one for one in judgement.findings if one.check != "dealing"]
+        if journal.trainer and not set(CHAPTERS) <= set(skip):
+            add_fit(judgement, fit_of(journal, asked, skip), journal.fits)
+        report = report_of(SCRIPT_CHECKS, judgement, skip, allow_unjudged, time.monotonic() - began, journal.printed)
+        if picture is not None:
+            from rehearse.scripts.picture import draw_night
 
-                findings = [(f"{one.check}: {one.says}", one.micro_batch) for one in report.findings]
-                draw_night(journal, picture, findings)
-    except BaseException:
-        shutil.rmtree(kept, ignore_errors=True)
-        raise
+            findings = [(f"{one.check}: {one.says}", one.micro_batch) for one in report.findings]
+            draw_night(journal, picture, findings)
     return report
 
 
 def fit_of(journal: Journal, asked: Play, skip: Collection[str]) -> RehearsalReport | str:
     """What :func:`rehearse.rehearse` says of the script's first fit; or why it says nothing."""
     options = {"module": journal.trainer, "skip": [name for name in skip if name in CHAPTERS]}
-    asked = dataclasses.replace(asked, ranks=1, folder=None, stage="rehearse.fits", options=options)
-    [(report, why_not)] = stage_each([asked])
+    asked = dataclasses.replace(asked, ranks=1, stage="rehearse.fits", options=options)
+    [(report, why_not, _)] = stage_each([asked])
     return why_not if report is None else report
 
 
@@ -182,7 +174,7 @@ class Others:
 
 
 def _moved(asked: Play, way: int) -> Play:
-    return dataclasses.replace(asked, values=way, folder=None)
+    return dataclasses.replace(asked, values=way)
 
 
 def _as_long_as(journal: Journal) -> float:
@@ -197,7 +189,6 @@ def others_of(
         return Others()
     other = again = None
     places: list[str] = []
-    asked = dataclasses.replace(asked, folder=None)
     if journal.world_size > 1 and "dealing" not in skip:
         [other] = play_each([dataclasses.replace(asked, rank=journal.world_size - 1)])  # where uneven shares show
     ways = {1: moved[0], -1: moved[1]}
@@ -277,8 +268,6 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         _leave_the_end_open(judgement, "the number of its calls is in doubt, see above")
     judgement.notes += journal.notes
     judgement.notes += _what_hangs_on_values(journal, others)
-    if journal.output:
-        judgement.notes.append(f"What the script printed is kept in {journal.output}")
     return judgement
 
 
@@ -367,8 +356,5 @@ def _refuse_what_did_not_play(journal: Journal, name: str, seconds: float) -> No
 
 def _output(journal: Journal) -> str:
     """The last lines that the script printed."""
-    try:
-        lines = Path(journal.output).read_text(encoding="utf-8", errors="replace").strip().splitlines()
-    except OSError:
-        return ""
+    lines = journal.printed.strip().splitlines()
     return "\n".join(["\nIts output ends with:", *(f"  {line}" for line in lines[-LINES_OF_OUTPUT:])]) if lines else ""

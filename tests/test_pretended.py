@@ -3,6 +3,7 @@
 import copy
 import json
 import multiprocessing
+import os
 import re
 import subprocess
 import sys
@@ -417,10 +418,11 @@ def test_without_a_gpu_the_notebooks_and_their_trainers_agree_on_the_cpu():
 
 
 MACHINE = """
+import os
 import torch
 import course_lib.launch.server
 course_lib.launch.server.PRELOAD = ("torch", "course_lib.launch")  # these ranks need no Lightning
-torch.cuda.device_count = lambda: {gpus}
+torch.cuda.device_count = lambda: 0 if os.environ.get("CUDA_VISIBLE_DEVICES") == "" else {gpus}
 torch.distributed.is_nccl_available = lambda: True
 """
 RANKS = """
@@ -447,7 +449,8 @@ def test_ranks_of_tests_see_no_gpu_however_many_there_are(gpus, tmp_path):
     (tmp_path / "ours" / "conftest.py").write_text((ROOT / "conftest.py").read_text(encoding="utf-8"))
     (tmp_path / "machine.py").write_text(MACHINE.format(gpus=gpus))
     command = [sys.executable, *"-m pytest -q -rA -p no:hypothesispytest -p no:nbval -p machine ours plain".split()]
-    told = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False).stdout
+    environment = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    told = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False).stdout
     # Without the repository's conftest.py as many ranks as there are GPUs ask for NCCL, which has no GPU here.
     assert re.findall(r"^(PASSED|FAILED) (\w+)/test_\w+.py::test_ranks\[(\d)\]", told, re.MULTILINE) == [
         ("PASSED", "ours", "1"), ("PASSED", "ours", "2"),

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from course_lib._words import counted
 from rehearse.report import Judgement, in_a_line, not_applicable
-from rehearse.runs.run import Enough, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough
 
 BAD = 2
 """The number of the batch that is made NaN, from 0."""
@@ -43,7 +44,7 @@ class PoisonedBatch:
         return len(self.roots) > BAD and not self.roots[BAD] and bool(self.roots[BAD - 1])
 
 
-def one_bad_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
+def one_bad_batch(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: run a few batches, the third of which is NaN."""
 
     def trial(folder: Path) -> Judgement:

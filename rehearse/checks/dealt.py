@@ -19,7 +19,9 @@ from torch.utils.data import BatchSampler, IterableDataset, RandomSampler, Seque
 from rehearse._fingerprints import fingerprint
 from rehearse._held_out import length_of
 from rehearse.report import Kind, Unjudged
-from rehearse.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.loaders import deal_indices, read
+from rehearse.runs.run import MOST_INDICES, Batch, seed_as_another_process
 
 STREAM_SAMPLES = 20_000
 STREAM_CONTENTS = 1_000
@@ -62,7 +64,7 @@ class Dealt:
 
 
 def dealt_to(
-    run: TrainingRun, rank: int, world_size: int, *, epochs: int = 1, seed: int | None = None
+    run: LightningRun, rank: int, world_size: int, *, epochs: int = 1, seed: int | None = None
 ) -> Callable[[Path], Dealt]:
     """A trial: start as this rank, and read the indices of some epochs.
 
@@ -75,13 +77,13 @@ def dealt_to(
                 seed_as_another_process(seed)
             return _dealt(run, epochs)
 
-        dealt = run.at_start(folder, look, rank=rank, world_size=world_size, prepare_loader=run.deal)
+        dealt = run.at_start(folder, look, rank=rank, world_size=world_size, prepare_loader=deal_indices)
         return dealt or _not_of_this_run("the run has no batch")
 
     return trial
 
 
-def _dealt(run: TrainingRun, epochs: int) -> Dealt:
+def _dealt(run: LightningRun, epochs: int) -> Dealt:
     loaders = run.loaders()
     if len(loaders) != 1:
         return _not_of_this_run(f"the run has {len(loaders)} training loaders")
@@ -97,15 +99,15 @@ def _dealt(run: TrainingRun, epochs: int) -> Dealt:
         return Dealt(size, why_not=Unjudged(f"{how_many}: too many to be dealt in seconds"))
     if loader.batch_sampler is None and loader.sampler is None:
         return _not_of_this_run("the loader has no sampler")
-    return _read(run, loader, size, epochs)
+    return _read_epochs(run, loader, size, epochs)
 
 
 def _not_of_this_run(why: str) -> Dealt:
     return Dealt(None, why_not=Unjudged(why, Kind.NOT_APPLICABLE))
 
 
-def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
-    read: list[tuple[Batch, ...]] = []
+def _read_epochs(run: LightningRun, loader: Any, size: int, epochs: int) -> Dealt:
+    came: list[tuple[Batch, ...]] = []
     promised: list[int | None] = []
     asked_again: list[int | None] = []
     limited = run.settings.is_limited
@@ -117,10 +119,10 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
             run.begin_epoch(epoch)
             loader = run.loaders()[0]
             promised.append(None if limited else run.counted_batches())
-            batches = run.read(iter(loader), limit)
+            batches = read(iter(loader), limit)
             if len(batches) == limit:
                 return Dealt(size, why_not=Unjudged(f"an epoch has not ended after {limit:,} batches"))
-            read.append(batches)
+            came.append(batches)
             if epochs > 1:
                 again = run.asked_again()
                 asked_again.append(length_of(loader) if again is None else length_of(again))
@@ -141,9 +143,9 @@ def _read(run: TrainingRun, loader: Any, size: int, epochs: int) -> Dealt:
     return Dealt(
         samples=size,
         promised=tuple(promised),
-        epochs=tuple(read),
+        epochs=tuple(came),
         draws=drawn,
-        set_epoch_would_shuffle=bool(listeners) and run.read(iter(loader), limit) != read[-1],
+        set_epoch_would_shuffle=bool(listeners) and read(iter(loader), limit) != came[-1],
         asked_again=tuple(asked_again),
         own_sampler=not plain,
         replacement=bool(getattr(sampler, "replacement", False)),

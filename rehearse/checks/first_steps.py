@@ -15,7 +15,8 @@ from torch.nn.modules.dropout import _DropoutNd
 
 from course_lib._tensors import parameters_of
 from rehearse.checks.window import size_of
-from rehearse.runs.run import Enough, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough
 
 WINDOWS = 2
 """Windows that are run."""
@@ -142,7 +143,7 @@ def _has_moved(parameter: torch.Tensor, began: tuple[Any, ...]) -> bool:
 class ScheduleWatch:
     """Counts the calls of each schedule, and which of them a Trainer makes."""
 
-    run: TrainingRun
+    run: LightningRun
     calls: dict[int, int] = field(default_factory=dict)
     of_trainer: dict[int, int] = field(default_factory=dict)
     rates: list[tuple[float, ...]] = field(default_factory=list)
@@ -218,7 +219,7 @@ class SampleCosts:
         self.least = min(self.least or seconds, seconds)
 
 
-def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
+def first_steps(run: LightningRun) -> Callable[[Path], FirstSteps]:
     """A trial: train the first windows."""
 
     def trial(folder: Path) -> FirstSteps:
@@ -283,6 +284,6 @@ def first_steps(run: TrainingRun) -> Callable[[Path], FirstSteps]:
     return trial
 
 
-def enough(run: TrainingRun) -> int:
+def enough(run: LightningRun) -> int:
     """Micro-batches that are trained to see the first windows."""
     return min(MOST_BATCHES, WINDOWS * run.window)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import gc
 from collections import deque
 from collections.abc import Callable, Generator
 from pathlib import Path
+from typing import Any
 
 from course_lib._words import counted
 from course_lib.leaks.census import Census, Count
@@ -13,7 +15,8 @@ from course_lib.leaks.culprits import Culprit, find_culprits
 from course_lib.leaks.naming import holder_of
 from course_lib.leaks.trend import growth
 from rehearse.report import Judgement, not_applicable
-from rehearse.runs.run import Enough, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough
 
 WARMUP = 3
 STEPS = 12
@@ -21,7 +24,7 @@ FILLED = 50_000
 """Entries that a list gets: more than most buffers keep."""
 
 
-def growth_over_steps(run: TrainingRun) -> Callable[[Path], Judgement]:
+def growth_over_steps(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: watch some steps, as :func:`course_lib.leaks.watch_growth` does.
 
     What grows may have an end, as a buffer of the last thousand losses has. So the lists that grow are filled up and
@@ -39,12 +42,27 @@ def growth_over_steps(run: TrainingRun) -> Callable[[Path], Judgement]:
             if ended:
                 raise Enough
 
-        run.train_on(folder, after_step)
+        def begin(trainer: Any, *_: Any) -> None:  # to train beyond the run's end
+            trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
+            for config in trainer.lr_scheduler_configs:
+                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
+
+        run.start(folder, on_train_start=begin, on_train_batch_end=lambda *_: after_step())
         if not ended:
             return not_applicable("growth", f"the run has fewer than {WARMUP + STEPS} steps")
         return _growing(list(map(str, found))) if found else Judgement()
 
     return trial
+
+
+def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
+    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
+
+    def stepped(*arguments: Any, **options: Any) -> None:
+        with contextlib.suppress(ValueError):
+            step(*arguments, **options)
+
+    return stepped
 
 
 DONE = object()

@@ -11,7 +11,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib._words import counted
 from rehearse._own_files import WritesAFile
 from rehearse.report import Judgement, in_a_line
-from rehearse.runs.run import MOST_INDICES, Enough, Started, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import MOST_INDICES, Enough, Started
 
 ALIKE = 8
 """Few samples are as many as leave the same rest when they are divided by it: pairs stay pairs."""
@@ -26,7 +27,7 @@ def may_be_smaller(started: Started) -> bool:
     return -(-started.samples // started.world_size) % started.per_rank_batch_size != 0
 
 
-def judge_last_batch(run: TrainingRun) -> Callable[[Path], Judgement]:
+def judge_last_batch(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: train an epoch's last batch alone, if it is smaller than the first."""
 
     def trial(folder: Path) -> Judgement:

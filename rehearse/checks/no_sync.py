@@ -18,7 +18,8 @@ from torch.nn.parallel import DistributedDataParallel
 from course_lib._tensors import parameters_of
 from course_lib._words import counted
 from rehearse.report import Judgement, not_judged
-from rehearse.runs.run import Enough, TrainingRun
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough
 
 WINDOWS = 2
 MOST_BATCHES = 64
@@ -72,7 +73,7 @@ class AveragedStep:
     """Those whose gradient is, in part or as a whole, this rank's own."""
 
 
-def averages_counted(run: TrainingRun) -> Callable[[Path], Judgement]:
+def averages_counted(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: train some windows under DDP, and see which gradients it averages."""
 
     def trial(folder: Path) -> Judgement:

@@ -20,7 +20,8 @@ from rehearse._lightning import SHOULD_ACCUMULATE
 from rehearse.report import Judgement, Kind, Unjudged, in_a_line, not_applicable, not_judged
 from rehearse.runs.copies import temporary_folder, try_on_copies
 from rehearse.runs.hooks import nothing
-from rehearse.runs.run import Enough, TrainingRun, seed_as_another_process
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import Enough, seed_as_another_process
 
 WINDOWS = 2
 """Windows before the checkpoint, and after it."""
@@ -68,7 +69,7 @@ class Resumed:
     """Of a weight at the end, as a share of the largest."""
 
 
-def judge_restarts(run: TrainingRun, *, within_epoch: bool, inside_window: bool, seconds: float) -> Judgement:
+def judge_restarts(run: LightningRun, *, within_epoch: bool, inside_window: bool, seconds: float) -> Judgement:
     """Save and resume the run on copies, at a window's end and, if its checkpoints may fall there, inside one.
 
     A run that saves ``within_epoch`` does so ahead of the module's own ``on_train_batch_end``; another one behind it.
@@ -148,7 +149,7 @@ class Recording:
             raise Enough
 
 
-def _whole(run: TrainingRun, name: str, within_epoch: bool) -> Callable[[Path], Unjudged | None]:
+def _whole(run: LightningRun, name: str, within_epoch: bool) -> Callable[[Path], Unjudged | None]:
     """A trial: the run that is not stopped. It saves its checkpoints and its snapshots, or returns why not."""
 
     def trial(folder: Path) -> Unjudged | None:
@@ -166,7 +167,7 @@ def _whole(run: TrainingRun, name: str, within_epoch: bool) -> Callable[[Path], 
     return trial
 
 
-def _resumed(run: TrainingRun, place: str, once: Snapshots, within_epoch: bool) -> Callable[[Path], Resumed]:
+def _resumed(run: LightningRun, place: str, once: Snapshots, within_epoch: bool) -> Callable[[Path], Resumed]:
     """A trial: the run that is resumed from one of the checkpoints."""
 
     def trial(folder: Path) -> Resumed:
@@ -201,7 +202,7 @@ def _resumed(run: TrainingRun, place: str, once: Snapshots, within_epoch: bool) 
 
 
 def _train(
-    run: TrainingRun,
+    run: LightningRun,
     folder: Path,
     begin: Callable[..., None],
     end: Callable[..., None],
@@ -209,7 +210,7 @@ def _train(
     ckpt_path: Path | None = None,
 ) -> None:
     # ExactResume has callbacks save there.
-    behind_the_hook = not within_epoch or any(is_any_of(one, {"ExactResume"}) for one in run.callbacks)
+    behind_the_hook = not within_epoch or any(is_any_of(one, {"ExactResume"}) for one in run.trainer.callbacks)
 
     def begin_here(trainer: Any, model: Any) -> None:
         begin(trainer, model)

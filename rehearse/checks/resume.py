@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import IterableDataset
 
 from course_lib._words import counted, first_of
 from rehearse.report import Judgement, Kind, Unjudged, in_a_line, not_applicable
-from rehearse.runs.run import MOST_INDICES, Batch, TrainingRun, seed_as_another_process
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.loaders import deal_indices
+from rehearse.runs.run import MOST_INDICES, Batch, seed_as_another_process
 
 MOST_EPOCHS = 4
 """How many epochs are dealt to come to the one in which a checkpoint is saved."""
@@ -21,6 +24,30 @@ MOST_STREAMED = 64
 """Batches that are read of a stream."""
 ANOTHER_PROCESS = 1_000
 CURE = "Use course_lib.resume.ResumableDataLoader, whose position a Trainer saves, or save at the ends of epochs only."
+
+
+class Saving(NamedTuple):
+    """When a run saves."""
+
+    at_all: bool = False
+    setting: str = ""
+    """The setting that has the run save within an epoch; empty where none does."""
+    epoch: int = 0
+    batch: int = 0
+    """Micro-batches of that epoch that are done at the first save within one."""
+    inside_window: bool = False
+    """Whether the run may save inside a window as well."""
+
+
+def saving_of(run: LightningRun, batches: int, window: int) -> Saving:
+    """When a started run saves, with so many micro-batches in an epoch and in a window."""
+    last = math.inf if run.settings.max_epochs == -1 else run.settings.max_epochs
+    within = [(at, way) for way in run.saves if (at := way.first_within_epoch(batches, window)) and at[0] < last]
+    inside = any(way.may_cut_a_window(batches, window) for way in run.saves)
+    if not within:
+        return Saving(at_all=bool(run.saves), inside_window=inside)
+    (epoch, batch), first = min(within, key=lambda pair: pair[0])
+    return Saving(True, first.setting, epoch, batch, inside)
 
 
 @dataclass(frozen=True)
@@ -52,17 +79,17 @@ class Stop:
     why_not: Unjudged | None = None
 
 
-def stop(run: TrainingRun) -> Callable[[Path], Stop]:
+def stop(run: LightningRun) -> Callable[[Path], Stop]:
     """A trial: deal an epoch, and take the loader's state in the middle of it."""
 
     def trial(folder: Path) -> Stop:
         stopped = run.at_start(folder, lambda: _stopped(run), workers=True, prepare_loader=_dealing_ahead(run))
-        return stopped or Stop(saves=run.saving(1, 1).at_all, why_not=_not_of_this_run("the run has no batch"))
+        return stopped or Stop(saves=bool(run.saves), why_not=_not_of_this_run("the run has no batch"))
 
     return trial
 
 
-def go_on(run: TrainingRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | str]:
+def go_on(run: LightningRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | str]:
     """A trial: in a run that starts again, load the state and deal what comes then; or what the loader raised."""
 
     def trial(folder: Path) -> tuple[Batch, ...] | str:
@@ -87,13 +114,13 @@ def go_on(run: TrainingRun, stop: Stop) -> Callable[[Path], tuple[Batch, ...] | 
     return trial
 
 
-def _dealing_ahead(run: TrainingRun) -> Callable[[Any], None]:
+def _dealing_ahead(run: LightningRun) -> Callable[[Any], None]:
     """Have the loader deal indices; one that has a state keeps its workers, as they fetch ahead of it."""
-    return lambda loader: run.deal(loader, min(2, loader.num_workers) if hasattr(loader, "state_dict") else 0)
+    return lambda loader: deal_indices(loader, min(2, loader.num_workers) if hasattr(loader, "state_dict") else 0)
 
 
-def _stopped(run: TrainingRun) -> Stop:
-    plain = Stop(saves=run.saving(1, 1).at_all, seeded="PL_GLOBAL_SEED" in os.environ)
+def _stopped(run: LightningRun) -> Stop:
+    plain = Stop(saves=bool(run.saves), seeded="PL_GLOBAL_SEED" in os.environ)
     if len(run.loaders()) != 1:
         return replace(plain, why_not=_not_of_this_run(f"the run has {len(run.loaders())} training loaders"))
     loader = run.loaders()[0]
@@ -108,7 +135,7 @@ def _stopped(run: TrainingRun) -> Stop:
     elif not stream and len(dataset) > MOST_INDICES:
         return replace(plain, why_not=Unjudged(f"{len(dataset):,} samples are too many to be dealt in seconds"))
     window = run.settings.accumulate_grad_batches if run.settings.automatic else 1
-    saving = run.saving(batches, max(window.values()) if isinstance(window, dict) else window)
+    saving = saving_of(run, batches, max(window.values()) if isinstance(window, dict) else window)
     if not saving.setting and not stateful:
         return plain
     epoch = min(saving.epoch, MOST_EPOCHS - 1)

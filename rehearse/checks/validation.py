@@ -9,17 +9,58 @@ import difflib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch.utils.data import DataLoader, IterableDataset
 
 from course_lib._words import counted, first_of
+from rehearse._checkpoints import is_any_of, is_lightnings
 from rehearse._held_out import length_of, same_data, under_subsets
 from rehearse.report import Judgement, in_a_line, not_judged
-from rehearse.runs.run import Monitor, TrainingRun, Validation
+from rehearse.runs.lightning_run import LightningRun
 
 OTHER_NAMES = ("epoch", "step")
 """What a checkpoint may monitor without anybody who logs it."""
+
+
+class Monitor(NamedTuple):
+    """Who waits for a value that is to be logged."""
+
+    who: str
+    name: str
+    strict: bool
+    """Whether it raises where the value is not there."""
+    every_epochs: int = 0
+    """How often it asks; 0 where that is not at the ends of epochs."""
+
+
+class Validation(NamedTuple):
+    """What a run says of its validation before it starts."""
+
+    exists: bool = False
+    """Whether there is a validation step."""
+    may_be_given: bool = False
+    """Whether its data may be given to the fit, so that it is not known here."""
+    every_epochs: int | None = 1
+    """Epochs between two validations; None where they are counted in batches."""
+    monitors: tuple[Monitor, ...] = ()
+
+
+def validation_of(run: LightningRun) -> Validation | None:
+    """What there is of one, and who monitors what; to be asked before a start. None where that is not known."""
+    trainer = run.trainer
+    if trainer.overfit_batches or trainer.fast_dev_run:
+        return None
+    monitors = []
+    for callback in trainer.callbacks:
+        name = getattr(callback, "monitor", None)
+        if isinstance(name, str) and is_any_of(callback, {"ModelCheckpoint", "EarlyStopping"}):
+            monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
+    exists = not is_lightnings(run.model, "validation_step") and trainer.limit_val_batches != 0
+    given = run.has_data_module or run.val_dataloaders is not None
+    has_own = given or not is_lightnings(run.model, "val_dataloader")
+    every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
+    return Validation(exists, exists and not has_own, every, tuple(monitors))
 
 
 @dataclass
@@ -32,7 +73,7 @@ class Validated:
     shared: Judgement = field(default_factory=Judgement)
 
 
-def judge_validation(run: TrainingRun, validation: Validation, epochs: int | None) -> Callable[[Path], Judgement]:
+def judge_validation(run: LightningRun, validation: Validation, epochs: int | None) -> Callable[[Path], Judgement]:
     """A trial: run a short epoch and its validation. ``epochs``: those that the run completes; None: not known."""
 
     def trial(folder: Path) -> Judgement:

@@ -19,7 +19,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from course_lib._tensors import parameters_of
 from course_lib._words import counted, plural
 from rehearse.report import Judgement, not_applicable, not_judged
-from rehearse.runs.run import MOST_INDICES, Enough, TrainingRun, seed_as_another_process
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.run import MOST_INDICES, Enough, seed_as_another_process
 
 MOST_BATCHES = 64
 _CHANGING = ("on_after_backward", "on_before_optimizer_step", "configure_gradient_clipping")
@@ -41,7 +42,7 @@ class Compared:
     """Where the two point in one direction: how many times the big batch's gradient was applied."""
 
 
-def judge_windows(run: TrainingRun, by_epoch: int | dict[int, int], limit: int | float) -> Callable[[Path], Judgement]:
+def judge_windows(run: LightningRun, by_epoch: int | dict[int, int], limit: int | float) -> Callable[[Path], Judgement]:
     """A trial: make two windows, and hold each gradient against the big batch's at the same weights.
 
     ``by_epoch``: the micro-batches of a window, as the run has it when it has started; a dict says it by epoch.
@@ -90,7 +91,7 @@ def _drops(module: nn.Module) -> bool:
 class ComparedWindows:
     """Collects the micro-batches of a window, and compares when its step is made."""
 
-    def __init__(self, run: TrainingRun) -> None:
+    def __init__(self, run: LightningRun) -> None:
         self.run = run
         self.count = 0
         """Micro-batches that are run."""
@@ -176,7 +177,7 @@ def _flat(gradients: Sequence[Tensor | None], parameters: Sequence[Tensor]) -> T
     return torch.cat([g.detach().reshape(-1).double() for g in filled])
 
 
-def _compared(run: TrainingRun, folder: Path, k: int, limit: int | float) -> ComparedWindows:
+def _compared(run: LightningRun, folder: Path, k: int, limit: int | float) -> ComparedWindows:
     windows = ComparedWindows(run)
 
     def few(loader: Any) -> Any:

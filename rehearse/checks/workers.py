@@ -20,7 +20,9 @@ from torch.utils.data import DataLoader, Dataset, IterableDataset
 from course_lib._words import counted, plural
 from rehearse._fingerprints import fingerprint
 from rehearse.report import Judgement, in_a_line, not_applicable
-from rehearse.runs.run import Batch, TrainingRun, seed_as_another_process
+from rehearse.runs.lightning_run import LightningRun
+from rehearse.runs.loaders import deal_indices, read, stop_workers
+from rehearse.runs.run import Batch, seed_as_another_process
 
 STREAM_SAMPLES = 500
 MOST_WORKERS = 4
@@ -32,7 +34,7 @@ SAMPLES = 8
 """Samples that are fetched to see what grows."""
 
 
-def judge_workers(run: TrainingRun) -> Callable[[Path], Judgement]:
+def judge_workers(run: LightningRun) -> Callable[[Path], Judgement]:
     """A trial: read a little with the run's workers."""
 
     def trial(folder: Path) -> Judgement:
@@ -42,7 +44,7 @@ def judge_workers(run: TrainingRun) -> Callable[[Path], Judgement]:
             kept = copy.copy(loader)
             vars(kept)["batch_sampler"] = _copied(loader.batch_sampler)
             with_workers.append(kept)
-            run.fetch_here(loader)
+            stop_workers(loader)
 
         def look() -> Judgement:
             return _judge(run, with_workers[0]) if with_workers else Judgement()
@@ -53,7 +55,7 @@ def judge_workers(run: TrainingRun) -> Callable[[Path], Judgement]:
     return trial
 
 
-def _judge(run: TrainingRun, loader: Any) -> Judgement:
+def _judge(run: LightningRun, loader: Any) -> Judgement:
     if loader.num_workers == 0:
         return Judgement()
     workers = min(MOST_WORKERS, loader.num_workers)
@@ -183,17 +185,17 @@ def _fingerprints(samples: list[Any]) -> list[int]:
     return [fingerprint(sample) for sample in samples]
 
 
-def _another_order(run: TrainingRun, loader: Any, workers: int) -> Judgement | None:
+def _another_order(run: LightningRun, loader: Any, workers: int) -> Judgement | None:
     if loader.batch_sampler is None:
         return None
 
     def order(num_workers: int) -> tuple[Batch, ...]:
         dealing = copy.copy(loader)
         vars(dealing)["batch_sampler"] = copy.deepcopy(loader.batch_sampler)
-        run.deal(dealing, num_workers)
+        deal_indices(dealing, num_workers)
         vars(dealing)["_DataLoader__multiprocessing_context"] = _quick_context(loader) if num_workers else None
         seed_as_another_process(0)
-        return run.read(iter(dealing), 50)
+        return read(iter(dealing), 50)
 
     without, with_workers = order(0), order(workers)
     if without == with_workers:
@@ -208,7 +210,7 @@ def _another_order(run: TrainingRun, loader: Any, workers: int) -> Judgement | N
     )
 
 
-def _changes_unseen(run: TrainingRun, loader: Any) -> Judgement | None:
+def _changes_unseen(run: LightningRun, loader: Any) -> Judgement | None:
     parts = dict(_parts_of(loader.dataset))
     before = {f"{part}.{name}": value for part, of in parts.items() for name, value in _values(of).items()}
     run.begin_epoch(1)

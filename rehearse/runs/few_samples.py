@@ -7,16 +7,27 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from rehearse.report import Judgement, Kind
 from rehearse.runs.copies import Answer, try_on_copies
-from rehearse.runs.run import TrainingRun, with_few_samples
+from rehearse.runs.lightning_run import LightningRun
 
+Found = TypeVar("Found")
 FEWEST = 2
 """Samples of a batch: two can still be told apart, and normalized."""
 SECONDS = 2.0
 """CPU time that the forward and backward passes of a trial should take; it decides on the number of samples."""
+
+
+def with_few_samples(run: LightningRun, trial: Callable[[Path], Found], samples: int) -> Callable[[Path], Found]:
+    """The trial, with so many samples in each batch: a step takes as long as its samples do."""
+
+    def few(folder: Path) -> Found:
+        run.samples_tried = samples
+        return trial(folder)
+
+    return few
 
 
 class Trial(NamedTuple):
@@ -30,7 +41,7 @@ class Trial(NamedTuple):
 
 
 def judged_by(
-    run: TrainingRun, trials: Sequence[Trial], seconds_a_sample: float, batch_size: int | None, *, seconds: float
+    run: LightningRun, trials: Sequence[Trial], seconds_a_sample: float, batch_size: int | None, *, seconds: float
 ) -> list[Answer]:
     """The answers of the trials, with as many samples in a batch as take a moment, and where needed with all.
 

@@ -15,29 +15,28 @@ import pickle
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
 
 from rehearse import _lightning
 from rehearse._checkpoints import Saves, is_any_of, is_by_the_author, is_lightnings, saves_of
+from rehearse._held_out import length_of
 from rehearse.runs.hooks import Probe, nothing
+from rehearse.runs.loaders import cut_batches, read, stop_workers
 from rehearse.runs.pretended_ranks import join_pretended_group, pretended_environment
 from rehearse.runs.run import (
     Batch,
     Enough,
-    Monitor,
-    Saving,
     Settings,
     Started,
-    TrainingRun,
-    Validation,
     planned,
     seed_as_another_process,
 )
 from rehearse.runs.walks import schedules_alive, walked
 
+Found = TypeVar("Found")
 WRITING = {"Checkpoint", "ProgressBar", "ModelSummary", "EarlyStopping", "Rehearsal"}
 """Callbacks that a trial leaves out, by the names of their classes: they write, print, or wait for a validation."""
 SHORT_EPOCH = 2
@@ -47,28 +46,27 @@ MOST_EPOCHS = 50
 
 
 @dataclass
-class LightningRun(TrainingRun):
+class LightningRun:
     """What is given to ``Trainer.fit``."""
 
     trainer: Any
     model: Any
     data: Any
     val_dataloaders: Any = None
-    _saves: Sequence[Saves] = ()
+    saves: Sequence[Saves] = ()
     """When it saves, once it has started: a trial leaves out the callbacks that say so."""
+    samples_tried: int = 0
+    """Of each batch, in this process; 0: all. See ``few_samples``."""
     _limit_val_batches: int | float = 1.0
     """As it was given, once it has started: a trial leaves out the validation."""
 
     @property
-    def callbacks(self) -> tuple[Any, ...]:
-        return tuple(self.trainer.callbacks)
-
-    @property
-    def cannot(self) -> dict[str, str]:
+    def cannot_count_averages(self) -> str:
+        """Why it is not seen where the ranks average; empty where it is."""
         strategy = self.trainer.strategy
         if self.trainer.world_size == 1 or is_any_of(strategy, {"DDPStrategy"}):
-            return {}
-        return {"no_sync": f"{type(strategy).__name__} averages by itself, and not as DDP"}
+            return ""
+        return f"{type(strategy).__name__} averages by itself, and not as DDP"
 
     def start(
         self,
@@ -83,14 +81,22 @@ class LightningRun(TrainingRun):
         validates: bool = False,
         **hooks: Callable[..., None],
     ) -> None:
-        """Fit until a hook raises :class:`Enough`; see :meth:`TrainingRun.start`."""
-        self._saves = saves_of(self.trainer, self.model)
+        """Fit, as one of ``world_size`` ranks (those of the run), until a hook raises :class:`Enough`.
+
+        Loaders fetch in this process, but with ``workers``. ``prepare_loader`` is called with each training loader that
+        is ready, and may return another to take its place. ``ckpt_path`` is resumed from. ``hooks`` are callback hooks
+        by name, called after those of the run's own callbacks. Other ranks are pretended: the process group says who
+        this rank is, and its collectives return at once with what this rank gave. With ``averages`` the run's own DDP
+        strategy wraps the model for that group; otherwise the model is trained as on one device. ``validates``: one
+        epoch of two batches, and its validation, which is left out otherwise.
+        """
+        self.saves = saves_of(self.trainer, self.model)
         self._limit_val_batches = self.trainer.limit_val_batches
         self._calm_down(folder, validates)
         self._become_rank(rank, self.trainer.world_size if world_size is None else world_size, averages)
         self._prepare_loaders_by(prepare_loader, workers)
         self.trainer.callbacks.append(Probe(hooks))
-        if self._has_data_module and hasattr(self.data, "train_dataloader"):
+        if self.has_data_module and hasattr(self.data, "train_dataloader"):
             how = {"datamodule": self.data}
         else:
             how = {"train_dataloaders": self.data, "val_dataloaders": self.val_dataloaders}
@@ -99,16 +105,19 @@ class LightningRun(TrainingRun):
         with contextlib.suppress(Enough):
             self.trainer.fit(self.model, **how)
 
-    def train_on(self, folder: Path, after_step: Callable[[], None]) -> None:
-        def begin(trainer: Any, *_: Any) -> None:
-            trainer.fit_loop.max_epochs = trainer.fit_loop.epoch_loop.max_steps = -1
-            for config in trainer.lr_scheduler_configs:
-                config.scheduler.step = _as_far_as_it_goes(config.scheduler.step)
+    def at_start(self, folder: Path, look: Callable[[], Found], **options: Any) -> Found | None:
+        """What ``look()`` returns when the run has started; None where it has no batch. ``options``: see start."""
+        found: list[Found] = []
 
-        self.start(folder, on_train_start=begin, on_train_batch_end=lambda *_: after_step())
+        def look_and_end(*_: Any) -> None:
+            found.append(look())
+            raise Enough
+
+        self.start(folder, on_train_start=look_and_end, **options)
+        return found[0] if found else None
 
     @property
-    def _has_data_module(self) -> bool:
+    def has_data_module(self) -> bool:
         return hasattr(self.data, "prepare_data")
 
     def _calm_down(self, folder: Path, validates: bool) -> None:
@@ -178,7 +187,16 @@ class LightningRun(TrainingRun):
         as_lightning = _lightning.PREPARE_LOADER.of(connector)
 
         def prepared(dataloader: Any, *arguments: Any, **options: Any) -> Any:
-            return self._ready(as_lightning(dataloader, *arguments, **options), workers, prepare)
+            loader = as_lightning(dataloader, *arguments, **options)
+            if not isinstance(loader, torch.utils.data.DataLoader):
+                return loader
+            if not workers:
+                stop_workers(loader)
+            other = None if prepare is None else prepare(loader)
+            ready = loader if other is None else other
+            if self.samples_tried:
+                cut_batches(ready, self.samples_tried)
+            return ready
 
         _lightning.PREPARE_LOADER.put(connector, prepared)
 
@@ -207,7 +225,6 @@ class LightningRun(TrainingRun):
             reloads=bool(trainer.reload_dataloaders_every_n_epochs),
             automatic=bool(getattr(self.model, "automatic_optimization", True)),
             world_size=int(trainer.world_size),
-            tried_world_sizes=(1, 2, 3),
             finds_unused=bool(ddp.get("find_unused_parameters") or ddp.get("static_graph")),
             precision=str(trainer.precision),
         )
@@ -231,10 +248,12 @@ class LightningRun(TrainingRun):
     # ----------------------------------------------------------------------------------------------------- its loaders
 
     def loaders(self) -> list[Any]:
+        """The training loaders, as they were made ready."""
         combined = _lightning.COMBINED_LOADER.of(self.trainer.fit_loop)
         return [] if combined is None else list(combined.flattened)
 
     def begin_epoch(self, epoch: int) -> None:
+        """Do what the run does between two epochs and before one: its hooks, the loader again, set_epoch."""
         if epoch > 0:
             loop = self.trainer.fit_loop
             loop.epoch_progress.current.processed = epoch
@@ -245,6 +264,7 @@ class LightningRun(TrainingRun):
         self.call_hooks("on_train_epoch_start")
 
     def turn_to_epoch(self, epoch: int) -> None:
+        """Begin an epoch without its hooks, as a run does that is resumed within it."""
         loop = self.trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
         loop.setup_data()
@@ -260,6 +280,7 @@ class LightningRun(TrainingRun):
                 call(self.trainer, name)
 
     def asked_again(self) -> Any:
+        """The training loader as the module or data module would make it now; None where it was given as a loader."""
         trainer, loop = self.trainer, self.trainer.fit_loop
         source = _lightning.DATA_SOURCE.of(loop)
         if not source.is_module():
@@ -268,10 +289,12 @@ class LightningRun(TrainingRun):
         return process(trainer, trainer.state.fn, trainer.state.stage, source.dataloader())
 
     def counted_batches(self) -> int | None:
+        """The micro-batches that are counted in the epoch that has begun; None without a length."""
         batches = self.trainer.fit_loop.max_batches
         return None if math.isinf(batches) else int(batches)
 
     def counted_after_validation(self) -> int | None:
+        """The same when a validation within the epoch has ended; None without one."""
         trainer, batches = self.trainer, self.counted_batches()
         every = trainer.val_check_batch
         if batches is None or not isinstance(every, int) or every >= batches:
@@ -279,47 +302,21 @@ class LightningRun(TrainingRun):
         self.call_hooks("on_validation_end")
         return self.counted_batches()
 
-    # -------------------------------------------------------------------------------------------------- its validation
-
-    def validation(self) -> Validation | None:
-        trainer = self.trainer
-        if trainer.overfit_batches or trainer.fast_dev_run:
-            return None
-        monitors = []
-        for callback in trainer.callbacks:
-            name = getattr(callback, "monitor", None)
-            if isinstance(name, str) and is_any_of(callback, {"ModelCheckpoint", "EarlyStopping"}):
-                monitors.append(Monitor(type(callback).__name__, name, bool(getattr(callback, "strict", True))))
-        exists = not is_lightnings(self.model, "validation_step") and trainer.limit_val_batches != 0
-        given = self._has_data_module or self.val_dataloaders is not None
-        has_own = given or not is_lightnings(self.model, "val_dataloader")
-        every = trainer.check_val_every_n_epoch if trainer.val_check_interval == 1.0 else None
-        return Validation(exists, exists and not has_own, every, tuple(monitors))
-
-    # ------------------------------------------------------------------------------------------------ stop and resume
-
-    def saving(self, batches: int, window: int) -> Saving:
-        last = math.inf if self.settings.max_epochs == -1 else self.settings.max_epochs
-        within = [(at, way) for way in self._saves if (at := way.first_within_epoch(batches, window)) and at[0] < last]
-        inside = any(way.may_cut_a_window(batches, window) for way in self._saves)
-        if not within:
-            return Saving(at_all=bool(self._saves), inside_window=inside)
-        (epoch, batch), first = min(within, key=lambda pair: pair[0])
-        return Saving(True, first.setting, epoch, batch, inside)
-
     def read_on(self, most: int | None = None, *, begin: bool = False) -> tuple[Batch, ...]:
         """Read what the Trainer has begun: another ``iter`` would begin the epoch again."""
         fetcher = _lightning.DATA_FETCHER.of(self.trainer.fit_loop)
         if begin:
             iter(fetcher)
-        return self.read((batch for batch, _, _ in iter(lambda: next(fetcher, None), None)), most)
+        return read((batch for batch, _, _ in iter(lambda: next(fetcher, None), None)), most)
 
     def states(self) -> bytes:
-        module = self.data.state_dict() if self._has_data_module else {}
+        """Pickled: the states of the training loaders, and of the data module, as a checkpoint holds them."""
+        module = self.data.state_dict() if self.has_data_module else {}
         combined = _lightning.COMBINED_LOADER.of(self.trainer.fit_loop)
         return pickle.dumps((_lightning.LOADER_STATES.of(combined)(), module))
 
     def load_states(self, states: bytes, epoch: int) -> None:
+        """Before the start: resume the loaders from :meth:`states`, within an epoch."""
         loaders, module = pickle.loads(states)
         loop = self.trainer.fit_loop
         loop.epoch_progress.current.processed = loop.epoch_progress.current.completed = epoch
@@ -379,10 +376,12 @@ class LightningRun(TrainingRun):
         return replace(started, schedules=tuple(schedules), own_schedules=tuple(own))
 
     def schedules_of_its_own(self) -> list[Any]:
+        """Schedules of its optimizers that the run itself does not step; asked when it has started."""
         stepped = {id(c.scheduler) for c in self.trainer.lr_scheduler_configs} if self.settings.automatic else set()
         return [schedule for schedule in schedules_alive(self.optimizers) if id(schedule) not in stepped]
 
     def own_hooks(self, *names: str) -> list[tuple[Any, str]]:
+        """Those of these hooks that the run's author has written, each behind the module or callback that has it."""
         of_model = [(self.model, name) for name in names if not is_lightnings(self.model, name)]
         return of_model + [
             (callback, name)
@@ -392,12 +391,24 @@ class LightningRun(TrainingRun):
         ]
 
     def schedules_stepped(self) -> list[Any]:
+        """Those that nobody but the run is to step."""
         if not self.settings.automatic or not is_lightnings(self.model, "lr_scheduler_step"):
             return []
         return [config.scheduler for config in self.trainer.lr_scheduler_configs]
 
     def _with_plans(self) -> Started:
-        started = self._as_started()
+        loaders = self.loaders()
+        loader = loaders[0] if len(loaders) == 1 else None
+        sampler = getattr(loader, "batch_sampler", None)
+        started = Started(
+            **vars(self.settings),
+            optimizers=len(self.optimizers),
+            batches=self.counted_batches(),
+            batches_without_limit=length_of(loader),
+            per_rank_batch_size=getattr(loader, "batch_size", None) or getattr(sampler, "batch_size", None),
+            drop_last=bool(getattr(loader, "drop_last", False)),
+            samples=length_of(getattr(loader, "dataset", None)),
+        )
         if started.reloads and started.automatic and started.batches and 1 < started.max_epochs <= MOST_EPOCHS:
             started = replace(started, batches_by_epoch=tuple(self._counted_by_epoch(started.max_epochs)))
         samplers = [getattr(loader, "batch_sampler", None) for loader in self.loaders()]
@@ -407,16 +418,6 @@ class LightningRun(TrainingRun):
         for epoch in range(epochs):
             self.begin_epoch(epoch)
             yield max(1, int(self.trainer.fit_loop.max_batches))
-
-
-def _as_far_as_it_goes(step: Callable[..., None]) -> Callable[..., None]:
-    """``step`` of a schedule that may have an end and raise after it, as OneCycleLR does."""
-
-    def stepped(*arguments: Any, **options: Any) -> None:
-        with contextlib.suppress(ValueError):
-            step(*arguments, **options)
-
-    return stepped
 
 
 def is_trainer(trainer: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 from collections.abc import Iterable, Iterator
 from typing import Any
 
@@ -106,6 +107,11 @@ def _as_it_is(samples: Any) -> Any:
 
 def _fingerprints(samples: Any) -> list[int]:
     return [fingerprint(sample) for sample in samples] if isinstance(samples, list) else [fingerprint(samples)]
+
+
+def read(batches: Iterator[Any], most: int | None = None) -> tuple[tuple[int, ...], ...]:
+    """The next batches that were dealt; all that come, by default."""
+    return tuple(tuple(indices_of(batch)) for batch in itertools.islice(batches, most))
 
 
 def indices_of(batch: Any) -> list[int]:

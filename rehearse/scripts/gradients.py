@@ -124,12 +124,11 @@ class Gradients:
         if not lapse.fast:
             lapse.see_a_trainer()
             self.leaves.look(roots, self.replayed.parameters())
-            weights = self._weights_seen(roots, line)
-            self._run(backward, tensors, arguments, options)
-            del weights
+        was_fast, weights = lapse.fast, self._weights_seen(roots, line)
+        self._run(backward, tensors, arguments, options)
+        del weights
+        if not was_fast:
             self._after_real_pass()
-        else:
-            self._run(backward, tensors, arguments, options)
         numbers = tuple(sorted(self._reached))
         moved = self._were_moved()
         were_cleared = tuple(cleared.get(number, True) for number in numbers)
@@ -339,7 +338,10 @@ class Gradients:
                     return
                 weight = of * abs(float(gradient.flatten().tolist()[0])) / self.scale  # below 0 in -scores.mean()
                 if of == 1 or round(weight, 6) == 1:  # what is divided by something else may be a sum over tokens
-                    self.lapse.journal.loss_weights.append(LossWeight(self.lapse.backwards, line, weight))
+                    journal, number = self.lapse.journal, self.lapse.backwards
+                    (journal.later_weights if self.lapse.fast else journal.loss_weights).append(
+                        LossWeight(number, line, weight)
+                    )
 
             return node.register_prehook(seen)
 

@@ -118,6 +118,8 @@ class Journal:
     optimizers_of: list[set[int]] = field(default_factory=list)
     """Of each of these, the optimizers that hold a parameter of it; known when the script has ended."""
     loss_weights: list[LossWeight] = field(default_factory=list)
+    later_weights: list[LossWeight] = field(default_factory=list)
+    """Of the passes behind the real ones, where the mean is not within a replayed module."""
     held_by_none: tuple[str, ...] = ()
     """Parameters that got a gradient in the real micro-batches and that no optimizer holds at the end, although one
     holds others of the same module."""
@@ -169,8 +171,8 @@ class Journal:
     end: str = SILENT
     says: str = ""
     """The exception, shortened, where the script failed."""
-    output: str = ""
-    """Where what the script printed is kept; empty where it is not."""
+    printed: str = ""
+    """The end of what the script printed."""
     _trained: tuple[int, set[int]] = field(default_factory=lambda: (-1, set()))
     """How many events were read for what is trained on, and what was found."""
 

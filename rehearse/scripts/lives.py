@@ -44,7 +44,7 @@ def second_life(journal: Journal, asked: Play, resume_with: Sequence[str]) -> Se
     saved_at = usable[len(usable) // 2]
     options = {"fits_of": journal.trainer} if journal.trainer else {}
     with tempfile.TemporaryDirectory(prefix="lives-", ignore_cleanup_errors=True) as kept:
-        asked = dataclasses.replace(asked, folder=None, kept=kept)
+        asked = dataclasses.replace(asked, kept=kept)
         play_each([dataclasses.replace(asked, ends_at=ends[saved_at][-1])])
         arguments = (*asked.arguments, *resume_with)
         [second] = play_each([dataclasses.replace(asked, arguments=arguments, options=options)])

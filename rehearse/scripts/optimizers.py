@@ -63,6 +63,12 @@ class RecordedOptimizers:
         self._hold_norms_still()
         self._see_scaling()
 
+    def take(self, optimizer: Optimizer) -> None:
+        """Record one that was made before."""
+        self._record_steps_of(type(optimizer))
+        vars(optimizer).pop("step", None)  # a schedule that was made then has bound the one that is not recorded
+        self._number_of(optimizer)
+
     # --------------------------------------------------------------------------------------------------- the steps
 
     def _record_steps_of(self, kind: type[Optimizer]) -> None:
@@ -96,9 +102,8 @@ class RecordedOptimizers:
         if given and not type(optimizer).__module__.startswith("torch."):
             self.callers.add(number)
         closure = given[0] if given else None
-        factor = 1.0 if closure is not None else self.gradients.factor(number)
-        assigned = closure is None and self.gradients.is_assigned(number)
-        within = bool(self.stepping)
+        factor, assigned = self.gradients.factor(number), self.gradients.is_assigned(number)
+        within, backwards = bool(self.stepping), lapse.backwards
         self.stepping.append(number)
         try:
             with lapse.going_on("step"):
@@ -110,6 +115,8 @@ class RecordedOptimizers:
                     result = self._counting_closure(number, optimizer, real, given, options)
         finally:
             self.stepping.pop()
+        if lapse.backwards != backwards:  # its closure has made the gradients
+            factor, assigned = 1.0, False
         lapse.steps += 1
         lapse.steps_made.add(number)
         made = Step(number, _rates_of(optimizer), factor == 0, factor or 1.0, within, assigned)

@@ -40,6 +40,8 @@ POLL_SECONDS = 0.05
 TERMINAL_SIZE = (24, 80)
 """Lines, and characters in each."""
 END_OF_INPUT = b"\x04"
+MOST_PRINTED = 20_000
+"""Bytes of what a script has printed that are kept: the last ones."""
 LOOK_SECONDS = 0.5
 """Between two looks at what it has used."""
 
@@ -57,7 +59,6 @@ class Play:
     """Which way the outputs of networks are moved: 0, they stand still; 1, and -1 against that."""
     ends_at: int | None = None
     """An event behind which nothing is rehearsed."""
-    folder: str | os.PathLike[str] | None = None
     kept: str | os.PathLike[str] | None = None
     """A folder of the caller's for all that is written, for a second life to find; else it goes with the process."""
     stage: str = "rehearse.scripts.stage"
@@ -98,28 +99,25 @@ class Task:
 def play_each(plays: Sequence[Play], *, others_seconds: Callable[[Journal], float] | None = None) -> list[Journal]:
     """The journals of several plays; ``others_seconds``: what those beside the first may take, by its journal."""
     journals = []
-    for asked, (given_back, why_not) in zip(plays, stage_each(plays, others_seconds=others_seconds), strict=True):
+    for asked, (given_back, why_not, printed) in zip(
+        plays, stage_each(plays, others_seconds=others_seconds), strict=True
+    ):
         journal = given_back or Journal(rank=asked.rank, says=why_not)
-        journal.output = str(output_of(asked)) if asked.folder else ""
+        journal.printed = printed
         journals.append(journal)
     return journals
 
 
-def output_of(asked: Play) -> Path:
-    """The file in which what a script printed is kept."""
-    return Path(asked.folder or "", "output.txt").resolve()
-
-
 def stage_each(
     plays: Sequence[Play], *, at_once: int = 2, others_seconds: Callable[[Any], float] | None = None
-) -> list[tuple[Any, str]]:
-    """What each stage gave back; or None, and why it gave nothing back.
+) -> list[tuple[Any, str, str]]:
+    """What each stage gave back; or None, and why it gave nothing back; and what the script has printed.
 
     They run side by side; an interrupt ends all of them. ``others_seconds``: see :func:`play_each`.
     """
     waiting = list(enumerate(plays))
     running: dict[int, _Playing] = {}
-    done: dict[int, tuple[Any, str]] = {}
+    done: dict[int, tuple[Any, str, str]] = {}
     most = math.inf
     with interrupts_held() as interrupts:
         try:
@@ -131,7 +129,7 @@ def stage_each(
                 for number, playing in list(running.items()):
                     if playing.has_ended(most):
                         del running[number]
-                        done[number] = (playing.given_back, playing.why)
+                        done[number] = (playing.given_back, playing.why, playing.printed)
                         if number == 0 and others_seconds is not None and playing.given_back is not None:
                             most = others_seconds(playing.given_back)
         finally:
@@ -151,15 +149,12 @@ class _Playing:
         # Not below the one that is asked for, whose path may be too long for the sockets of workers.
         self.folder = Path(asked.kept or tempfile.mkdtemp(prefix="played-")).resolve()
         Path(self.folder, "given_back").unlink(missing_ok=True)
-        output = self.folder / "output.txt"
-        if asked.folder:
-            output = output_of(asked)
-            output.parent.mkdir(parents=True, exist_ok=True)
+        self.output = self.folder / "output.txt"
         arguments = tuple(map(str, asked.arguments))
         told = (asked.seconds, asked.rank, asked.values, asked.ends_at, os.getpid(), dict(asked.options))
         task = Task(str(path), arguments, str(self.folder), *told)
         self.keyboard, screen = _terminal()
-        with output.open("wb") as file:
+        with self.output.open("wb") as file:
             self.process = Popen(
                 [sys.executable, "-m", asked.stage, json.dumps(asdict(task))],
                 env=_environment(asked.ranks, asked.rank, self.folder),
@@ -178,6 +173,7 @@ class _Playing:
         self.why = ""
         """Why it was ended, or gave nothing back."""
         self.given_back: Any = None
+        self.printed = ""
 
     def has_ended(self, most: float) -> bool:
         """Whether it has, by itself or at its limit, which is at most so many seconds."""
@@ -223,6 +219,7 @@ class _Playing:
         written = self.folder / "given_back"
         if written.exists():
             self.given_back = pickle.loads(written.read_bytes())
+        self.printed = self.output.read_bytes()[-MOST_PRINTED:].decode("utf-8", errors="replace")
         if not self.asked.kept:
             shutil.rmtree(self.folder, ignore_errors=True)
 

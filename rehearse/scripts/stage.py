@@ -48,29 +48,39 @@ WRITTEN = "written"
 """The folder of what the script writes, in that of its rehearsal."""
 
 
-@dataclass
-class Stage:
-    """The rooms, set up around one script."""
+class Recorders:
+    """The rooms that record one run, in the places of torch's functions once they are installed."""
 
-    task: Task
-    journal: Journal
-    lapse: Lapse
-    replayed: ReplayedModules
-    gradients: Gradients
-    schedules: RecordedSchedules
-    loaders: RecordedLoaders
+    def __init__(
+        self,
+        journal: Journal,
+        *,
+        folder: str,
+        limit: float,
+        end: Callable[[str], None],
+        ends_at: int | None = None,
+        values: int = 0,
+    ) -> None:
+        self.journal = journal
+        self.lapse = Lapse(journal, folder=folder, limit=limit, end=end, ends_at=ends_at)
+        self.replayed = ReplayedModules(self.lapse, values)
+        self.gradients = Gradients(self.lapse, self.replayed)
+        self.schedules = RecordedSchedules(self.lapse)
+        self.loaders = RecordedLoaders(self.lapse)
+        self.optimizers = RecordedOptimizers(self.lapse, self.gradients)
 
-    @property
-    def is_closed(self) -> bool:
-        """Whether it is known how the rehearsal ends; the journal may still be written."""
-        return self.journal.end in (ENDED, FAILED, REFUSED, CUT)
+    def install(self) -> None:
+        self.replayed.install()
+        self.gradients.install()
+        self.optimizers.install()
+        self.schedules.install()
+        self.loaders.install()
+        record_cycles(self.lapse)
+        _see_checkpointing(self.lapse)
 
-    def close(self, end: str, says: str = "") -> None:
-        """Write the journal; what it knows at the end is put into it first."""
+    def see_the_end(self) -> None:
+        """Put into the journal what is known when the run has ended."""
         journal = self.journal
-        if self.is_closed:
-            return
-        journal.end, journal.says = end, says
         self._see_what_is_held()
         names = {
             id(parameter): name
@@ -97,7 +107,6 @@ class Stage:
             _see_what_a_trainer_has(journal, self.lapse.trainer)
         self.schedules.see_which_were_never_stepped()
         self.schedules.walk_on(journal.micro_batches())
-        self.task.give_back(journal)
 
     def _see_what_is_held(self) -> None:
         held_in = [set(map(id, parameters_of(optimizer))) for optimizer in self.lapse.optimizers.things]
@@ -118,27 +127,38 @@ class Stage:
         self.journal.held_by_none, self.journal.modules_held_by_none = tuple(loose_names), tuple(whole)
 
 
+@dataclass
+class Stage:
+    """A script's own process."""
+
+    task: Task
+    recorders: Recorders
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it is known how the rehearsal ends; the journal may still be written."""
+        return self.recorders.journal.end in (ENDED, FAILED, REFUSED, CUT)
+
+    def close(self, end: str, says: str = "") -> None:
+        """Write the journal; what it knows at the end is put into it first."""
+        if not self.is_closed:
+            journal = self.recorders.journal
+            journal.end, journal.says = end, says
+            self.recorders.see_the_end()
+            self.task.give_back(journal)
+
+
 def set_up(task: Task, end: Callable[[str], None]) -> Stage:
     journal = Journal(rank=task.rank)
     folder = str(Path(task.script).parent)
-    lapse = Lapse(journal, folder=folder, limit=task.seconds, end=end, ends_at=task.ends_at)
-    replayed = ReplayedModules(lapse, task.values)
-    gradients = Gradients(lapse, replayed)
-    schedules = RecordedSchedules(lapse)
-    replayed.install()
-    gradients.install()
-    RecordedOptimizers(lapse, gradients).install()
-    schedules.install()
-    loaders = RecordedLoaders(lapse)
-    loaders.install()
-    record_cycles(lapse)
+    recorders = Recorders(journal, folder=folder, limit=task.seconds, end=end, ends_at=task.ends_at, values=task.values)
+    recorders.install()
     write_only_below(Path(task.folder), written=WRITTEN)
-    record_saves(lapse)
-    pretend_ranks(lapse)
-    _see_checkpointing(lapse)
+    record_saves(recorders.lapse)
+    pretend_ranks(recorders.lapse)
     _see_what_is_missing(journal)
     _compile_nothing()
-    return Stage(task, journal, lapse, replayed, gradients, schedules, loaders)
+    return Stage(task, recorders)
 
 
 def _see_what_a_trainer_has(journal: Journal, trainer: Any) -> None:

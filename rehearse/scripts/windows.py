@@ -53,6 +53,14 @@ class OptimizerWindows:
     assigned: int = 0
     """Steps with gradients that the script has made of those of passes, by its own code."""
 
+    @property
+    def usual(self) -> int:
+        """The micro-batches of most windows; of those within an epoch, where there are some."""
+        lengths = [len(window.passes) for window in self.windows]
+        within = [len(window.passes) for window in self.windows if len({one.epoch for one in window.passes}) == 1]
+        counts = Counter(within or lengths)
+        return max(counts, key=lambda length: (counts[length], length))
+
 
 def windows_of(journal: Journal) -> list[OptimizerWindows]:
     """For each optimizer, its windows."""

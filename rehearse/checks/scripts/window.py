@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
+from typing import NamedTuple
 
 from course_lib._words import counted
+from rehearse.checks.scripts.between import averaged_too_often, clipped
 from rehearse.report import Judgement, not_applicable
-from rehearse.scripts.events import Backward, Clipped, Step, Unscaled
+from rehearse.scripts.events import Backward, Step
 from rehearse.scripts.journal import ENDED, Journal, LossWeight
 from rehearse.scripts.lapse import MOST_REAL
 from rehearse.scripts.windows import OptimizerWindows, Pass, windows_of
@@ -61,7 +63,7 @@ def judge_windows(journal: Journal) -> Judgement:
             _of_an_evaluation(judgement, of, name)
             or _stale(judgement, of, name)
             or _cleared(judgement, of, name, journal)
-            or _clipped(judgement, journal, number)
+            or clipped(judgement, journal, number)
             or _tail(judgement, of, journal)
             or _short_at_the_start(judgement, of, journal)
         ):
@@ -69,7 +71,28 @@ def judge_windows(journal: Journal) -> Judgement:
         if kind != "LBFGS" and _undivided(judgement, of, journal):
             return judgement
         _unequal(judgement, of, journal)
-    _averaged_too_often(judgement, journal)
+    averaged_too_often(judgement, journal)
+    return judgement
+
+
+def judge_own_windows(journal: Journal) -> Judgement:
+    """Of a fit whose module steps by its own code: a short window is a fault there, as it is of a Trainer's own."""
+    if not journal.counts()["backward passes"]:
+        return not_applicable("window", "the module's own code sets the gradients, or makes none")
+    judgement = judge_windows(journal)
+    if not judgement.findings:
+        for of in windows_of(journal):
+            if of.windows and (short := _short(of, journal)) and short.is_known:
+                judgement.notes = [note for note in judgement.notes if short.says not in note]
+                judgement.find(
+                    "window",
+                    f"{short.says[0].upper()}{short.says[1:]}.",
+                    "An update goes by its samples less than by those of the other windows.",
+                    "Divide each loss by the micro-batches that its window holds, or use "
+                    "course_lib.accumulation.accumulate with backward=self.manual_backward.",
+                    at=short.micro_batch,
+                )
+                break
     return judgement
 
 
@@ -220,12 +243,13 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     # A rehearsal that did not come to its end may have ended within a window.
     left = [one for one in _untrained(of.left_over, of) if one.line in used and journal.end == ENDED]
     over = [window for window in of.windows if len({one.epoch for one in window.passes}) > 1]
-    sizes = Counter(len(window.passes) for window in of.windows)
-    usual = sizes.most_common(1)[0][0]
+    usual = of.usual
     larger = [window for window in over if len(window.passes) > usual]
+    if over and not larger:
+        ends = f", and the run's last {len(left):,} are in none" if left else ""
+        judgement.notes.append(f"window: windows of {usual:,} micro-batches go on across the ends of epochs{ends}")
+        return False
     if not left and not larger:
-        if over:
-            judgement.notes.append(f"window: windows of {usual:,} micro-batches go on across the ends of epochs")
         return False
     says = ""
     if larger:
@@ -249,67 +273,10 @@ def _tail(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     return True
 
 
-def _clipped(judgement: Judgement, journal: Journal, optimizer: int) -> bool:
-    """Gradients that are clipped before their window has all of them, or while they are multiplied by a scale."""
-    steps = within = scaled = micro_batch = 0
-    clipped = clipped_within = unscaled = False
-    first: dict[str, int] = {}
-    for event in journal.events:
-        if isinstance(event, Backward) and optimizer in event.reached:
-            micro_batch += 1
-            clipped_within |= clipped
-        elif isinstance(event, Clipped) and optimizer in event.optimizers:
-            clipped = True
-        elif isinstance(event, Unscaled) and event.optimizer == optimizer:
-            if clipped and not unscaled:
-                scaled += 1
-                first.setdefault("scaled", micro_batch)
-            unscaled = True
-        elif isinstance(event, Step) and event.optimizer == optimizer:
-            steps += 1
-            if clipped_within:
-                within += 1
-                first.setdefault("within", micro_batch)
-            clipped = clipped_within = unscaled = False
-    name = journal.optimizer_name(optimizer)
-    if 2 * scaled > steps:
-        judgement.find(
-            "window",
-            f"The gradients of {name} are clipped while a GradScaler has them multiplied, ahead of unscale_: in "
-            f"{scaled:,} of {counted(steps, 'step')} (backward pass {first['scaled']:,} is the first).",
-            "The norm is that of the scaled gradients, so that nearly all of each is cut off: the steps are tiny.",
-            f"Is there a scaler.unscale_(optimizer) ahead of the clipping? {name} needs one in each step.",
-            at=first["scaled"],
-        )
-    elif 2 * within > steps:
-        judgement.find(
-            "window",
-            f"The gradients of {name} are clipped in each micro-batch of a window, and not once ahead of its step: in "
-            f"{within:,} of {counted(steps, 'step')} (backward pass {first['within']:,} is the first).",
-            "What the first micro-batches gave is clipped again and again, and counts less than what the last gave.",
-            "Is one clipping meant for each step? Then call it where the step is made, behind the last backward pass.",
-            at=first["within"],
-        )
-    return 2 * max(scaled, within) > steps > 0
-
-
-def _averaged_too_often(judgement: Judgement, journal: Journal) -> None:
-    """An average of weights that is moved more often than the weights are."""
-    counts = journal.counts()
-    updates, steps = counts["updates of averages"], counts["optimizer steps"]
-    if steps > 1 and updates > 1.5 * steps:
-        judgement.find(
-            "window",
-            f"An average of the weights is moved {updates:,} times, in {counted(steps, 'optimizer step')}.",
-            "It takes up the same weights several times: it forgets faster than its decay says.",
-            "Is one update meant for each optimizer step? Then call update_parameters where the step is made.",
-        )
-
-
 def _short_at_the_start(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> bool:
     """A step behind the first micro-batches of each epoch, as ``if i % k == 0`` makes it."""
     firsts = {window.epoch: len(window.passes) for window in reversed(of.windows) if window.passes}
-    usual = Counter(len(window.passes) for window in of.windows).most_common(1)[0][0]
+    usual = of.usual
     short = [epoch for epoch, length in firsts.items() if length < usual]
     weights = {round(weight.weight * usual, 3) for weight in journal.loss_weights}
     whole = sum(len(window.passes) == usual for window in of.windows)
@@ -364,6 +331,12 @@ def _undivided(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> 
         whole = round(divisor)
         if size < 2 or whole < 1 or abs(divisor - whole) > ROUNDING * whole or whole == size:
             continue
+        if whole > size:
+            judgement.notes.append(
+                f"window: the losses of a step's {size:,} micro-batches, which are means, are divided by {whole:,} "
+                f"({line}): {size / whole:.3g} times that of one big batch, if that is not the loss's weight"
+            )
+            continue
         how = "is not divided" if whole == 1 else f"is divided by {whole:,}"
         judgement.find(
             "window",
@@ -391,16 +364,8 @@ def _note_terms(judgement: Judgement, line: str, weights: list[LossWeight], size
 
 def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:
     """Windows that are shorter, and micro-batches of other sizes in one window, each of which counts as much."""
-    sizes = Counter(len(window.passes) for window in of.windows)
-    usual = sizes.most_common(1)[0][0]
-    shorter = [window for window in of.windows if 0 < len(window.passes) < usual]
-    if shorter and {round(weight.weight * usual, 3) for weight in journal.loss_weights} == {1.0}:
-        held = len(shorter[-1].passes)
-        judgement.notes.append(
-            f"window: a short window of {counted(held, 'micro-batch', 'micro-batches')} (micro-batch "
-            f"{shorter[-1].micro_batch:,}): if it is divided by {usual:,} as the others are, its samples count "
-            f"{held / usual:.3g} times as much"
-        )
+    if short := _short(of, journal):
+        judgement.notes.append(f"window: {short.says}")
         return
     by_line: dict[str, set[float]] = defaultdict(set)
     for weight in journal.loss_weights:
@@ -416,3 +381,32 @@ def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> No
                 f"{window.micro_batch:,}), if the script does not weigh them; course_lib.accumulation.accumulate does"
             )
             return
+
+
+class ShortWindow(NamedTuple):
+    says: str
+    is_known: bool
+    """Whether it was seen by what its losses are divided."""
+    micro_batch: int
+
+
+def _short(of: OptimizerWindows, journal: Journal) -> ShortWindow | None:
+    """The first window that is shorter than the others, and divided by as much as far as that is known."""
+    usual = of.usual
+    shorter = [window for window in of.windows if 0 < len(window.passes) < usual]
+    if not shorter or {round(weight.weight * usual, 3) for weight in journal.loss_weights} != {1.0}:
+        return None
+    later = {weight.backward: weight.weight for weight in journal.later_weights}
+    for window in shorter:
+        held = len(window.passes)
+        known = [later[one.number - 1] for one in window.passes if one.number - 1 in later]
+        is_known = len(known) == held
+        if is_known and abs(sum(known) - held / usual) > ROUNDING:
+            continue  # it is divided by what it holds
+        says = (
+            f"a short window of {counted(held, 'micro-batch', 'micro-batches')} (micro-batch {window.micro_batch:,}): "
+            f"{'' if is_known else 'if it is '}divided by {usual:,} as the others are, its samples count "
+            f"{held / usual:.3g} times as much"
+        )
+        return ShortWindow(says, is_known, window.micro_batch)
+    return None

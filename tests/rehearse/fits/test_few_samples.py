@@ -5,12 +5,12 @@ import torch
 from torch import nn
 from torch.utils.data import BatchSampler, DataLoader, SequentialSampler
 
-from rehearse import rehearse, rehearse_loop
+from rehearse import rehearse
 from rehearse.report import Judgement
 from rehearse.runs.few_samples import Trial, judged_by
+from rehearse.runs.lightning_run import LightningRun
 from rehearse.runs.loaders import cut_batches
-from rehearse.runs.plain_loop import PlainLoop
-from tests.rehearse.fits.parts import Net, Points, loader, mean_squared_error, plain_net, quiet_trainer
+from tests.rehearse.fits.parts import Net, Points, loader, quiet_trainer
 
 
 class ForManySamples(Net):
@@ -69,8 +69,7 @@ def finds_by_size(run):
 
 @pytest.mark.parametrize(("seconds_a_sample", "found"), [(0.0, []), (1.0, ["2 samples"])])
 def test_whole_batches_decide_unless_they_would_take_too_long(seconds_a_sample, found):
-    net = plain_net()
-    run = PlainLoop(net, loader(), mean_squared_error, torch.optim.SGD(net.parameters(), 0.1), None, 1, 1)
+    run = LightningRun(quiet_trainer(), Net(), loader())
     [answer] = judged_by(run, [Trial("window", finds_by_size(run), 4)], seconds_a_sample, 8, seconds=20)
     assert [finding.says for finding in answer.value.findings] == found
     assert bool(answer.value.notes) == bool(found)
@@ -79,8 +78,5 @@ def test_whole_batches_decide_unless_they_would_take_too_long(seconds_a_sample, 
 @pytest.mark.thorough
 def test_a_short_last_batch_of_a_window_is_found_though_batches_are_cut():
     """Found with few samples or with all, its numbers are those of whole batches."""
-    net = plain_net()
-    run = dict(loss_fn=mean_squared_error, optimizer=torch.optim.SGD(net.parameters(), 0.1))
-    report = rehearse_loop(net, loader(60), accumulate_grad_batches=2, **run)
-    [finding] = report.findings
+    [finding] = rehearse(quiet_trainer(accumulate_grad_batches=2), Net(), loader(60)).findings
     assert finding.check == "window" and "micro-batches of 8, 4 samples" in finding.says

@@ -39,7 +39,7 @@ FAULTS = [name for name in scripts("faults") if script("faults", name).CHECK in 
 def judged(module, run, **options) -> RehearsalReport:
     options.setdefault("expect", getattr(module, "EXPECT", None))
     if getattr(module, "LOOP", False):
-        return rehearse_loop(**run, **options)
+        return rehearse_loop(**run, **{name: value for name, value in options.items() if name != "deep"})
     return rehearse(*run, **options)
 
 
@@ -641,7 +641,7 @@ def test_the_callback_only_warns_of_what_failed_to_be_judged():
 
     own = os.getpid()
     trainer = quiet_trainer(callbacks=[Rehearsal()])
-    with pytest.warns(UserWarning, match="Not known: setup, bad_step"):
+    with pytest.warns(UserWarning, match="Ready, but nobody judged: setup, bad_step"):
         trainer.fit(FailsInATrial(), loader())
     assert trainer.global_step == 24
 

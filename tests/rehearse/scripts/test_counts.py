@@ -59,7 +59,7 @@ def assert_equal(journal: Journal, real: dict) -> None:
 )
 def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp_path: Path):
     script = SCRIPTS / f"{name}.py"
-    journal = play(script, arguments, folder=tmp_path / "played")
+    journal = play(script, arguments)
     assert_equal(journal, really_run(script, arguments, tmp_path / "real"))
 
 
@@ -67,7 +67,7 @@ def test_counts_equal_those_of_the_real_run(name: str, arguments: list[str], tmp
 @pytest.mark.parametrize("name", ["critic_first", "trains_in_forward"])
 def test_counts_equal_where_something_begins_behind_the_real_micro_batches(name: str, tmp_path: Path):
     script = SCRIPTS / f"{name}.py"
-    journal = play(script, folder=tmp_path / "played")
+    journal = play(script)
     real = really_run(script, [], tmp_path / "real")
     kinds = ("optimizer steps", "backward passes")
     assert [journal.counts()[kind] for kind in kinds] == [real["counts"][kind] for kind in kinds]
@@ -76,5 +76,5 @@ def test_counts_equal_where_something_begins_behind_the_real_micro_batches(name:
 @pytest.mark.thorough
 def test_counts_of_one_rank_equal_those_of_the_real_run(tmp_path: Path):
     script = SCRIPTS / "ranks.py"
-    journal = play(script, ranks=2, folder=tmp_path / "played")
+    journal = play(script, ranks=2)
     assert_equal(journal, really_run(script, [], tmp_path / "real", ranks=2))

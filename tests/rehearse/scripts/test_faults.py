@@ -19,7 +19,7 @@ SCRIPTS = Path(__file__).with_name("examples")
 
 
 def judgement_of(script: Path, folder: Path, *, ranks: int = 1) -> Judgement:
-    plays = [Play(script, ranks=ranks, rank=rank, folder=folder / f"rank{rank}") for rank in range(min(2, ranks))]
+    plays = [Play(script, ranks=ranks, rank=rank) for rank in range(min(2, ranks))]
     journal, *others = play_each(plays)
     assert (journal.end, journal.says) == ("ended", "")
     return judged(journal, Others(other_rank=others[0] if others else None))
@@ -39,14 +39,14 @@ def planted(name: str, folder: Path, *changes: tuple[str, str]) -> Path:
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["step", "first_step"])
 def test_a_step_of_two_passes_is_silent(how: str, tmp_path: Path):
-    [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,), folder=tmp_path)])
+    [journal] = play_each([Play(SCRIPTS / "two_steps.py", (how,))])
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
 @pytest.mark.thorough
 @pytest.mark.parametrize("how", ["alone", "beside"])
 def test_a_gradient_that_is_asked_for_is_none_that_a_step_uses(how: str, tmp_path: Path):
-    [journal] = play_each([Play(SCRIPTS / "penalty.py", (how,), folder=tmp_path)])
+    [journal] = play_each([Play(SCRIPTS / "penalty.py", (how,))])
     assert [str(finding) for finding in judged(journal, Others()).findings] == []
 
 
@@ -193,7 +193,7 @@ def test_a_right_script_is_silent(name: str, ranks: int, tmp_path: Path):
 def test_a_short_window_that_is_divided_as_a_whole_one_is_noted(tmp_path: Path):
     notes = judgement_of(SCRIPTS / "classifier.py", tmp_path).notes
     [note] = [note for note in notes if note.startswith("window:")]
-    assert "if it is divided by 4 as the others are" in note
+    assert "): divided by 4 as the others are" in note
     assert "its samples count 0.25 times as much" in note
 
 

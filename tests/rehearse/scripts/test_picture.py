@@ -15,7 +15,7 @@ SCRIPTS = Path(__file__).with_name("examples")
 
 @pytest.mark.thorough
 def test_the_marks_are_where_things_happen(tmp_path: Path):
-    journal = play(SCRIPTS / "classifier.py", ["--epochs", "2"], folder=tmp_path)
+    journal = play(SCRIPTS / "classifier.py", ["--epochs", "2"])
     marks = marks_of(journal)
     steps = [4, 8, 12, 16, 20, 21, 25, 29, 33, 37, 41, 42]
     assert marks.windows == (steps, [4, 4, 4, 4, 4, 1] * 2)
@@ -26,7 +26,7 @@ def test_the_marks_are_where_things_happen(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_what_no_step_used_is_marked(tmp_path: Path):
-    journal = play(planted("classifier", tmp_path, (" or number == len(loader)", "")), folder=tmp_path)
+    journal = play(planted("classifier", tmp_path, (" or number == len(loader)", "")))
     assert marks_of(journal).wrong == [63]
     places = {finding.check: finding.micro_batch for finding in judged(journal, Others()).findings}
     assert places == {"window": 25, "horizon": 62}
@@ -36,7 +36,7 @@ def test_what_no_step_used_is_marked(tmp_path: Path):
 
 @pytest.mark.thorough
 def test_without_matplotlib_a_sentence_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    journal = play(SCRIPTS / "closure.py", folder=tmp_path)
+    journal = play(SCRIPTS / "closure.py")
     for name in [name for name in sys.modules if name.partition(".")[0] == "matplotlib"]:
         monkeypatch.delitem(sys.modules, name)
     monkeypatch.setitem(sys.modules, "matplotlib", None)

@@ -6,7 +6,7 @@ import torch
 
 from tests.rehearse.fits.parts import loader, looped, mean_squared_error, plain_net
 
-CHECK = "setup"
+CHECK = "window"
 LOOP = True
 WRONG, RIGHT = True, False  # whether the model is as it was
 
