@@ -25,7 +25,7 @@ from workbook.ch07_exercises import EXERCISES, batches_trained, learning_rates, 
 from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, new_figure
 from workbook.prices.faults import FAULTS
 from workbook.prices.jobs import picture_job, shuffled
-from workbook.prices.table import Row, losses, night_hours, percent, read_csv, verdict
+from workbook.prices.table import Row, figure_of_prices, losses, night_hours, percent, read_csv, verdict
 from workbook.trainers import quiet_trainer
 from workbook.widgets import Explorer, int_slider
 
@@ -296,6 +296,15 @@ PRICED = ("bad_sample_stepped", "bad_sample_skipped_on_one_rank", "bad_sample_sk
 def prices() -> list[Row]:
     """The chapter's rows of `data/prices.csv`."""
     return [row for row in read_csv(data_path("prices.csv")) if row.fault in PRICED]
+
+
+def figure_of_chapter_prices(rows: Sequence[Row]) -> Figure:
+    """The chapter's part of the price list's picture."""
+    figure = figure_of_prices(list(rows))
+    stepped = [row for row in losses(list(rows)) if row.fault in PRICED[:2]]
+    ruined, runs = sum(row.diverged for row in stepped), sum(row.pairs for row in stepped)
+    figure.suptitle(f"A NaN that all ranks step on, or one, ruins {ruined} of {runs} runs", fontsize=11)
+    return figure
 
 
 def told_prices(rows: Sequence[Row]) -> str:

@@ -33,6 +33,7 @@ from workbook.ch07_skipping_steps import (
     batches_trained,
     count_all_reduces,
     figure_of_calls,
+    figure_of_chapter_prices,
     figure_of_remedies,
     fit,
     learning_rates,
@@ -218,6 +219,7 @@ def test_the_chapters_prices_are_told_in_words():
     assert {row.fault for row in rows} == set(PRICED)
     sentence = told_prices(rows)
     assert sentence.startswith("A NaN stepped on: ") and sentence.count(".") >= 3
+    assert "ruins 32 of 32 runs" in figure_of_chapter_prices(rows).get_suptitle()
 
 
 # ------------------------------------------------------------------------------------------------- the lines by hand
