@@ -303,7 +303,7 @@ def figure_of_chapter_prices(rows: Sequence[Row]) -> Figure:
     figure = figure_of_prices(list(rows))
     stepped = [row for row in losses(list(rows)) if row.fault in PRICED[:2]]
     ruined, runs = sum(row.diverged for row in stepped), sum(row.pairs for row in stepped)
-    figure.suptitle(f"A NaN that all ranks step on, or one, ruins {ruined} of {runs} runs", fontsize=11)
+    figure.suptitle(f"A NaN that is stepped on, by all ranks or by one, ruins {ruined} of {runs} runs", fontsize=11)
     return figure
 
 

@@ -351,6 +351,27 @@ def test_statistics_that_are_not_put_back_stay_nan():
     assert model.eval()(batch_of(0, 0)[0]).isnan().all()
 
 
+def bad_statistics(rank, bad_rank):
+    """After three steps by hand, of which the second is bad, and whose statistics nobody puts back."""
+    names = in_the_chapter("helpers", "by-hand")
+    model = DistributedDataParallel(names["make_model"]())
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(3):
+        photos, kinds = batch_of(rank, 10 + step)
+        if (rank, step) == (bad_rank, 1):
+            photos[3] = -1
+        optimizer.zero_grad()
+        names["step_or_skip"](model, optimizer, F.cross_entropy(model(photos), kinds))
+    return sum((~buffer.isfinite()).sum().item() for buffer in model.buffers())
+
+
+@pytest.mark.thorough
+def test_under_ddp_the_statistics_of_rank_0_are_everybodys():
+    for bad_rank, bad in ((0, 224), (1, 0)):
+        results = run_ranks(bad_statistics, args=(bad_rank,), backend="gloo")
+        assert [result.value for result in results] == [bad, bad]
+
+
 class SetsToZero(SmallNet):
     def training_step(self, batch, batch_idx):
         loss = self.loss_of(batch_idx)
@@ -423,60 +444,15 @@ WRONG = {
         lambda own_loss, reduced_gradient: math.sqrt(sum(g**2 for g in reduced_gradient)) < 1000,
         "judges how large the gradient is",
     ),
-    "max": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(max(reduced_gradient)),
-        "comes from max(), which passes over a NaN",
-    ),
-    "max of absolute values": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(max(abs(g) for g in reduced_gradient)),
-        "comes from max(), which passes over a NaN",
-    ),
-    "min": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(min(reduced_gradient)),
-        "comes from the smallest element",
-    ),
-    "first": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]),
-        "comes from the first element alone",
-    ),
     "NaN alone": (
         update_together,
         lambda own_loss, reduced_gradient: not any(math.isnan(g) for g in reduced_gradient),
         "looking for NaN alone",
     ),
-    "any": (
-        update_together,
-        lambda own_loss, reduced_gradient: any(math.isfinite(g) for g in reduced_gradient),
-        "satisfied with one finite element",
-    ),
-    "own NaN": (
-        update_together,
-        lambda own_loss, reduced_gradient: not math.isnan(own_loss) and all(map(math.isfinite, reduced_gradient)),
-        "skips for this rank's own NaN",
-    ),
     "own infinity": (
         update_together,
         lambda own_loss, reduced_gradient: not math.isinf(own_loss) and all(map(math.isfinite, reduced_gradient)),
         "a reason that the other ranks cannot see",
-    ),
-    "first and last": (
-        update_together,
-        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]) and math.isfinite(reduced_gradient[-1]),
-        "comes from the first and the last element",
-    ),
-    "half precision": (
-        update_together,
-        lambda own_loss, reduced_gradient: all(abs(g) < 65_504 for g in reduced_gradient),
-        "takes a large number for an infinite one",
-    ),
-    "by identity": (
-        update_together,
-        lambda own_loss, reduced_gradient: not any(b in reduced_gradient for b in (math.nan, math.inf, -math.inf)),
-        "looks for the one object math.nan",
     ),
     "by equality": (
         update_together,
@@ -488,35 +464,8 @@ WRONG = {
         lambda own_loss, reduced_gradient: sum(reduced_gradient) != math.inf,
         "updates with a NaN",
     ),
-    "majority": (
-        update_together,
-        lambda own_loss, reduced_gradient: 2 * sum(map(math.isfinite, reduced_gradient)) > len(reduced_gradient),
-        "goes by the majority",
-    ),
-    "rates: 0 at the last update": (
-        learning_rates,
-        rates(horizon_of=lambda finite, horizon: horizon - 1),
-        "ends at 0 with the last update",
-    ),
-    "rates: None": (learning_rates, rates([None]), "has None for each skipped attempt"),
-    "rates: 0.0": (learning_rates, rates([0.0]), "has 0.0 for each skipped attempt"),
-    "rates: stretched": (
-        learning_rates,
-        rates(horizon_of=lambda finite, horizon: horizon + finite.count(False)),
-        "stretches the horizon",
-    ),
-    "rates: shortened": (
-        learning_rates,
-        rates(horizon_of=lambda finite, horizon: horizon - finite.count(False)),
-        "shortens the horizon",
-    ),
-    "rates: restarted": (learning_rates, rates(restart=True), "starts the schedule from the beginning"),
     "batches: all but the bad": (batches_trained, 32, "it ends the epoch"),
-    "batches: one less in each epoch": (batches_trained, 33, "one bad batch less per epoch"),
     "batches: the bad one is trained": (batches_trained, 14, "the hook runs before training_step"),
-    "batches: the first epoch alone": (batches_trained, 5 + 11 + 11, "in the others: there -1 means the same"),
-    "batches: the last epoch is full": (batches_trained, 5 + 6 + 12, "its very first batch is bad"),
-    "batches: the last epoch loses one": (batches_trained, 5 + 6 + 11, "-1 ends that epoch too"),
 }
 
 
@@ -527,6 +476,47 @@ def test_a_natural_wrong_answer_gets_its_own_message(exercise, answer, message):
 
 
 NO_MESSAGE = {
+    "update: max": (update_together, lambda own_loss, reduced_gradient: math.isfinite(max(reduced_gradient))),
+    "update: max of absolute values": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(max(abs(g) for g in reduced_gradient)),
+    ),
+    "update: min": (update_together, lambda own_loss, reduced_gradient: math.isfinite(min(reduced_gradient))),
+    "update: first": (update_together, lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0])),
+    "update: any": (
+        update_together,
+        lambda own_loss, reduced_gradient: any(math.isfinite(g) for g in reduced_gradient),
+    ),
+    "update: own NaN": (
+        update_together,
+        lambda own_loss, reduced_gradient: not math.isnan(own_loss) and all(map(math.isfinite, reduced_gradient)),
+    ),
+    "update: first and last": (
+        update_together,
+        lambda own_loss, reduced_gradient: math.isfinite(reduced_gradient[0]) and math.isfinite(reduced_gradient[-1]),
+    ),
+    "update: half precision": (
+        update_together,
+        lambda own_loss, reduced_gradient: all(abs(g) < 65_504 for g in reduced_gradient),
+    ),
+    "update: by identity": (
+        update_together,
+        lambda own_loss, reduced_gradient: not any(b in reduced_gradient for b in (math.nan, math.inf, -math.inf)),
+    ),
+    "update: majority": (
+        update_together,
+        lambda own_loss, reduced_gradient: 2 * sum(map(math.isfinite, reduced_gradient)) > len(reduced_gradient),
+    ),
+    "rates: 0 at the last update": (learning_rates, rates(horizon_of=lambda finite, horizon: horizon - 1)),
+    "rates: None": (learning_rates, rates([None])),
+    "rates: 0.0": (learning_rates, rates([0.0])),
+    "rates: stretched": (learning_rates, rates(horizon_of=lambda finite, horizon: horizon + finite.count(False))),
+    "rates: shortened": (learning_rates, rates(horizon_of=lambda finite, horizon: horizon - finite.count(False))),
+    "rates: restarted": (learning_rates, rates(restart=True)),
+    "batches: one less in each epoch": (batches_trained, 33),
+    "batches: the first epoch alone": (batches_trained, 5 + 11 + 11),
+    "batches: the last epoch is full": (batches_trained, 5 + 6 + 12),
+    "batches: the last epoch loses one": (batches_trained, 5 + 6 + 11),
     "update: the mean": (
         update_together,
         lambda own_loss, reduced_gradient: abs(sum(reduced_gradient) / len(reduced_gradient)) < 1e9,
