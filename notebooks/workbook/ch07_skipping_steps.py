@@ -220,10 +220,7 @@ def title_of(policy: str, rows: Sequence[Sequence[Event]]) -> str:
 
 
 def batch_of(rank: int, step: int, size: int = 8) -> tuple[Tensor, Tensor]:
-    """Photographs of waste, and their kinds: others in each step, and on each of up to four ranks.
-
-    Of rank 1's in step 2, photograph 3 is black.
-    """
+    """Photographs of waste and their kinds, for up to four ranks. Of rank 1's in step 2, photograph 3 is black."""
     job = picture_job()
     start = size * (4 * step + rank)
     indices = shuffled(job.training, seed=0, epoch=0)[start : start + size]
