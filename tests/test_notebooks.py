@@ -13,7 +13,9 @@ import pytest
 
 from tests.notebook_rules import (
     ANATOMY,
+    ANATOMY_ANEW,
     ENDING,
+    ENDING_ANEW,
     ROOT,
     SECOND_HALF,
     Notebook,
@@ -304,6 +306,34 @@ def test_the_first_notebook_has_its_own_headings():
     notebook = copy.deepcopy(CHAPTER)
     drop("h1")(notebook)
     assert broken_rules("00_start_here", notebook) == []
+
+
+def test_a_chapter_written_anew_has_its_price_its_limits_and_its_rule_in_the_first_half():
+    notebook = copy.deepcopy(CHAPTER)
+    title, _, *rest = notebook["cells"]
+    rest = [each for each in rest if each["id"][0] not in "he"]
+    headings = [prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY_ANEW)]
+    ending = [prose(f"e{i}", f"### {heading}\ntext") for i, heading in enumerate(ENDING_ANEW)]
+    notebook["cells"] = [title, *headings, *ending, *rest]
+    put("title", source="# Why did it stop?\nAbout 38 minutes." + " word" * 6900)(notebook)
+    assert broken_rules("07_x", notebook) == []
+    assert any("the level-2 headings are" in problem for problem in broken_rules("05_x", notebook))
+    drop("h7")(notebook)
+    assert any("the level-2 headings are" in problem for problem in broken_rules("07_x", notebook))
+    put("title", source="# Why did it stop?\nAbout 43 minutes." + " word" * 7700)(notebook)
+    assert [problem for problem in broken_rules("07_x", notebook) if "at a sitting" in problem] == [
+        "07_x: the first half takes 43.0 minutes at a sitting, at most 42"
+    ]
+
+
+def test_a_folded_cell_takes_half_the_time_and_may_be_long():
+    folded = code("a", "x = 1\n" * 20)
+    assert minutes_of_sittings({"cells": [folded]}) == [4.0]
+    folded["metadata"]["jupyter"] = {"source_hidden": True}
+    assert minutes_of_sittings({"cells": [folded]}) == [2.0]
+    notebook = copy.deepcopy(CHAPTER)
+    put("c1", source="x = 1\n" * 16, metadata=folded["metadata"])(notebook)
+    assert not any("at most 15" in problem for problem in broken_rules("05_x", notebook))
 
 
 def test_the_sixth_chapter_has_two_sittings_and_a_place_to_stop_between_them():

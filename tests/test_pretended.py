@@ -49,7 +49,7 @@ SLOW = {
         *("seeds", "three-rates", "yardstick", "optimizers"),
     },
     "03_memory": {"trades", "too-small"},  # "lines" predicts, too
-    "07_skipping_steps": {"job"},  # "job-detector" trains so, too
+    "07_skipping_steps": {"job"},
 }
 """Cells that take seconds under the modes, and do there what another one of their notebook does; or that start ranks,
 which are outside of the modes, from a server that takes seconds to start. They and the cells that need their results

@@ -1,4 +1,4 @@
-"""What chapter 07 shows: which rank answers which at an all-reduce, and what a skip and a clip each cure."""
+"""What chapter 07 shows: which rank answers which at an all-reduce, what a skip and a clip cure, and the prices."""
 
 from __future__ import annotations
 
@@ -12,16 +12,21 @@ from typing import Any, NamedTuple
 import ipywidgets
 import torch
 import torch.nn.functional as F
+from lightning.pytorch import LightningModule
 from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader
 
-from course_lib.datasets import load_digits
+from course_lib.datasets import data_path, load_digits
 from course_lib.launch import RankTimeout, run_ranks
 from course_lib.skipping import StepGuard
 from workbook.ch07_exercises import EXERCISES, batches_trained, learning_rates, update_together
 from workbook.display import BLUE, GREY, ORANGE, SKY, VERMILION, YELLOW, add_legend_below, new_figure
+from workbook.prices.faults import FAULTS
+from workbook.prices.jobs import picture_job, shuffled
+from workbook.prices.table import Row, figure_of_prices, losses, night_hours, percent, read_csv, verdict
+from workbook.trainers import quiet_trainer
 from workbook.widgets import Explorer, int_slider
 
 __all__ = ["EXERCISES", "batches_trained", "learning_rates", "update_together"]
@@ -62,7 +67,7 @@ Rank = Generator[tuple[int, Tensor], Reduced, None]
 def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float = 2) -> None:
     """Run ``train(rank, folder, *arguments)`` on two ranks; print where they wait after some seconds, and their notes.
 
-    Each rank notes, in ``rank0.txt`` and ``rank1.txt`` of the folder, the steps whose backward pass came back.
+    Each rank notes, by :func:`note`, the steps whose backward pass came back.
     """
     with tempfile.TemporaryDirectory() as folder:
         notes = [Path(folder) / f"rank{rank}.txt" for rank in (0, 1)]
@@ -80,6 +85,12 @@ def watch_two_ranks(train: Callable[..., Any], *arguments: Any, seconds: float =
         for rank, note in enumerate(notes):
             noted = [int(step) for step in note.read_text().split()]
             print(f"rank {rank}: backward came back in steps {noted}")
+
+
+def note(folder: str | Path, rank: int, step: int) -> None:
+    """Note that this rank's backward pass came back."""
+    with (Path(folder) / f"rank{rank}.txt").open("a") as file:
+        file.write(f"{step} ")
 
 
 def _where_they_wait(error: RankTimeout) -> Iterator[str]:
@@ -139,33 +150,6 @@ def simulate(policy: str, ranks: int, bad_rank: int, bad_step: int) -> list[list
     bad_steps = [bad_step if rank == bad_rank else None for rank in range(ranks)]
     answer_calls([train_one_weight(policy, bad, row) for bad, row in zip(bad_steps, rows, strict=True)])
     return rows
-
-
-def events_of(answered: Sequence[Sequence[int]], steps: int, skipped: Sequence[int] = ()) -> list[list[Event]]:
-    """The events of a run, from the steps whose backward pass came back on each rank, in order.
-
-    ``skipped`` are the steps that all ranks left out after their backward pass.
-    """
-    rows = []
-    for own in answered:
-        row: list[Event] = []
-        for call, step in enumerate(own):
-            missing = range(own[call - 1] + 1 if call else 0, step)
-            row += [Event(left_out, None, "skips") for left_out in missing]
-            alike = all(len(other) > call and other[call] == step for other in answered)
-            row.append(Event(step, call, "skips" if step in skipped else "update" if alike else "mixed"))
-        if own[-1] < steps - 1:
-            row.append(Event(own[-1] + 1, len(own), "waits"))
-        rows.append(row)
-    return rows
-
-
-def figure_of_skips(norms: Sequence[float]) -> Figure:
-    """Two ranks that make every call, and skip the steps whose norm is not finite."""
-    steps = list(range(len(norms)))
-    skipped = [step for step in steps if not math.isfinite(norms[step])]
-    rows = events_of([steps, steps], steps=len(steps), skipped=skipped)
-    return figure_of_calls(rows, f"Every rank makes every call, and both skip step {', '.join(map(str, skipped))}")
 
 
 def figure_of_calls(rows: Sequence[Sequence[Event]], title: str) -> Figure:
@@ -235,6 +219,17 @@ def title_of(policy: str, rows: Sequence[Sequence[Event]]) -> str:
     return f"{policy}: {verdict}"
 
 
+def batch_of(rank: int, step: int, size: int = 8) -> tuple[Tensor, Tensor]:
+    """Photographs of waste and their kinds, for up to four ranks. Of rank 1's in step 2, photograph 3 is black."""
+    job = picture_job()
+    start = size * (4 * step + rank)
+    indices = shuffled(job.training, seed=0, epoch=0)[start : start + size]
+    _, photos, kinds = job.collate([job.samples[index] for index in indices], None)
+    if (rank, step) == (1, 2):
+        photos[3] = -1
+    return photos, kinds
+
+
 def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     """Parameters, buffers and the optimizer's state, in one row of doubles."""
     tensors = [*model.parameters(), *model.buffers()]
@@ -243,13 +238,95 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> Tensor:
     return torch.cat([tensor.detach().double().flatten() for tensor in tensors])
 
 
+def count_all_reduces(train: Callable[..., Any], make_step: Callable[..., Any]) -> list[int]:
+    """Of rank 0 of two, in ``train(rank, [0, 1, 2, 3], make_step)``: with a plain step, and with the given one."""
+    arguments = [(train, plain_step), (train, make_step)]
+    return [run_ranks(_all_reduces, args=each, backend="gloo")[0].value for each in arguments]
+
+
+def plain_step(model: nn.Module, optimizer: torch.optim.Optimizer, loss: Tensor) -> bool:
+    loss.backward()
+    optimizer.step()
+    return True
+
+
+def _all_reduces(rank: int, train: Callable[..., Any], make_step: Callable[..., Any]) -> int:
+    with torch.profiler.profile() as profile:
+        train(rank, [0, 1, 2, 3], make_step)
+    return [event.name for event in profile.events()].count("c10d::allreduce_")
+
+
+class SmallNet(LightningModule):
+    """A few weights and BatchNorm; batches 2 and 3 are NaN, and the rate falls from 1 to 0 in five steps."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = nn.Sequential(nn.Linear(4, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 1))
+        self.trained = 0
+
+    def loss_of(self, batch_idx: int) -> Tensor:
+        self.trained += 1
+        value = math.nan if batch_idx in (2, 3) else 1.0
+        return self.net(torch.full((8, 4), value, device=self.device)).square().mean()  # type: ignore[no-any-return]
+
+    def training_step(self, batch: Tensor, batch_idx: int) -> Tensor | None:
+        return self.loss_of(batch_idx)
+
+    def configure_optimizers(self) -> Any:
+        optimizer = torch.optim.Adam(self.parameters(), lr=1.0)
+        schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.0, total_iters=5)
+        return [optimizer], [{"scheduler": schedule, "interval": "step"}]
+
+
+def fit(module: LightningModule, batches: int, **options: Any) -> tuple[int, int, float]:
+    """Train for an epoch on one device; Adam's count of updates, ``global_step``, and the rate at the end."""
+    trainer = quiet_trainer(devices=1, max_epochs=1, **options)
+    trainer.fit(module, DataLoader(range(batches)))  # type: ignore[arg-type]
+    adam = trainer.optimizers[0]
+    return int(next(iter(adam.state.values()))["step"]), trainer.global_step, adam.param_groups[0]["lr"]
+
+
+PRICED = ("bad_sample_stepped", "bad_sample_skipped_on_one_rank", "bad_sample_skipped")
+"""The chapter's faults in the price list."""
+
+
+def prices() -> list[Row]:
+    """The chapter's rows of `data/prices.csv`."""
+    return [row for row in read_csv(data_path("prices.csv")) if row.fault in PRICED]
+
+
+def figure_of_chapter_prices(rows: Sequence[Row]) -> Figure:
+    """The chapter's part of the price list's picture."""
+    figure = figure_of_prices(list(rows))
+    stepped = [row for row in losses(list(rows)) if row.fault in PRICED[:2]]
+    ruined, runs = sum(row.diverged for row in stepped), sum(row.pairs for row in stepped)
+    figure.suptitle(f"A NaN that is stepped on, by all ranks or by one, ruins {ruined} of {runs} runs", fontsize=11)
+    return figure
+
+
+def told_prices(rows: Sequence[Row]) -> str:
+    """The prices in words, a sentence for each fault."""
+    sentences = []
+    for fault in PRICED:
+        of_jobs = [row for row in losses(list(rows)) if row.fault == fault]
+        of_jobs.sort(key=lambda row: row.job, reverse=True)
+        verdicts = [f"{verdict(row)} ({row.job}, {_size_of(row)})" for row in of_jobs]
+        title = FAULTS[fault].title
+        sentences.append(f"{title[0].upper()}{title[1:]}: {', '.join(verdicts)}.")
+    return " ".join(sentences)
+
+
+def _size_of(row: Row) -> str:
+    if row.diverged == row.pairs:
+        return f"{night_hours(row):.1f} of 8 hours lost"
+    return f"{percent(row, row.low):+.1f} to {percent(row, row.high):+.1f} % of the loss"
+
+
 class Poisoned(NamedTuple):
     """Digits of which some samples are bad."""
 
     images: Tensor
     labels: Tensor
-    known_bad: Tensor
-    """Whether the pixels are NaN or far too large."""
     test_images: Tensor
     test_labels: Tensor
 
@@ -257,8 +334,19 @@ class Poisoned(NamedTuple):
 class Trained(NamedTuple):
     accuracy: float
     updates: int
-    large_applied: int
-    """Updates made from a batch that holds a sample that is too large, and no NaN."""
+
+
+POISONS = {
+    "NaN pixels": dict(not_a_number=8, too_large=0),
+    "too large": dict(not_a_number=0, too_large=8),
+    "both": dict(not_a_number=8, too_large=8),
+}
+REMEDIES: dict[str, dict[str, Any]] = {
+    "nothing": dict(),
+    "clip": dict(max_norm=1.0),
+    "skip": dict(skip=True),
+    "clip and skip": dict(skip=True, max_norm=1.0),
+}
 
 
 def poisoned_digits(*, not_a_number: int, too_large: int) -> Poisoned:
@@ -266,11 +354,10 @@ def poisoned_digits(*, not_a_number: int, too_large: int) -> Poisoned:
     images, labels = load_digits()
     order = torch.randperm(len(labels), generator=torch.Generator().manual_seed(0))
     train_on, test_on = order[:1437], order[1437:]
-    poisoned, known_bad = images[train_on].clone(), torch.zeros(1437, dtype=torch.bool)
+    poisoned = images[train_on].clone()
     poisoned[:not_a_number, 0, 4, 4] = math.nan
     poisoned[not_a_number : not_a_number + too_large] *= 1e6
-    known_bad[: not_a_number + too_large] = True
-    return Poisoned(poisoned, labels[train_on], known_bad, images[test_on], labels[test_on])
+    return Poisoned(poisoned, labels[train_on], images[test_on], labels[test_on])
 
 
 def train(
@@ -278,58 +365,64 @@ def train(
     *,
     skip: bool = False,
     max_norm: float | None = None,
-    spike_factor: float | None = None,
-    filtered: bool = False,
     seed: int = 0,
     device: torch.device | str = "cpu",
 ) -> Trained:
-    """Train a small network for four epochs; ``filtered`` leaves out the samples known to be bad."""
+    """Train a small network for four epochs."""
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Flatten(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, 10)).to(device)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
-    bounds: Any = dict(max_norm=max_norm, spike_factor=spike_factor, max_consecutive_skips=None)
-    guard = StepGuard(model, optimizer, **bounds)
-    updates = large_applied = 0
-    for indices in batches_of(data, filtered, seed):
-        images = data.images[indices]
+    guard = StepGuard(model, optimizer, max_norm=max_norm, max_consecutive_skips=None)
+    updates = 0
+    for indices in batches_of(data, seed):
         optimizer.zero_grad()
-        loss = F.cross_entropy(model(images.to(device)), data.labels[indices].to(device))
+        loss = F.cross_entropy(model(data.images[indices].to(device)), data.labels[indices].to(device))
         if skip:
             guard.backward(loss)
-            updated = bool(guard.step())
+            updates += bool(guard.step())
         else:
             loss.backward()
             if max_norm is not None:
                 nn.utils.clip_grad_norm_(model.parameters(), max_norm)
             optimizer.step()
-            updated = True
-        updates += updated
-        large_applied += updated and images.max().item() > 1e3  # False where a pixel is NaN
+            updates += 1
     found = model(data.test_images.to(device)).argmax(1).cpu()
-    return Trained((found == data.test_labels).float().mean().item(), updates, large_applied)
+    return Trained((found == data.test_labels).float().mean().item(), updates)
 
 
-def batches_of(data: Poisoned, filtered: bool, seed: int, epochs: int = 4) -> Iterator[Tensor]:
+def batches_of(data: Poisoned, seed: int, epochs: int = 4) -> Iterator[Tensor]:
     """The indices of batches of 32, shuffled in every epoch."""
     for epoch in range(epochs):
         order = torch.randperm(len(data.labels), generator=torch.Generator().manual_seed(100 * seed + epoch))
-        if filtered:
-            order = order[~data.known_bad[order]]
         yield from order.split(32)
 
 
-def outcome_of(runs: Sequence[Trained]) -> str:
-    """In words that are the same on every machine: whether runs of several seeds learned, and their updates."""
-    accuracies = [run.accuracy for run in runs]
-    fewest, most = min(run.updates for run in runs), max(run.updates for run in runs)
-    updates = str(most) if fewest == most else f"{fewest} to {most}"
-    if min(accuracies) > 0.85:
-        verdict = "learns"
-    elif max(accuracies) < 0.25:
-        verdict = "guesses"
-    else:
-        verdict = "depends on the seed"
-    return f"{verdict} ({updates} updates)"
+def train_with_remedies(
+    device: torch.device | str, seeds: Sequence[int] = range(4)
+) -> dict[str, dict[str, list[Trained]]]:
+    """By poison and remedy, a training for each seed."""
+    trained: dict[str, dict[str, list[Trained]]] = {}
+    for poison, samples in POISONS.items():
+        data = poisoned_digits(**samples)
+        trained[poison] = {}
+        for remedy, settings in REMEDIES.items():
+            trained[poison][remedy] = [train(data, seed=seed, device=device, **settings) for seed in seeds]
+    return trained
+
+
+def outcomes_of(by_remedy: Mapping[str, Sequence[Trained]]) -> str:
+    """In words that are the same on every machine: with which remedy runs of several seeds learned."""
+    found = []
+    for remedy, runs in by_remedy.items():
+        accuracies = [run.accuracy for run in runs]
+        if min(accuracies) > 0.85:
+            learned = "learns"
+        elif max(accuracies) < 0.25:
+            learned = "guesses"
+        else:
+            learned = "depends on the seed"
+        found.append(f"{remedy} {learned}")
+    return ", ".join(found)
 
 
 TITLES = {
@@ -339,19 +432,18 @@ TITLES = {
 }
 
 
-def figure_of_policies(trained: Mapping[str, Mapping[str, Sequence[Trained]]]) -> Figure:
-    """Accuracies by fault (a panel each) and policy (a row each), a circle for each seed."""
-    figure, panels = new_figure(10.0, 3.4, columns=len(trained))
-    for axes, (fault, by_policy) in zip(panels, trained.items(), strict=True):
-        for row, runs in enumerate(by_policy.values()):
+def figure_of_remedies(trained: Mapping[str, Mapping[str, Sequence[Trained]]]) -> Figure:
+    """Accuracies by poison (a panel each) and remedy (a row each), a circle for each seed."""
+    figure, panels = new_figure(10.0, 3.0, columns=len(trained))
+    for axes, (poison, by_remedy) in zip(panels, trained.items(), strict=True):
+        for row, runs in enumerate(by_remedy.values()):
             for run in runs:
                 colour = BLUE if run.accuracy > 0.85 else VERMILION
                 axes.plot(run.accuracy, row, "o", color=colour, markersize=8, markerfacecolor="none")
-        names = list(by_policy) if axes is panels[0] else [""] * len(by_policy)
-        axes.set_yticks(range(len(by_policy)), names)
-        axes.set(xlim=(0, 1.05), ylim=(len(by_policy) - 0.5, -0.5), xlabel="accuracy (share of 360 digits)")
-        axes.set_title(TITLES[fault], fontsize=11)
+        names = list(by_remedy) if axes is panels[0] else [""] * len(by_remedy)
+        axes.set_yticks(range(len(by_remedy)), names)
+        axes.set(xlim=(0, 1.05), ylim=(len(by_remedy) - 0.5, -0.5), xlabel="accuracy (share of 360 digits)")
+        axes.set_title(TITLES[poison], fontsize=11)
         axes.grid(axis="y", color=GREY, alpha=0.4)
-    panels[0].set_ylabel("policy")
-    add_legend_below(figure, [Line2D([], [], color="black", linestyle="", marker="o", mfc="none", label="a seed")])
+    panels[0].set_ylabel("remedy (a circle: one seed)")
     return figure
