@@ -158,7 +158,7 @@ def test_an_interval_holds_the_mean_and_narrows_with_the_spread():
         (0.015, 0.05, 0, "costs"),
         (0.001, 0.019, 0, "costs nothing here"),
         (-0.01, 0.03, 0, "not resolved"),
-        (-0.05, -0.03, 0, "lower"),
+        (-0.05, -0.03, 0, "lower loss"),
         (float("nan"), float("nan"), 8, "diverged 8 of 8"),
     ],
 )

@@ -21,7 +21,7 @@ import torch
 from workbook.prices.faults import FAULTS
 from workbook.prices.jobs import JOBS
 from workbook.prices.runs import RIGHT, Record, Run, run
-from workbook.prices.table import SEEDS, print_rows, rows_of, write_csv, write_page
+from workbook.prices.table import SEEDS, between, losses, print_rows, rows_of, write_csv, write_page
 
 DATA = Path(__file__).parents[3] / "data"
 LONG = ("batch_of_one",)
@@ -86,8 +86,13 @@ def main(arguments: list[str] | None = None) -> None:
         print(f"\r{ended} of {len(tasks)} runs, {minutes:.0f} minutes left  ", end="", file=sys.stderr, flush=True)
     if missing:
         print(file=sys.stderr)
-    print_rows(rows_of(record, chosen_jobs, chosen_faults, options.seeds))
-    if options.seeds == SEEDS:
+    asked = rows_of(record, chosen_jobs, chosen_faults, options.seeds)
+    print_rows(asked)
+    if options.seeds != SEEDS:
+        for row in losses(asked):
+            low, high = between(record, row, options.seeds)
+            print(f"{row.job} {row.fault}: less the price of seeds 0 to 7, {low:+.4f} to {high:+.4f}")
+    else:
         rows = rows_of(record, list(JOBS), list(FAULTS), SEEDS)
         write_csv(rows, options.data / "prices.csv")
         if options.data == DATA:

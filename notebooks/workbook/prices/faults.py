@@ -284,7 +284,7 @@ FAULTS = {
     ),
     "half_size": Fault(
         "half the side for the first two of four epochs",
-        "as many pictures; validated at full size",
+        "as many pictures, 5/8 of the pixels; validated at full size",
         "batches.append(job.collate(samples, rng))",
         "batch = job.collate(samples, rng)\n"
         "if epoch < 2:\n"

@@ -192,6 +192,6 @@ class Record:
 
 
 def diverged(done: Run) -> bool:
-    """No finite loss, or one above that of guessing all answers alike."""
+    """No finite loss, or one above twice that of guessing all answers alike."""
     answers = {"gpt": 72, "cnn": 6}[done.job]
-    return not math.isfinite(done.loss) or done.loss > math.log(answers)
+    return not math.isfinite(done.loss) or done.loss > 2 * math.log(answers)

@@ -18,7 +18,7 @@ from workbook.prices.runs import Record, Run, diverged
 SEEDS = list(range(8))
 """Of the pairs in `data/prices.csv`."""
 PAGES = Path(__file__).parents[3] / "docs" / "pages"
-COSTS, GAINS, NOTHING, UNRESOLVED = "costs", "lower", "costs nothing here", "not resolved"
+COSTS, GAINS, NOTHING, UNRESOLVED = "costs", "lower loss", "costs nothing here", "not resolved"
 COLOURS = {COSTS: VERMILION, GAINS: BLUE, NOTHING: GREEN, UNRESOLVED: GREY}
 BEGIN, END = "<!-- table: begin -->", "<!-- table: end -->"
 
@@ -38,7 +38,7 @@ class Row(NamedTuple):
     """Of the interval of this mean: 95 %, by bootstrap over the pairs."""
     high: float
     diverged: int
-    """Runs with the fault whose loss is NaN, or above that of guessing."""
+    """Runs with the fault whose loss is NaN, or above twice that of guessing."""
     samples_lost: int
     """Of the samples of all epochs, those that no update used; mean over the runs."""
     samples_twice: int
@@ -54,6 +54,20 @@ def interval(differences: list[float]) -> tuple[float, float]:
         return float("nan"), float("nan")
     drawn = np.random.default_rng(0).choice(differences, size=(10_000, len(differences)))
     low, high = np.percentile(drawn.mean(axis=1), [2.5, 97.5])
+    return float(low), float(high)
+
+
+def between(record: Record, row: Row, seeds: list[int]) -> tuple[float, float]:
+    """The interval of a price by other seeds minus that of the list: both are drawn as in :func:`interval`."""
+    rng = np.random.default_rng(0)
+    means = []
+    for chosen in (seeds, SEEDS):
+        pairs = record.pairs(row.job, row.fault, chosen)
+        differences = [faulty.loss - right.loss for right, faulty in pairs if not diverged(faulty)]
+        if not differences:
+            return float("nan"), float("nan")
+        means.append(rng.choice(differences, size=(10_000, len(differences))).mean(axis=1))
+    low, high = np.percentile(means[0] - means[1], [2.5, 97.5])
     return float(low), float(high)
 
 
@@ -98,8 +112,10 @@ def right_of(row: Row) -> float:
 
 
 def verdict(row: Row) -> str:
-    """Of a row of losses."""
+    """Of a row of losses. Fewer pairs than those of the list resolve nothing."""
     hundredth = right_of(row) / 100
+    if row.pairs < len(SEEDS):
+        return UNRESOLVED
     if row.diverged == row.pairs:
         return f"diverged {row.diverged} of {row.pairs}"
     if -hundredth <= row.low and row.high <= hundredth:
