@@ -13,7 +13,10 @@ import pytest
 
 from tests.notebook_rules import (
     ANATOMY,
+    ANATOMY_ANEW,
+    ANEW,
     ENDING,
+    ENDING_ANEW,
     ROOT,
     SECOND_HALF,
     Notebook,
@@ -305,6 +308,37 @@ def test_the_first_notebook_has_its_own_headings():
     notebook = copy.deepcopy(CHAPTER)
     drop("h1")(notebook)
     assert broken_rules("00_start_here", notebook) == []
+
+
+def written_anew(name: str = f"{ANEW[0]}_x") -> tuple[str, Notebook]:
+    notebook = copy.deepcopy(CHAPTER)
+    first_half = [prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY_ANEW[:-1])]
+    endings = [prose(f"e{i}", f"### {heading}\ntext") for i, heading in enumerate(ENDING_ANEW)]
+    rest = [cell for cell in notebook["cells"][2:] if cell["id"][0] not in "he"]
+    half = [cell for cell in notebook["cells"] if cell["id"] == "half"]
+    notebook["cells"] = [*notebook["cells"][:2], *first_half, *rest[:4], *half, *endings, *rest[4:]]
+    return name, notebook
+
+
+def test_a_chapter_that_is_written_anew_ends_its_first_half_with_price_limits_and_recap():
+    name, notebook = written_anew()
+    assert broken_rules(name, notebook) == []
+    assert any("expected ['Symptom'" in problem for problem in broken_rules("05_x", notebook))
+    put("h4", source="## Exercises")(notebook)
+    assert any("'What does it cost?', 'Exercises', 'In your project'" in p for p in broken_rules(name, notebook))
+    name, notebook = written_anew()
+    put("long", source="word " * 7200)(notebook)
+    assert any("41.0 minutes" in problem for problem in broken_rules(name, notebook))  # states 11
+    put("long", source="word " * 7500)(notebook)
+    assert any("at a sitting, at most 42" in problem for problem in broken_rules(name, notebook))
+    name, notebook = written_anew()
+    drop("e1")(notebook)
+    assert any("are ['Proof'], expected ['Proof', 'Claims']" in problem for problem in broken_rules(name, notebook))
+
+
+def test_a_folded_cell_counts_half():
+    cells = [code("a", "x = 1\n" * 10), code("b", "x = 1\n" * 10, jupyter={"source_hidden": True})]
+    assert minutes_of_sittings({"cells": cells}) == [pytest.approx(3)]
 
 
 def test_the_sixth_chapter_has_two_sittings_and_a_place_to_stop_between_them():

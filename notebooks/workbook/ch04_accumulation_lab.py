@@ -173,11 +173,12 @@ class Reader(LightningModule):
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-def update_of(passages: Sequence[Tensor], batch_size: int, k: int, model: Any = None, **options: Any) -> Tensor:
+def update_of(pieces: Any, batch_size: int, k: int, model: Any = None, **more: Any) -> Tensor:
     model = model or Reader()
     start = weights_of(model)
-    trainer = quiet_trainer(devices=1, max_epochs=1, accumulate_grad_batches=k, **options)
-    trainer.fit(model, DataLoader(passages, batch_size, collate_fn=collate))  # type: ignore[arg-type]
+    trainer = quiet_trainer(devices=1, max_epochs=1, accumulate_grad_batches=k, **more)
+    loader: Any = DataLoader(pieces, batch_size, collate_fn=collate)
+    trainer.fit(model, loader)
     return weights_of(model) - start
 
 
@@ -322,6 +323,11 @@ def random_features(seed: int) -> Tensor:
 
 def classify(net: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(net(x), (x[:, 0] > 0.5).long())
+
+
+def weighted(net: nn.Module, x: Tensor) -> Tensor:
+    class_weights = torch.tensor([1, 10, 1, 1], dtype=x.dtype)
+    return F.cross_entropy(net(x), (x[:, 0] > 0.5).long(), weight=class_weights)
 
 
 def contrastive(net: nn.Module, x: Tensor) -> Tensor:

@@ -14,7 +14,17 @@ from torch import Tensor
 
 from course_lib.datasets import data_path
 from workbook.ch04_exercises import EXERCISES, applied_gradients, logged_loss, rank_factor
-from workbook.display import BLUE, GREY, ORANGE, add_legend, add_legend_below, draw_curves, new_figure, show_figure
+from workbook.display import (
+    BLUE,
+    GREY,
+    ORANGE,
+    add_legend,
+    add_legend_below,
+    draw_curves,
+    new_figure,
+    print_wrapped,
+    show_figure,
+)
 from workbook.prices.faults import FAULTS
 from workbook.prices.jobs import JOBS
 from workbook.prices.table import COLOURS, Row, losses, percent, read_csv, verdict
@@ -64,13 +74,13 @@ def show_prices() -> None:
     rows = prices()
     show_figure(figure_of_chapter_prices(rows), PRICES)
     for row in rows:
-        print(price_line(row))
+        print_wrapped(price_line(row))
 
 
 def price_of(job: str, fault: str) -> float:
     """In percent of the loss without the fault."""
     [found] = [row for row in prices() if (row.job, row.fault) == (job, fault)]
-    return round(percent(found, found.difference), 1)
+    return round(percent(found, found.difference), 1) + 0.0  # no -0.0
 
 
 def price_line(row: Row) -> str:
@@ -98,6 +108,8 @@ def figure_of_chapter_prices(rows: Sequence[Row]) -> Figure:
         titles = [FAULTS[name].title for name in names] if axes is columns[0] else []
         axes.set_yticks([-at for at in range(len(names))] if titles else [], titles)
         axes.tick_params(axis="y", length=0, labelsize=9)
+    dear = sum(percent(row, row.low) > 1 for row in rows)
+    figure.suptitle(f"Of these {len(rows)} prices, {dear} are above 1 % of the loss", fontsize=11)
     handles = [
         Line2D([], [], color=colour, marker="o", label=name)
         for name, colour in COLOURS.items()
