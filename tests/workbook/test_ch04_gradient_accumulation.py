@@ -68,15 +68,15 @@ def test_the_prices_are_the_rows_of_the_list():
 
 
 def row_of(fault, difference, diverged=0):
-    low, high = difference - 0.001, difference + 0.001
+    low, high = difference - 0.004, difference + 0.004
     measure = "validation loss (right: 2.0000)"
     return Row("gpt", fault, "", 8, measure, difference, low, high, diverged, 0, 0, 0, "")
 
 
 def test_a_price_is_a_line_and_a_point():
     dear, cheap = row_of("zero_grad_forgotten", 0.4), row_of("loss_over_k", 0.002)
-    assert price_line(dear) == "gpt: zero_grad forgotten: +20.0 % (+19.9 … +20.1), costs"
-    assert price_line(cheap).endswith("+0.1 % (+0.0 … +0.2), costs nothing here")
+    assert price_line(dear) == "gpt: zero_grad forgotten: +20.0 % (+19.8 … +20.2), costs"
+    assert price_line(cheap).endswith("+0.1 % (-0.1 … +0.3), costs nothing here")
     assert price_line(row_of("zero_grad_forgotten", 0.4, diverged=8)).endswith("diverged 8 of 8")
     left, right = figure_of_chapter_prices([dear, cheap]).axes
     points = [line.get_xydata().tolist() for line in left.lines if line.get_marker() == "o"]

@@ -140,6 +140,17 @@ def write_csv(rows: list[Row], path: Path) -> None:
         writer.writerows(["" if value != value else value for value in row] for row in rows)
 
 
+def read_csv(path: Path) -> list[Row]:
+    """The rows as :func:`write_csv` has written them."""
+    rows = []
+    with path.open(encoding="utf-8", newline="") as file:
+        for cells in csv.DictReader(file):
+            numbers = {name: int(cells[name]) for name in ("pairs", "diverged", *Row._fields[-4:-1])}
+            reals = {name: float(cells[name] or "nan") for name in ("difference", "low", "high")}
+            rows.append(Row(**{**cells, **numbers, **reals}))  # type: ignore[arg-type]
+    return rows
+
+
 def percent(row: Row, value: float) -> float:
     return 100 * value / right_of(row)
 
