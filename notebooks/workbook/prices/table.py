@@ -114,10 +114,10 @@ def right_of(row: Row) -> float:
 def verdict(row: Row) -> str:
     """Of a row of losses. Fewer pairs than those of the list resolve nothing."""
     hundredth = right_of(row) / 100
-    if row.pairs < len(SEEDS):
-        return UNRESOLVED
     if row.diverged == row.pairs:
         return f"diverged {row.diverged} of {row.pairs}"
+    if row.pairs < len(SEEDS):
+        return UNRESOLVED
     if -hundredth <= row.low and row.high <= hundredth:
         return NOTHING
     if row.low > 0:
@@ -182,6 +182,7 @@ def table_of(rows: list[Row]) -> str:
             low, high = percent(row, row.low), percent(row, row.high)
             cells += [f"{percent(row, row.difference):+.1f} %", f"{low:+.1f} … {high:+.1f}", verdict(row)]
             cells[-1] += f"; diverged {row.diverged} of {row.pairs}" if row.diverged else ""
+            cells[-1] += f"; {row.pairs} pairs" if row.pairs < len(SEEDS) else ""
         else:
             cells += ["–", "–", verdict(row)]
         accuracy = accuracies.get((row.job, row.fault))
