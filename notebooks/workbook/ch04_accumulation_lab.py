@@ -6,11 +6,9 @@ import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 from weakref import WeakSet
 
-import numpy as np
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
@@ -25,12 +23,17 @@ from course_lib.accumulation import accumulate, windows
 from course_lib.callbacks import ExactAccumulation
 from course_lib.launch import run_ranks
 from workbook.ch03_memory import SavedTensor
-from workbook.prices.jobs import CONTEXT, PADDED, collate_passages, collate_pictures, picture_job, prose_job, shuffled
-from workbook.prices.jobs import Batch as PriceBatch
+from workbook.ch04_small_jobs import Tokens as Tokens
+from workbook.ch04_small_jobs import answers_alone as answers_alone
+from workbook.ch04_small_jobs import collate as collate
+from workbook.ch04_small_jobs import conv_net_without_dropout as conv_net_without_dropout
+from workbook.ch04_small_jobs import five_of_sixteen as five_of_sixteen
+from workbook.ch04_small_jobs import gpt as gpt
+from workbook.ch04_small_jobs import passages as passages
+from workbook.ch04_small_jobs import pictures as pictures
+from workbook.ch04_small_jobs import three_of_four as three_of_four
+from workbook.ch04_small_jobs import twelve as twelve
 from workbook.trainers import quiet_trainer
-
-Tokens = tuple[Tensor, Tensor]
-"""A micro-batch: inputs, and targets, -100 where one is masked. Of `random_tokens`: (tokens, 6), and 0…3."""
 
 WAYS = ("usual recipe", "Trainer", "accumulate", "ExactAccumulation")
 
@@ -106,56 +109,6 @@ def count(batch: Tokens) -> Tensor:
 
 Batch = Sequence[Tokens]
 """A window's micro-batches."""
-
-
-@cache
-def passages(*, of_one_length: bool = False) -> list[Tensor]:
-    """The first 32 passages of the novel in the GPT's own order, as characters; or 32 that fill its context."""
-    job = prose_job()
-    order = shuffled(job.training, seed=0, epoch=0)
-    found = [job.samples[index][1] for index in order]
-    return [piece for piece in found if not of_one_length or len(piece) > CONTEXT][:32]
-
-
-def collate(pieces: Sequence[Tensor]) -> Tokens:
-    """Passages of any length as one batch; -100 is the target of the padding."""
-    batch = collate_passages(list(enumerate(pieces)), rng=None)
-    return batch.inputs, batch.targets
-
-
-def answers_alone(pieces: Sequence[Any], rng: np.random.Generator | None) -> PriceBatch:
-    """As the GPT's job collates, and in training a beginning of each passage, of random length, is masked."""
-    batch = collate_passages(list(pieces), rng)
-    if rng is not None:
-        for row in batch.targets:
-            length = int((row != PADDED).sum())
-            row[: int(rng.integers(length))] = PADDED
-    return batch
-
-
-@cache
-def pictures() -> Tokens:
-    """The first 80 photographs in the convolutional net's own order."""
-    job = picture_job()
-    order = shuffled(job.training, seed=0, epoch=0)[:80]
-    batch = collate_pictures([job.samples[index] for index in order], rng=None)
-    return batch.inputs, batch.targets
-
-
-def gpt() -> nn.Module:
-    """The small GPT of the price list."""
-    torch.manual_seed(0)
-    return prose_job().model()
-
-
-def conv_net_without_dropout() -> nn.Module:
-    """The convolutional net of the price list: what is left is its BatchNorm."""
-    torch.manual_seed(0)
-    net = picture_job().model()
-    for layer in net.modules():
-        if isinstance(layer, nn.Dropout):
-            layer.p = 0.0
-    return net
 
 
 class Reader(LightningModule):
@@ -275,23 +228,6 @@ def gradients(model: nn.Module, draw_window: Callable[[], Batch], first_seed: in
         torch.manual_seed(first_seed + draw)
         found.append(accumulated_gradient(model, draw_window()))
     return torch.stack(found)
-
-
-def three_of_four() -> Batch:
-    """12 passages, as 3 micro-batches of 4."""
-    full = passages(of_one_length=True)
-    return [collate(full[start : start + 4]) for start in (0, 4, 8)]
-
-
-def twelve() -> Batch:
-    """The same passages as one batch."""
-    return [collate(passages(of_one_length=True)[:12])]
-
-
-def five_of_sixteen() -> Batch:
-    """80 photographs, as 5 micro-batches of 16 that are drawn."""
-    photographs, kinds = pictures()
-    return [(photographs[part], kinds[part]) for part in torch.randperm(80).split(16)]
 
 
 def plain_loop(model: nn.Module, window: Batch, loss_sum: Callable[..., Tensor], count: Any) -> None:

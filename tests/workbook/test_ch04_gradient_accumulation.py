@@ -29,7 +29,7 @@ from workbook.ch04_gradient_accumulation import (
 )
 from workbook.exercises import NotSolved
 from workbook.prices.faults import FAULTS
-from workbook.prices.jobs import prose_job
+from workbook.prices.jobs import collate_passages, prose_job, shuffled
 from workbook.prices.loop import train
 from workbook.prices.table import Row
 
@@ -115,7 +115,7 @@ def test_what_is_ragged_costs():
 @pytest.mark.thorough
 @pytest.mark.parametrize(
     ("micro_batch", "collate", "low", "high"),
-    [(4, lab.collate_passages, -0.5, 0.5), (1, lab.collate_passages, 1, 4), (1, lab.answers_alone, 3, 6)],
+    [(4, collate_passages, -0.5, 0.5), (1, collate_passages, 1, 4), (1, lab.answers_alone, 3, 6)],
 )
 def test_the_price_grows_with_the_raggedness(micro_batch, collate, low, high):
     job = replace(prose_job(), micro_batch=micro_batch, k=12 // micro_batch, collate=collate)
@@ -162,6 +162,15 @@ def test_a_run_by_windows_ends_where_the_run_by_big_batches_does():
         return lab.weights_of(net)
 
     assert lab.distance(trained(2, 8), trained(16, 1)) < 1e-12
+
+
+@pytest.mark.parametrize(("seed", "expected"), [(0, 0.13), (1, 0.05), (2, 0.08)])
+def test_the_symptom_depends_on_the_passages(seed, expected):
+    job, net = prose_job(), lab.gpt().eval()
+    pieces = [job.samples[index][1] for index in shuffled(job.training, seed, 0)[:32]]
+    one_by_one = lab.accumulated_gradient(net, [lab.collate([piece]) for piece in pieces])
+    big = lab.accumulated_gradient(net, [lab.collate(pieces)])
+    assert lab.distance(one_by_one, big) == pytest.approx(expected, abs=0.006)
 
 
 @pytest.mark.parametrize("of_one_length", [False, True])
