@@ -54,7 +54,7 @@ def test_the_weights_of_samples_are_drawn_as_bars():
     assert [bar.get_width() for bar in right.patches] == [24, 24, 8, 8]
     assert [bar.get_height() for bar in left.patches] == [0.4, 1, 4, 4]
     assert [text.get_text() for text in left.texts] == ["25%"] * 4
-    assert [line.get_ydata() for line in (*left.lines, *right.lines)] == [[1, 1], [1, 1]]
+    assert [list(line.get_ydata()) for line in (*left.lines, *right.lines)] == [[1, 1], [1, 1]]
 
 
 def test_the_prices_are_the_rows_of_the_list():
