@@ -14,6 +14,7 @@ import pytest
 from tests.notebook_rules import (
     ANATOMY,
     ANATOMY_ANEW,
+    ANEW,
     ENDING,
     ENDING_ANEW,
     ROOT,
@@ -308,22 +309,30 @@ def test_the_first_notebook_has_its_own_headings():
     assert broken_rules("00_start_here", notebook) == []
 
 
-def test_a_chapter_written_anew_has_its_price_its_limits_and_its_rule_in_the_first_half():
+def written_anew(name: str = f"{ANEW[0]}_x") -> tuple[str, Notebook]:
     notebook = copy.deepcopy(CHAPTER)
-    title, _, *rest = notebook["cells"]
-    rest = [each for each in rest if each["id"][0] not in "he"]
-    headings = [prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY_ANEW)]
-    ending = [prose(f"e{i}", f"### {heading}\ntext") for i, heading in enumerate(ENDING_ANEW)]
-    notebook["cells"] = [title, *headings, *ending, *rest]
-    put("title", source="# Why did it stop?\nAbout 38 minutes." + " word" * 6900)(notebook)
-    assert broken_rules("07_x", notebook) == []
-    assert any("the level-2 headings are" in problem for problem in broken_rules("05_x", notebook))
-    drop("h7")(notebook)
-    assert any("the level-2 headings are" in problem for problem in broken_rules("07_x", notebook))
-    put("title", source="# Why did it stop?\nAbout 43 minutes." + " word" * 7700)(notebook)
-    assert [problem for problem in broken_rules("07_x", notebook) if "at a sitting" in problem] == [
-        "07_x: the first half takes 43.0 minutes at a sitting, at most 42"
-    ]
+    first_half = [prose(f"h{i}", f"## {heading}\ntext") for i, heading in enumerate(ANATOMY_ANEW[:-1])]
+    endings = [prose(f"e{i}", f"### {heading}\ntext") for i, heading in enumerate(ENDING_ANEW)]
+    rest = [cell for cell in notebook["cells"][2:] if cell["id"][0] not in "he"]
+    half = [cell for cell in notebook["cells"] if cell["id"] == "half"]
+    notebook["cells"] = [*notebook["cells"][:2], *first_half, *rest[:4], *half, *endings, *rest[4:]]
+    return name, notebook
+
+
+def test_a_chapter_that_is_written_anew_ends_its_first_half_with_price_limits_and_recap():
+    name, notebook = written_anew()
+    assert broken_rules(name, notebook) == []
+    assert any("expected ['Symptom'" in problem for problem in broken_rules("05_x", notebook))
+    put("h4", source="## Exercises")(notebook)
+    assert any("'What does it cost?', 'Exercises', 'In your project'" in p for p in broken_rules(name, notebook))
+    name, notebook = written_anew()
+    put("long", source="word " * 7200)(notebook)
+    assert not any("at a sitting" in problem for problem in broken_rules(name, notebook))
+    put("long", source="word " * 7500)(notebook)
+    assert any("at a sitting, at most 42" in problem for problem in broken_rules(name, notebook))
+    name, notebook = written_anew()
+    drop("e1")(notebook)
+    assert any("are ['Proof'], expected ['Proof', 'Claims']" in problem for problem in broken_rules(name, notebook))
 
 
 def test_a_folded_cell_takes_half_the_time_and_may_be_long():

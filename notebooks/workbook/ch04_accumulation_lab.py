@@ -7,22 +7,33 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from lightning.pytorch import Callback, LightningModule
 from torch import Tensor, nn
+from torch.autograd.graph import saved_tensors_hooks
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import DataLoader
 
 from course_lib.accumulation import accumulate, windows
 from course_lib.callbacks import ExactAccumulation
+from course_lib.launch import run_ranks
+from workbook.ch03_memory import SavedTensor
+from workbook.ch04_small_jobs import Tokens as Tokens
+from workbook.ch04_small_jobs import answers_alone as answers_alone
+from workbook.ch04_small_jobs import collate as collate
+from workbook.ch04_small_jobs import conv_net_without_dropout as conv_net_without_dropout
+from workbook.ch04_small_jobs import five_of_sixteen as five_of_sixteen
+from workbook.ch04_small_jobs import gpt as gpt
+from workbook.ch04_small_jobs import passages as passages
+from workbook.ch04_small_jobs import pictures as pictures
+from workbook.ch04_small_jobs import three_of_four as three_of_four
+from workbook.ch04_small_jobs import twelve as twelve
 from workbook.trainers import quiet_trainer
-
-Tokens = tuple[Tensor, Tensor]
-"""A micro-batch: features (tokens, 6) and classes (tokens,) in 0…3, or -100 where a token is masked."""
 
 WAYS = ("usual recipe", "Trainer", "accumulate", "ExactAccumulation")
 
@@ -87,82 +98,158 @@ def make_model(dropout: float = 0.0, batch_norm: bool = False) -> nn.Module:
 
 
 def loss_sum(model: nn.Module, batch: Tokens) -> Tensor:
-    return F.cross_entropy(model(batch[0]), batch[1], reduction="sum", ignore_index=-100)
+    device = next(model.parameters()).device
+    scores, targets = model(batch[0].to(device)), batch[1].to(device)
+    return F.cross_entropy(scores.flatten(0, -2), targets.flatten(), reduction="sum")
+
+
+def count(batch: Tokens) -> Tensor:
+    return (batch[1] != -100).sum()
 
 
 Batch = Sequence[Tokens]
 """A window's micro-batches."""
 
 
-def collate(batch: Sequence[str]) -> Tokens:
-    """Words of any length as one batch; -100 is the target of the padding."""
-    encoded = []
-    for word in batch:
-        letters = [ord(letter) - 96 for letter in word]
-        encoded.append(torch.tensor([0, *letters, 0]))  # 0 stands before and after a word
-    before = pad_sequence([letters[:-1] for letters in encoded], batch_first=True)
-    targets = [letters[1:] for letters in encoded]
-    return before, pad_sequence(targets, batch_first=True, padding_value=-100)
-
-
-class Letters(LightningModule):
-    """Guesses each letter of a word from the one before it, with an ordinary mean loss."""
+class Reader(LightningModule):
+    """The GPT, with an ordinary mean loss."""
 
     def __init__(self) -> None:
         super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Embedding(27, 16), nn.Tanh(), nn.Linear(16, 27))
+        self.net = gpt().eval()  # no dropout for now
 
     def training_step(self, batch: Tokens) -> Any:
-        outputs = self.net(batch[0])
-        return F.cross_entropy(outputs.flatten(0, 1), batch[1].flatten())
+        scores, targets = self.net(batch[0]), batch[1]
+        return F.cross_entropy(scores.flatten(0, 1), targets.flatten())
 
     def configure_optimizers(self) -> Any:
         return torch.optim.SGD(self.parameters(), lr=1.0)
 
 
-def deep_net_and_data(device: Any) -> tuple[nn.Sequential, Tensor, Tensor]:
-    """Six layers of 256, and 64 samples with their labels."""
-    torch.manual_seed(0)
-    layers = [nn.Sequential(nn.Linear(256, 256), nn.Tanh()) for _ in range(6)]
-    net = nn.Sequential(*layers, nn.Linear(256, 10)).to(device)
-    return net, torch.randn(64, 256, device=device), torch.randint(0, 10, (64,), device=device)
+def update_of(pieces: Any, batch_size: int, k: int, model: Any = None, **more: Any) -> Tensor:
+    model = model or Reader()
+    start = weights_of(model)
+    trainer = quiet_trainer(devices=1, max_epochs=1, accumulate_grad_batches=k, **more)
+    loader: Any = DataLoader(pieces, batch_size, collate_fn=collate)
+    trainer.fit(model, loader)
+    return weights_of(model) - start
+
+
+class OneWeight(LightningModule):
+    """A single weight, whose gradient is 1 for every batch."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight, self.seen = nn.Parameter(torch.zeros(())), list[float]()
+
+    def training_step(self, batch: Any) -> Any:
+        self.seen.append(self.weight.item())
+        return self.weight
+
+    def configure_optimizers(self) -> Any:
+        return torch.optim.SGD(self.parameters(), lr=1.0)
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([p.detach().cpu().flatten() for p in model.parameters()])
+
+
+def distance(a: Tensor, b: Tensor) -> float:
+    """The norm of the difference, divided by the norm of the second."""
+    return ((a - b).norm() / b.norm()).item()
+
+
+class EachLoss(nn.Module):
+    """64 samples: the loss of each is a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.losses = nn.Parameter(torch.ones(64))
+
+    def forward(self, indices: Tensor) -> Tensor:
+        return self.losses[indices]
+
+
+def sample_weights(rank: int, way: Callable[..., Any], window_of_ranks: Sequence[Any]) -> list[float]:
+    """In 64ths: what each sample weighs in the gradient of the window, accumulated in some way."""
+    each = EachLoss()
+    model = DistributedDataParallel(each) if dist.is_initialized() else each
+    way(model, window_of_ranks[rank], lambda model, batch: model(batch).sum(), len)
+    assert each.losses.grad is not None
+    return [round(64 * weight, 2) for weight in each.losses.grad.tolist()]
+
+
+RAGGED = [torch.arange(64).split([40, 16, 4, 4])]
+TWO_RANKS = [torch.arange(0, 48).split(24), torch.arange(48, 64).split(8)]
+
+
+def check(way: Callable[..., Any], device: Any = "cpu") -> list[float]:
+    """A rung: the symptom, and the weights in two windows of 64 samples, by one way of accumulating."""
+    one_by_one = [collate([passage]) for passage in passages()]
+    net = gpt().eval().to(device)
+    way(net, one_by_one, loss_sum, count)
+    found = gradient(net)
+    net.zero_grad()
+    big = collate(passages())
+    (loss_sum(net, big) / count(big)).backward()
+    print(f"{way.__name__}: distance {distance(found, gradient(net)):.4f}", end=", ")
+    weights = sample_weights(0, way, RAGGED)
+    on_ranks: list[float] = run_ranks(sample_weights, args=(way, TWO_RANKS), backend="gloo")[0].value
+    print(f"weights {min(weights)} to {max(weights)}, on two ranks {min(on_ranks)} to {max(on_ranks)}")
+    return on_ranks
+
+
+def run_in(k: int, net: nn.Module) -> None:
+    inputs, targets = collate(passages(of_one_length=True))
+    for x, y in zip(inputs.chunk(k), targets.chunk(k), strict=True):
+        loss = F.cross_entropy(net(x).flatten(0, 1), y.flatten())
+        (loss / k).backward()
+
+
+def bytes_and_passes(k: int) -> tuple[int, int]:
+    """The most bytes that autograd holds at one time, and how often a bias gets a gradient."""
+    net, passes = gpt().eval(), list[Any]()
+    list(net.parameters())[-1].register_post_accumulate_grad_hook(passes.append)
+    return peak_saved_bytes(lambda: run_in(k, net), net), len(passes)
 
 
 def accumulated_gradient(model: nn.Module, window: Batch) -> Tensor:
     model.zero_grad()
-    for features, classes in window:
-        (F.cross_entropy(model(features), classes) / len(window)).backward()
+    for inputs, targets in window:
+        loss = F.cross_entropy(model(inputs).flatten(0, -2), targets.flatten())
+        (loss / len(window)).backward()
     return gradient(model)  # all parameters' .grad as one tensor
 
 
-def big_batch_gradient(model: nn.Module, window: Batch) -> Tensor:
-    model.zero_grad()
-    features, classes = (torch.cat(column) for column in zip(*window, strict=True))
-    F.cross_entropy(model(features), classes).backward()
-    return gradient(model)
-
-
-def with_other_masks(
-    gradient_of: Callable[[nn.Module, Batch], Tensor], window: Batch, first_seed: int, draws: int = 200
-) -> Tensor:
-    """A row for each draw of dropout's masks."""
-    model, found = make_model(dropout=0.5), []
-    for draw in range(draws):
-        torch.manual_seed(2 * draw + first_seed)
-        found.append(gradient_of(model, window))
+def gradients(model: nn.Module, draw_window: Callable[[], Batch], first_seed: int) -> Tensor:
+    """32 draws of the masks, or of the window: a row for each."""
+    found = []
+    for draw in range(32):
+        torch.manual_seed(first_seed + draw)
+        found.append(accumulated_gradient(model, draw_window()))
     return torch.stack(found)
 
 
-def with_other_parts(window: Batch, parts_of: int, draws: int = 200) -> tuple[Tensor, Tensor]:
-    """With BatchNorm: a row for each way to cut the window's samples into parts, and rows of the big batch."""
-    model, found = make_model(batch_norm=True), []
-    features, classes = (torch.cat(column) for column in zip(*window, strict=True))
-    for draw in range(draws):
-        order = torch.randperm(len(classes), generator=torch.Generator().manual_seed(draw))
-        parts = [(features[part], classes[part]) for part in order.split(parts_of)]
-        found.append(accumulated_gradient(model, parts))
-    return torch.stack(found), big_batch_gradient(model, window).expand(draws, -1)
+def plain_loop(model: nn.Module, window: Batch, loss_sum: Callable[..., Tensor], count: Any) -> None:
+    for batch in window:
+        loss_sum(model, batch).backward()
+
+
+def count_all_reduces(rank: int, ways: Sequence[Callable[..., Any]]) -> list[int]:
+    """How many all-reduces of gradients each way makes for a window of 8. A hook of DDP sees them."""
+    counts = []
+    for way in ways:
+        model, seen = DistributedDataParallel(make_model()), list[Any]()
+
+        def hook(state, bucket, seen=seen):  # type: ignore[no-untyped-def]
+            seen.append(bucket)  # this model fits in one bucket
+            return allreduce_hook(None, bucket)  # type: ignore[arg-type]
+
+        model.register_comm_hook(None, hook)
+        generator = torch.Generator().manual_seed(rank)
+        way(model, [random_tokens(generator, tokens=6) for _ in range(8)], loss_sum, count)
+        counts.append(len(seen))
+    return counts
 
 
 def random_features(seed: int) -> Tensor:
@@ -172,6 +259,11 @@ def random_features(seed: int) -> Tensor:
 
 def classify(net: nn.Module, x: Tensor) -> Tensor:
     return F.cross_entropy(net(x), (x[:, 0] > 0.5).long())
+
+
+def weighted(net: nn.Module, x: Tensor) -> Tensor:
+    class_weights = torch.tensor([1, 10, 1, 1], dtype=x.dtype)
+    return F.cross_entropy(net(x), (x[:, 0] > 0.5).long(), weight=class_weights)
 
 
 def contrastive(net: nn.Module, x: Tensor) -> Tensor:
@@ -192,12 +284,27 @@ def gradient_of_mean(loss: Callable[[nn.Module, Tensor], Tensor], parts: Sequenc
     return gradient(model)
 
 
-def count(batch: Tokens) -> Tensor:
-    return (batch[1] != -100).sum()
-
-
 def gradient(model: nn.Module) -> Tensor:
     return torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None]).clone()
+
+
+def peak_saved_bytes(run: Callable[[], Any], model: nn.Module) -> int:
+    """The largest sum of bytes that autograd holds for the backward pass at one time, the parameters left out."""
+    parameters = {parameter.data_ptr() for parameter in model.parameters()}
+    alive: WeakSet[SavedTensor] = WeakSet()
+    peak = 0
+
+    def pack(tensor: Tensor) -> SavedTensor:
+        nonlocal peak
+        saved = SavedTensor(tensor)
+        alive.add(saved)
+        storages = {(each.tensor.data_ptr(), each.tensor.nbytes) for each in alive}  # two operations may save one
+        peak = max(peak, sum(nbytes for pointer, nbytes in storages if pointer not in parameters))
+        return saved
+
+    with saved_tensors_hooks(pack, lambda saved: saved.tensor):
+        run()
+    return peak
 
 
 def _largest_error(mine: Iterable[Tensor], of_big_batch: list[Tensor]) -> float:

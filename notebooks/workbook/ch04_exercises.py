@@ -2,109 +2,39 @@
 
 from __future__ import annotations
 
-import functools
 import itertools
-import math
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from course_lib.accumulation import windows
 from workbook.exercises import Exercise
-
-DIVIDED_BY_ZERO = "ZeroDivisionError"
-
-
-def _zero_division_told(answer: Callable[..., Any]) -> Callable[..., Any]:
-    """An answer that divides by 0 returns that as its result, so that it can be told why."""
-
-    @functools.wraps(answer)
-    def told(**case: Any) -> Any:
-        try:
-            return answer(**case)
-        except ZeroDivisionError:
-            return DIVIDED_BY_ZERO
-
-    return told
-
-
-def _applied(micro_batches: list[list[float]], k: int) -> list[float]:
-    return [_mean(list(itertools.chain(*window))) for window in windows(micro_batches, k)]
 
 
 def _mean(values: Sequence[float]) -> float:
     return sum(values) / len(values)
 
 
+def _applied(micro_batches: list[list[float]], k: int) -> list[float]:
+    return [_mean(list(itertools.chain(*window))) for window in windows(micro_batches, k)]
+
+
 def _wrong_gradients(micro_batches: list[list[float]], k: int) -> dict[str, Any]:
-    right = _applied(micro_batches, k)
     in_windows = list(windows(micro_batches, k))
-    sums = [sum(sum(batch) for batch in window) for window in in_windows]
-    samples = [sum(len(batch) for batch in window) for window in in_windows]
     means = [[_mean(batch) for batch in window] for window in in_windows]
-    never_reset = [total / seen for total, seen in zip(sums, itertools.accumulate(samples), strict=True)]
-    means_by_samples = [sum(window) / count for window, count in zip(means, samples, strict=True)]
     means_by_k = [sum(window) / k for window in means]
-    full_windows = len(micro_batches) // k
-    last_is_full = len(right) == full_windows
     return {
-        "Your function divides by a count of 0. Either the step after the loop is made although the last window was "
-        "full and nothing is left, or the count was reset before the division.": (
-            DIVIDED_BY_ZERO if last_is_full else right
+        "{got} lacks the short window: after the loop, nothing steps for what is left.": (
+            means_by_k[: len(micro_batches) // k]
         ),
-        "{got} has one update too many: where the last window is full, nothing is left to step for.": (
-            [*right, 0.0] if last_is_full else right
-        ),
-        "{got} rounds down: `//` counts whole parts, and a mean of gradients is not a whole number.": (
-            [total // count for total, count in zip(sums, samples, strict=True)]
-        ),
-        "{got} lacks the update whose gradient is 0: the optimizer steps all the same.": [g for g in right if g],
-        "{got} takes a batch for the last one because it holds the same numbers: ask for its place, not its content.": (
-            _stepping_on_equals(micro_batches, k)
-        ),
-        "{got} goes on adding the gradients of earlier windows: reset both numbers after a step.": (
-            [total / count for total, count in zip(itertools.accumulate(sums), samples, strict=True)]
-        ),
-        "{got} is a running mean of all windows so far: reset both numbers after a step.": [
-            total / count
-            for total, count in zip(itertools.accumulate(sums), itertools.accumulate(samples), strict=True)
-        ],
-        "{got} goes on counting what earlier windows held: reset both numbers after a step.": never_reset,
-        "{got} is a sum of means, divided by samples: add up the samples' gradients, not the means.": means_by_samples,
-        "{got} lacks the short window: after the loop, nothing steps for what is left.": means_by_k[:full_windows],
         "{got} divides the short window by k as well, though it holds fewer micro-batches.": means_by_k,
         "{got} averages averages: a micro-batch of one weighs as much as one of three. Divide by the samples.": (
             [_mean(window) for window in means]
         ),
-        "{got} adds what is left over to the last full window: it is a window of its own, and a step.": (
-            _joined_to_the_last(micro_batches, k)
-        ),
-        "{got} grows with k: it only adds up means, or divides by the samples of the last micro-batch alone. Divide by "
-        "those of the whole window.": [sum(window) for window in means],
         "{got} is a sum over samples, divided by micro-batches: the units of numerator and denominator differ.": (
-            [total / k for total in sums]
-        ),
-        "{got} steps after every micro-batch: wait until the window is full.": (
-            [_mean(batch) for batch in micro_batches]
+            [sum(sum(batch) for batch in window) / k for window in in_windows]
         ),
     }
-
-
-def _joined_to_the_last(micro_batches: list[list[float]], k: int) -> list[float]:
-    in_windows = [list(window) for window in windows(micro_batches, k)]
-    if len(in_windows) > 1 and len(in_windows[-1]) < k:
-        in_windows[-2:] = [in_windows[-2] + in_windows[-1]]
-    return [_mean(list(itertools.chain(*window))) for window in in_windows]
-
-
-def _stepping_on_equals(micro_batches: list[list[float]], k: int) -> list[float]:
-    applied, taken = [], list[float]()
-    for number, batch in enumerate(micro_batches, start=1):
-        taken += batch
-        if number % k == 0 or batch == micro_batches[-1]:
-            applied.append(_mean(taken))
-            taken = []
-    return applied
 
 
 def _any_epoch(drawn: random.Random) -> dict[str, Any]:
@@ -132,7 +62,6 @@ applied_gradients = Exercise(
     ],
     misconceptions=_wrong_gradients,
     search=_any_epoch,
-    judge=_zero_division_told,
 )
 
 
@@ -143,38 +72,10 @@ def _wrong_factors(counts: list[int], rank: int) -> dict[str, float]:
         "{got} is the factor of a summed loss. Here the loss is a mean: it was divided by the rank's count.": (
             ranks / total
         ),
-        "{got} counts the ranks that have samples. DDP divides by all ranks, also by those that have none.": (
-            own * sum(count > 0 for count in counts) / total
-        ),
-        "{got} compares the rank with rank 0, which is a rank like any other: compare with all.": own
-        / (counts[0] or 1),
-        "{got} divides all samples by those of rank 0: upside down, and rank 0 is a rank like any other.": (
-            total / (counts[0] or 1)
-        ),
-        "{got} leaves the rank's own samples out of the total: they belong to it.": (
-            own * ranks / (total - own) if total > own else 0.0
-        ),
         "{got} is what DDP does by itself: ranks weigh equally, samples don't.": 1.0,
-        "{got} divides by the ranks, which DDP does already; and ranks would still weigh equally.": 1 / ranks,
+        "{got} is right for two ranks alone: W is the number of ranks, `len(counts)`.": own * 2 / total,
         "{got} compares the rank with the largest. That makes the ranks' weights proportional to their samples, but "
         "the whole is too small: they should add up to the number of ranks.": own / max(counts),
-        "{got} compares the rank with the smallest. The proportions are right, but the whole is too large: the "
-        "factors should add up to the number of ranks.": own / (min(counts) or 1),
-        "{got} comes from `//`, which rounds down: a factor is a number like 2.1.": own * ranks // total,
-        "{got} rounds the mean of the counts down before it divides by it: keep its fraction.": (
-            own / (total // ranks or 1)
-        ),
-        "{got} turns the mean into the rank's sum. Now say what should divide it, and what DDP divides it by.": own,
-        "{got} undoes both divisions that were made. The one that is wanted, by all samples, is missing.": own * ranks,
-        "{got} turns the mean into a sum and divides by the ranks. DDP divides by them too, and nothing divides by "
-        "the samples.": own / ranks,
-        "{got} divides the mean by the rank's count once more: the mean has been divided by it already.": (
-            1 / own if own else 0.0
-        ),
-        "{got} is upside down: the rank with more samples must weigh more. And DDP's division is still there.": (
-            total / own if own else 0.0
-        ),
-        "{got} is upside down: the rank with more samples must weigh more.": total / (ranks * own) if own else 0.0,
     }
 
 
@@ -207,31 +108,18 @@ def _logged_loss(losses: list[float], tokens: list[int], k: int) -> float:
 
 
 def _wrong_losses(losses: list[float], tokens: list[int], k: int) -> dict[str, float]:
-    total, micro_batches = sum(losses), len(losses)
-    updates = max(1, micro_batches // k)
+    total, updates = sum(losses), max(1, len(losses) // k)
     mean_of_tokens = _logged_loss(losses, tokens, k)
-    of_tokens = mean_of_tokens * sum(tokens)
-    by_window = _mean([_mean(window) for window in windows(losses, k)])
     return {
-        "{got} rounds down: `//` counts whole parts, and a mean loss is not a whole number.": of_tokens // sum(tokens),
         "{got} adds k losses for each update: a sum over micro-batches, divided by updates.": total / updates,
         "{got} takes k losses for each update, also where a short window has fewer: count the micro-batches.": (
             total / updates / k
         ),
-        "{got} divides by k once, however many windows the losses come from.": total / k,
-        "{got} is a sum over tokens, divided by updates: divide by the tokens.": of_tokens / updates,
-        "{got} is a sum over tokens, divided by micro-batches: divide by the tokens.": of_tokens / micro_batches,
-        "{got} is a sum over tokens that nothing divides: a mean over tokens is divided by their number.": of_tokens,
-        "{got} divides the mean over tokens by k as well: it is a mean already.": mean_of_tokens / k,
-        "{got} is the sum of all losses, which nothing divides. The longer the interval between logs, the larger it "
-        "gets.": total,
-        "{got} averages the windows' averages: a short window weighs as much as a full one.": by_window,
-        "{got} takes the short window for a full one: k times the windows is not the number of micro-batches.": (
-            total / (k * math.ceil(micro_batches / k))
+        "{got} averages averages: a micro-batch of 4 tokens weighs as much as one of 12.": _mean(losses),
+        "{got} is a sum over tokens, divided by updates: divide by the tokens.": (
+            mean_of_tokens * sum(tokens) / updates
         ),
-        "{got} averages averages: a micro-batch of 4 tokens weighs as much as one of 12.": total / micro_batches,
-        "{got} is the first micro-batch's loss: is `return` inside the loop?": losses[0],
-        "{got} divides means by tokens: multiply each mean by its tokens first.": total / sum(tokens),
+        "{got} divides the mean over tokens by k as well: it is a mean already.": mean_of_tokens / k,
     }
 
 

@@ -3,61 +3,145 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
-from weakref import WeakSet
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.ticker import NullLocator, StrMethodFormatter
 from numpy.typing import NDArray
-from torch import Tensor, nn
-from torch.autograd.graph import saved_tensors_hooks
+from torch import Tensor
 
-from workbook.ch03_memory import SavedTensor
+from course_lib.datasets import data_path
 from workbook.ch04_exercises import EXERCISES, applied_gradients, logged_loss, rank_factor
-from workbook.display import BLUE, GREY, ORANGE, add_legend, draw_curves, new_figure, numbered
+from workbook.display import (
+    BLUE,
+    GREY,
+    ORANGE,
+    add_legend,
+    add_legend_below,
+    draw_curves,
+    new_figure,
+    print_wrapped,
+    show_figure,
+)
+from workbook.prices.faults import FAULTS
+from workbook.prices.jobs import JOBS
+from workbook.prices.table import COLOURS, Row, losses, percent, read_csv, verdict
 from workbook.widgets import Explorer, int_slider
 
 __all__ = ["EXERCISES", "applied_gradients", "logged_loss", "rank_factor"]  # the notebook reads them here
 
 
-ARROWS = (
-    "Five arrows from 0. The grey ones, the mean gradients of micro-batches of 24, 8 and 2 samples, point in different "
-    "directions. The blue one, the big batch's gradient, is close to the mean of 24; the orange one, their equal mean, "
-    "is pulled away from it by the mean of 2."
+PANELS = {"gpt": "The GPT", "cnn": "The convolutional net"}
+ROWS = (
+    "zero_grad_in_micro_batches",
+    "zero_grad_forgotten",
+    "not_divided",
+    "clip_in_micro_batches",
+    "loss_over_k",
+    "mean_of_means",
+    "padding_counted",
+    "tail_dropped",
+    "tail_leaked",
 )
+"""The faults of the price list that this chapter explains."""
 BOTH = (
     "Two panels, each with the 64 samples of a window. The recipe's bars have different heights: on the left for "
     "micro-batches of 40, 16, 4 and 4, on the right for rank 0's two of 24 and rank 1's two of 8, each 25% of the "
-    "gradient. By hand there is one level line at 1/64 in both panels."
+    "gradient. The big batch is one level line at 1 in both panels."
 )
 
 
-def shares(sizes: Sequence[int], weights: Sequence[float]) -> list[float]:
-    """The weight of each micro-batch: the sum of those of its samples."""
-    ends = list(itertools.accumulate(sizes))
-    return [sum(weights[end - size : end]) for size, end in zip(sizes, ends, strict=True)]
+DRAWS = (
+    "Distance from the big batch against the number of draws averaged, on logarithmic axes. Dropout's falls along a "
+    "straight line, as does that of the big batch under other masks. BatchNorm's falls at first, and then stays."
+)
+PRICES = (
+    "Two panels, one for each job, with a line for each fault: its price as a point, its interval as a bar. zero_grad "
+    "in each micro-batch and zero_grad forgotten stand far to the right. The rest lie in the grey band of one percent, "
+    "or near it."
+)
 
 
-def figure_of_both(panels: Mapping[str, tuple[Sequence[int], Sequence[float], Sequence[float]]]) -> Figure:
-    """By title: the sizes of a window's micro-batches, and their samples' weights by the recipe and by hand."""
-    figure, all_axes = new_figure(11.0, 3.2, columns=len(panels))
-    for axes, (title, (sizes, by_recipe, by_hand)) in zip(all_axes, panels.items(), strict=True):
-        _draw_weights(axes, sizes, by_recipe, "loss / k")
-        edges = range(sum(sizes) + 1)
-        axes.stairs(by_hand, edges, baseline=None, color=BLUE, linewidth=2.5, label="loss_sum * W / N")
-        axes.set(title=title, xlabel="samples of the window", ylabel="weight of one sample")
-        axes.set(xlim=(0, sum(sizes)), ylim=(0, max(by_recipe) * 1.25))
-        add_legend(axes, "upper left")
+def prices() -> list[Row]:
+    """This chapter's rows of the price list, the dearest first."""
+    return [row for row in losses(read_csv(data_path("prices.csv"))) if row.fault in ROWS]
+
+
+def show_prices() -> None:
+    """Draw this chapter's rows, and print them."""
+    rows = prices()
+    show_figure(figure_of_chapter_prices(rows), PRICES)
+    for row in rows:
+        print_wrapped(price_line(row))
+
+
+def price_of(job: str, fault: str) -> float:
+    """In percent of the loss without the fault."""
+    [found] = [row for row in prices() if (row.job, row.fault) == (job, fault)]
+    return round(percent(found, found.difference), 1) + 0.0  # no -0.0
+
+
+def price_line(row: Row) -> str:
+    """A price in words: by how many percent of the loss, and its interval."""
+    if row.diverged == row.pairs:
+        return f"{row.job}: {FAULTS[row.fault].title}: {verdict(row)}"
+    price, low, high = (percent(row, value) for value in (row.difference, row.low, row.high))
+    return f"{row.job}: {FAULTS[row.fault].title}: {price:+.1f} % ({low:+.1f} … {high:+.1f}), {verdict(row)}"
+
+
+def figure_of_chapter_prices(rows: Sequence[Row]) -> Figure:
+    """Each price with its interval; a column for each job, and one line for each fault."""
+    names = [name for name in ROWS if any(row.fault == name for row in rows)]
+    figure, columns = new_figure(10.0, 1.3 + 0.32 * len(names), columns=2)
+    for job, axes in zip(JOBS, columns, strict=True):
+        axes.axvspan(-1, 1, color="#EEEEEE")
+        for row in rows:
+            if row.job != job or row.diverged == row.pairs:
+                continue
+            y, colour = -names.index(row.fault), COLOURS[verdict(row)]
+            axes.plot([percent(row, row.low), percent(row, row.high)], [y, y], color=colour, linewidth=3)
+            axes.plot(percent(row, row.difference), y, "o", color=colour, markersize=6)
+        axes.axvline(0, color=GREY, linewidth=0.8)
+        axes.set(title=PANELS[job], xlabel="validation loss, % above the right run's", ylim=(0.6 - len(names), 0.6))
+        titles = [FAULTS[name].title for name in names] if axes is columns[0] else []
+        axes.set_yticks([-at for at in range(len(names))] if titles else [], titles)
+        axes.tick_params(axis="y", length=0, labelsize=9)
+    dear = sum(percent(row, row.low) > 1 for row in rows)
+    figure.suptitle(f"Of these {len(rows)} prices, {dear} are above 1 % of the loss", fontsize=11)
+    handles = [
+        Line2D([], [], color=colour, marker="o", label=name)
+        for name, colour in COLOURS.items()
+        if any(verdict(row) == name for row in rows)
+    ]
+    add_legend_below(figure, handles)
     return figure
 
 
-def _draw_weights(axes: Any, sizes: Sequence[int], weights: Sequence[float], name: str) -> None:
-    starts = [end - size for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
-    heights = [weights[start] for start in starts]
-    bars = axes.bar(starts, heights, sizes, align="edge", color=ORANGE, edgecolor="white", label=name)
-    axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=8)
+def shares(sizes: Sequence[int], weights: Sequence[float]) -> list[float]:
+    """The weight of each micro-batch in the window: that of its samples, over all."""
+    ends = list(itertools.accumulate(sizes))
+    return [sum(weights[end - size : end]) / sum(weights) for size, end in zip(sizes, ends, strict=True)]
+
+
+def figure_of_weights(on_one: Sequence[float], on_two: Sequence[float]) -> Figure:
+    """Samples' weights in two windows, where the big batch's is 1: of one process, and of two ranks."""
+    figure, all_axes = new_figure(11.0, 3.2, columns=2)
+    panels = {
+        "one process: {:.0f} times from first to last": ([40, 16, 4, 4], on_one),
+        "two ranks: {:.0f} times from rank 0 to rank 1": ([24, 24, 8, 8], on_two),
+    }
+    for axes, (title, (sizes, weights)) in zip(all_axes, panels.items(), strict=True):
+        starts = [end - size for size, end in zip(sizes, itertools.accumulate(sizes), strict=True)]
+        heights = [weights[start] for start in starts]
+        bars = axes.bar(starts, heights, sizes, align="edge", color=ORANGE, edgecolor="white", label="loss / k")
+        axes.bar_label(bars, [f"{share:.0%}" for share in shares(sizes, weights)], padding=3, fontsize=8)
+        axes.plot([0, sum(sizes)], [1, 1], color=BLUE, linewidth=2.5, label="one big batch")
+        axes.set(title=title.format(weights[-1] / weights[0]), xlabel="samples of the window")
+        axes.set(ylabel="weight of one sample", xlim=(0, sum(sizes)), ylim=(0, max(weights) * 1.25))
+        add_legend(axes, "upper left")
+    return figure
 
 
 def distances_of_means(some: Tensor, others: Tensor, draws: Sequence[int]) -> list[float]:
@@ -66,30 +150,27 @@ def distances_of_means(some: Tensor, others: Tensor, draws: Sequence[int]) -> li
     return [((mean - other).norm() / other.norm()).item() for mean, other in means]
 
 
+def show_draws(pairs: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+    """Print and draw how far the means of 1, 2, 4 … 32 rows of each pair are from each other."""
+    draws = [1, 2, 4, 8, 16, 32]
+    distances = {name: distances_of_means(some, others, draws) for name, (some, others) in pairs.items()}
+    print("draws averaged:        ", draws)
+    for name, values in distances.items():
+        print(f"{name:23}", [round(value, 2) for value in values])
+    show_figure(figure_of_draws(distances, draws), DRAWS)
+
+
 def figure_of_draws(distances: Mapping[str, Sequence[float]], draws: Sequence[int]) -> Figure:
     """How far the mean of accumulated gradients is from the mean of big batches', against how many were averaged."""
     figure, axes = new_figure(8.0, 3.4)
     curves = {name: (draws, values) for name, values in distances.items()}
-    title = "Dropout's distance averages out, BatchNorm's does not"
+    title = "Dropout is noise and averages out; BatchNorm is a bias and stays"
     y = "distance from the big batch"
     draw_curves(axes, curves, title=title, x="draws averaged", y=y, legend="lower left")
     axes.set(xscale="log", yscale="log", xticks=draws, yticks=[0.02, 0.05, 0.1, 0.2, 0.5, 1.0])
     for axis in (axes.xaxis, axes.yaxis):
         axis.set_major_formatter(StrMethodFormatter("{x:g}"))
         axis.set_minor_locator(NullLocator())
-    return figure
-
-
-def figure_of_training(curves: dict[str, tuple[Sequence[float], Sequence[float]]]) -> Figure:
-    """Accuracy of named runs against optimizer steps, and against epochs."""
-    figure, (left, right) = new_figure(11.0, 3.2, columns=2)
-    unit = "accuracy on the test digits"
-    draw_curves(left, curves, title="After as many steps, larger batches are ahead …", x="optimizer steps", y=unit)
-    by_epoch = {name: numbered(accuracies) for name, (_, accuracies) in curves.items()}
-    draw_curves(right, by_epoch, title="… after as many samples, they catch up late", x="epochs", y=unit)
-    left.set(xscale="log", xticks=[12, 24, 48, 90, 180, 360, 540])
-    left.xaxis.set_major_formatter(StrMethodFormatter("{x:g}"))
-    left.xaxis.set_minor_locator(NullLocator())
     return figure
 
 
@@ -146,22 +227,3 @@ def arrows_explorer() -> Explorer:
         "third": int_slider(2, 32, "samples of the third"),
     }
     return Explorer(controls, render, title="sizes of three micro-batches → their gradients as arrows")
-
-
-def peak_saved_bytes(run: Callable[[], Any], model: nn.Module) -> int:
-    """The largest sum of bytes that autograd holds for the backward pass at one time, the parameters left out."""
-    parameters = {parameter.data_ptr() for parameter in model.parameters()}
-    alive: WeakSet[SavedTensor] = WeakSet()
-    peak = 0
-
-    def pack(tensor: Tensor) -> SavedTensor:
-        nonlocal peak
-        saved = SavedTensor(tensor)
-        alive.add(saved)
-        storages = {(each.tensor.data_ptr(), each.tensor.nbytes) for each in alive}  # two operations may save one
-        peak = max(peak, sum(nbytes for pointer, nbytes in storages if pointer not in parameters))
-        return saved
-
-    with saved_tensors_hooks(pack, lambda saved: saved.tensor):
-        run()
-    return peak

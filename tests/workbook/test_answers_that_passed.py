@@ -60,6 +60,25 @@ def windows_that_pop(micro_batches, k):
         yield statistics.fmean(itertools.chain(*window))
 
 
+def joined_to_the_last(micro_batches, k):
+    """What is left over goes into the last full window."""
+    ends = [*range(k, len(micro_batches) + 1, k)]
+    ends = [*ends[:-1], len(micro_batches)] if ends else [len(micro_batches)] * bool(micro_batches)
+    windows = [micro_batches[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+    return [statistics.fmean(value for batch in window for value in batch) for window in windows]
+
+
+def stepping_on_equals(micro_batches, k):
+    """Takes a batch for the last one because it holds the same numbers."""
+    applied, taken = [], []
+    for number, batch in enumerate(micro_batches, start=1):
+        taken += batch
+        if number % k == 0 or batch == micro_batches[-1]:
+            applied.append(statistics.fmean(taken))
+            taken = []
+    return applied
+
+
 def windows_by_identity(micro_batches, k):
     taken = []
     for number, batch in enumerate(micro_batches, start=1):
@@ -389,6 +408,14 @@ def asking_the_device(run, limit, usual):
         (three_trials, asking_the_device, "has no attribute '__self__'"),
         (ch04.applied_gradients, windows_that_pop, "changes `micro_batches`, which is its caller's"),
         (ch04.applied_gradients, windows_by_identity, "should be ["),
+        (ch04.applied_gradients, joined_to_the_last, "should be [6.0, 10.0], got [6.8]"),
+        (ch04.applied_gradients, stepping_on_equals, "should be ["),
+        (ch04.rank_factor, lambda counts, rank: counts[rank] * len(counts) // sum(counts), "should be 2.032"),
+        (
+            ch04.rank_factor,
+            lambda counts, rank: counts[rank] * sum(count > 0 for count in counts) / sum(counts),
+            "factor(counts=[5, 0, 10, 5], rank=2) should be 2.0, got 1.5",
+        ),
         (ch05.steps_per_epoch, lambda **case: mock.ANY, "should be 2, got <ANY>"),
         (ch05.schedule_horizon, horizon_rounded_by_0_99, "accumulate_grad_batches=1000000"),
     ],
@@ -407,14 +434,7 @@ def test_what_passed_is_refused(exercise, answer, message):
         (streams.share, lambda lines, info: [next(lines) for _ in range(99)], "`next(lines)` raises StopIteration"),
         (streams.share, streams._by_rows, "for some of these none is left"),
         (ch03.kept, ch03._sorted_losses, "keep that of the batches"),
-        (
-            ch04.rank_factor,
-            lambda counts, rank: counts[rank] * sum(count > 0 for count in counts) / sum(counts),
-            "DDP divides by all ranks, also by those that have none",
-        ),
         (ch01.padded, lambda words: ch01._padded(words)[::-1], "The mask comes first"),
-        (ch04.rank_factor, lambda counts, rank: counts[rank] * len(counts) // sum(counts), "comes from `//`"),
-        (ch04.applied_gradients, ch04._joined_to_the_last, "it is a window of its own"),
         (
             ch05.schedule_horizon,
             lambda num_batches, accumulate_grad_batches, epochs: (num_batches // accumulate_grad_batches + 1) * epochs,
