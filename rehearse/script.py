@@ -241,7 +241,7 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
         "setup": lambda: judge_setup(journal),
         "validation": lambda: judge_validation(journal, other),
         "workers": lambda: judge_workers(journal),
-        "resume": lambda: judge_resume(journal, others.life),
+        "resume": lambda: judge_resume(journal, others.life, _why_no_second_life(journal, others)),
     }
     judgement = Judgement(not_judged={name: Unjudged(why, Kind.NOT_APPLICABLE) for name, why in UNSEEN.items()})
     for name, check in checks.items():
@@ -264,10 +264,6 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
             judgement.findings = [finding for finding in judgement.findings if finding.check != name]
             judgement.add(not_judged(name, why))
     _leave_open_what_a_value_ends(judgement, journal, others)
-    if journal.counts()["saves"] and others.again is not None and "resume" not in found:
-        judgement.add(not_judged("resume", "the script does something else each time that it is run", Kind.OPEN))
-    if not journal.counts()["saves"] and any(one.counts()["saves"] for one in others.moved) and "resume" not in found:
-        judgement.add(not_judged("resume", f"whether it saves hangs on a value{_where(others)}", Kind.OPEN))
     if "workers" in found:  # the loader is longer than its len because of them
         judgement.findings = [finding for finding in judgement.findings if finding.check != "length"]
     if any(finding.check in ("workers", "resume") for finding in judgement.findings):
@@ -275,6 +271,19 @@ def judged(journal: Journal, others: Others, *, final_lr: float | None = None) -
     judgement.notes += journal.notes
     judgement.notes += _what_hangs_on_values(journal, others)
     return judgement
+
+
+def _why_no_second_life(journal: Journal, others: Others) -> str:
+    """Why none was tried of a script that saves; empty where one was, or where nothing is saved."""
+    if not journal.counts()["saves"]:
+        if any(one.counts()["saves"] for one in others.moved):
+            return f"whether it saves hangs on a value{_where(others)}"
+        return ""
+    if journal.end != ENDED:
+        return "the rehearsal did not come to the script's end"
+    if others.again is not None:
+        return "the script does something else each time that it is run"
+    return ""
 
 
 def _leave_open_what_a_value_ends(judgement: Judgement, journal: Journal, others: Others) -> None:

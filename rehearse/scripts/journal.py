@@ -136,7 +136,7 @@ class Journal:
     savers: tuple[str, ...] = ()
     """By what settings that Trainer's callbacks are to save."""
     saving_lines: tuple[str, ...] = ()
-    """The script's own lines with a ``torch.save``."""
+    """The script's own lines with a ``torch.save``; known when it has come to its end."""
     has_validation: bool = False
     """Whether it has a validation's loaders and steps."""
     never_read: list[str] = field(default_factory=list)

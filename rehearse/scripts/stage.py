@@ -145,7 +145,8 @@ class Stage:
         if not self.is_closed:
             journal = self.recorders.journal
             journal.end, journal.says = end, says
-            journal.saving_lines = _saving_lines(Path(self.task.script))
+            if end == ENDED:
+                journal.saving_lines = _saving_lines(Path(self.task.script))
             self.recorders.see_the_end()
             self.task.give_back(journal)
 

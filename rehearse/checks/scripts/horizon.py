@@ -108,8 +108,8 @@ def _set_by_hand(judgement: Judgement, steps: list[Step]) -> bool:
 
 
 def _warms_up_again(judgement: Judgement, rates: Any) -> bool:
-    """Rates that fall at once and rise beyond that again, more than once: a restart jumps up, and this falls down."""
-    falls = [at for at in range(1, len(rates)) if rates[at] < 0.5 * rates[at - 1] < 0.5 * rates[at:].max()]
+    """Rates that fall at once and rise to that again, more than once: a restart jumps up, and this falls down."""
+    falls = [at for at in range(1, len(rates)) if rates[at] < 0.5 * rates[at - 1] and rates[at:].max() >= rates[at - 1]]
     if len(falls) < 2:
         return False
     first = falls[0]

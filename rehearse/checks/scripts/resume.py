@@ -16,8 +16,11 @@ JUMP = 1.25
 """Times the rate that a state holds, from which on a first step has another one."""
 
 
-def judge_resume(journal: Journal, life: SecondLife | None = None) -> Judgement:
-    """Of one life: that nothing is saved, or a rate is set back behind a state that was loaded. Then of the second."""
+def judge_resume(journal: Journal, life: SecondLife | None = None, why_open: str = "") -> Judgement:
+    """Of one life: that nothing is saved, or a rate is set back behind a state that was loaded. Then of the second.
+
+    ``why_open``: why none was tried though the run may save.
+    """
     counts = journal.counts()
     if journal.savers and not counts["saves"] and journal.end == ENDED:
         steps = counted(counts["optimizer steps"], "optimizer step")
@@ -43,14 +46,14 @@ def judge_resume(journal: Journal, life: SecondLife | None = None) -> Judgement:
                     "Is the schedule made behind load_state_dict of the optimizer? Making it sets the rate back: make "
                     "it first, and load both states then.",
                 )
+    if why_open:
+        return not_judged("resume", why_open, Kind.OPEN)
     if not counts["saves"]:
         judgement = not_applicable("resume", "the script saves no checkpoint")
-        if journal.saving_lines and journal.end == ENDED:
+        if journal.saving_lines:
             lines = ", ".join(journal.saving_lines[:3])
             judgement.notes.append(f"resume: the script can save ({lines}), and nothing in the whole run does")
         return judgement
-    if life is None and journal.end != ENDED:
-        return not_judged("resume", "the rehearsal did not come to the script's end", Kind.OPEN)
     if life is None:
         return not_applicable("resume", "no save has training behind it")
     return judge_second_life(journal, life)
@@ -133,13 +136,8 @@ def _within_the_epoch(journal: Journal, life: SecondLife, where: str) -> Judgeme
 
 def _skipped(journal: Journal) -> int:
     """The batches that a script draws and leaves ahead of the first that it trains."""
-    drawn = 0
-    trained = journal.trained()
-    for at, event in enumerate(journal.events):
-        if isinstance(event, Backward):
-            break
-        drawn += isinstance(event, Delivered) and at in trained
-    return max(0, drawn - 1)
+    passes = (at for at, event in enumerate(journal.events) if isinstance(event, Backward))
+    return max(0, _micro_batches_before(journal, next(passes, 0)) - 1)
 
 
 def _order_of(journal: Journal, life: SecondLife, where: str) -> Judgement:

@@ -60,22 +60,18 @@ def judge_validation(journal: Journal, other: Journal | None = None) -> Judgemen
 
 def _the_first_batch_again(evaluated: list[LoaderPass]) -> Judgement | None:
     """Evaluations that begin a loader anew for each batch, and so see its first one alone."""
-    again: Counter[tuple[int, int]] = Counter()  # loops by the loader, and by how much was trained ahead of them
-    for one in evaluated:
-        if len(one.batches) == 1 and one.batches[0] is not None and (one.promised or 0) > 1:
-            again[one.loader, one.micro_batch] += 1
-    firsts = {
-        one.loader: {batch for other in evaluated if other.loader == one.loader for batch in other.batches}
-        for one in evaluated
-    }
-    for (loader, _), loops in again.items():
-        if loops < 2 or len(firsts[loader]) > 1:
+    for loader in {one.loader for one in evaluated}:
+        passes = [one for one in evaluated if one.loader == loader]
+        batches = {batch for one in passes for batch in one.batches}
+        promised = passes[0].promised or 0
+        together = Counter(one.micro_batch for one in passes if len(one.batches) == 1)  # behind as much training
+        loops = max(together.values(), default=0)
+        if loops < 2 or len(batches) > 1 or None in batches or promised < 2:
             continue
-        promised = next(one.promised for one in evaluated if one.loader == loader)
         return Judgement().find(
             "validation",
             f"An evaluation reads the first batch of its loader {loops:,} times, and none of the other "
-            f"{(promised or 1) - 1:,}.",
+            f"{promised - 1:,}.",
             "The score is that of one batch; the other samples that were held out are never looked at.",
             "Is next(iter(loader)) within the loop? Then loop over the loader itself.",
             chapter="10_check_your_run",

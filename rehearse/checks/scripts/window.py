@@ -16,8 +16,11 @@ from rehearse.scripts.windows import OptimizerWindows, Pass, windows_of
 ROUNDING = 1e-3
 
 
-def judge_windows(journal: Journal) -> Judgement:
-    """The first fault that an optimizer's steps have, and what is worth knowing."""
+def judge_windows(journal: Journal, *, short_is_a_fault: bool = False) -> Judgement:
+    """The first fault that an optimizer's steps have, and what is worth knowing.
+
+    ``short_is_a_fault``: a short window that is divided as the others are; a note else.
+    """
     windows = windows_of(journal)
     judgement = Judgement()
     if not any(of.windows for of in windows):
@@ -70,7 +73,21 @@ def judge_windows(journal: Journal) -> Judgement:
             return judgement
         if kind != "LBFGS" and _undivided(judgement, of, journal):
             return judgement
-        _unequal(judgement, of, journal)
+        short = _short(of, journal)
+        if short is None:
+            _unequal(judgement, of, journal)
+        elif short_is_a_fault and short.is_known:
+            judgement.find(
+                "window",
+                f"{short.says[0].upper()}{short.says[1:]}.",
+                "An update goes by its samples less than by those of the other windows.",
+                "Divide each loss by the micro-batches that its window holds, or use "
+                "course_lib.accumulation.accumulate with backward=self.manual_backward.",
+                at=short.micro_batch,
+            )
+            return judgement
+        else:
+            judgement.notes.append(f"window: {short.says}")
     averaged_too_often(judgement, journal)
     return judgement
 
@@ -79,21 +96,7 @@ def judge_own_windows(journal: Journal) -> Judgement:
     """Of a fit whose module steps by its own code: a short window is a fault there, as it is of a Trainer's own."""
     if not journal.counts()["backward passes"]:
         return not_applicable("window", "the module's own code sets the gradients, or makes none")
-    judgement = judge_windows(journal)
-    if not judgement.findings:
-        for of in windows_of(journal):
-            if of.windows and (short := _short(of, journal)) and short.is_known:
-                judgement.notes = [note for note in judgement.notes if short.says not in note]
-                judgement.find(
-                    "window",
-                    f"{short.says[0].upper()}{short.says[1:]}.",
-                    "An update goes by its samples less than by those of the other windows.",
-                    "Divide each loss by the micro-batches that its window holds, or use "
-                    "course_lib.accumulation.accumulate with backward=self.manual_backward.",
-                    at=short.micro_batch,
-                )
-                break
-    return judgement
+    return judge_windows(journal, short_is_a_fault=True)
 
 
 def _no_pass(judgement: Judgement, windows: list[OptimizerWindows], journal: Journal) -> bool:
@@ -363,10 +366,7 @@ def _note_terms(judgement: Judgement, line: str, weights: list[LossWeight], size
 
 
 def _unequal(judgement: Judgement, of: OptimizerWindows, journal: Journal) -> None:
-    """Windows that are shorter, and micro-batches of other sizes in one window, each of which counts as much."""
-    if short := _short(of, journal):
-        judgement.notes.append(f"window: {short.says}")
-        return
+    """Micro-batches of other sizes in one window, each of which counts as much."""
     by_line: dict[str, set[float]] = defaultdict(set)
     for weight in journal.loss_weights:
         by_line[weight.line].add(round(weight.weight, 6))

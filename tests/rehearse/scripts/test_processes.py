@@ -174,3 +174,11 @@ def test_a_warm_up_that_is_longer_than_the_run_is_found_by_a_function_that_knows
     factor = "factor = lambda step: step / 100 if step < 100 else (24 - step) / (24 - 100)"
     [finding] = report_of(tmp_path, SCHEDULED.replace("FACTOR", factor)).findings
     assert "The warm-up is longer than the run" in finding.says
+
+
+@pytest.mark.thorough
+def test_a_script_that_does_not_compile_fails_by_itself(tmp_path: Path):
+    script = tmp_path / "train.py"
+    script.write_text("import torch\nx = (\n")
+    with pytest.raises(NotRehearsed, match=r"train\.py fails by itself:\n(.*\n)*SyntaxError"):
+        rehearse_script(script)
